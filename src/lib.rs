@@ -125,43 +125,52 @@ mod store {
     pub(crate) mod per_second;
     /// Counters in Redis.
     pub(crate) mod redis {
-        pub(crate) mod address;
-        mod batcher;
-        pub(crate) mod batchers;
-        mod breaker;
-        pub(crate) mod clock;
-        pub(crate) mod cluster;
         pub(crate) mod connection;
-        mod detector;
-        pub(crate) mod failure;
-        mod late_reply;
         pub(crate) mod node;
         pub(crate) mod options;
-        mod owed;
-        mod packed;
-        mod parsed_address;
-        mod pending;
-        mod permits;
-        mod pipeline;
         mod pool;
-        mod probe;
-        mod queue;
-        mod redirect;
-        pub(crate) mod running;
         pub(crate) mod scan;
-        mod script_ban;
-        mod sentinel;
-        pub(crate) mod servers;
-        mod setbacks;
-        mod slot;
-        mod slot_map;
         pub(crate) mod stats;
-        mod step;
         pub(crate) mod store;
-        pub(crate) mod topology;
-        mod url_parameters;
-        mod waiting;
-        mod watchdog;
+        /// Requests that wait for a node, and for its replies.
+        pub(crate) mod queue {
+            pub(crate) mod late_reply;
+            pub(crate) mod node_queue;
+            pub(crate) mod replies;
+            pub(crate) mod waiting;
+            pub(crate) mod watchdog;
+        }
+        /// The commands of a round trip, and their replies.
+        pub(crate) mod batch {
+            pub(crate) mod batcher;
+            pub(crate) mod batchers;
+            pub(crate) mod owed;
+            pub(crate) mod packed;
+            pub(crate) mod pipeline;
+            pub(crate) mod redirect;
+            pub(crate) mod script_ban;
+            pub(crate) mod step;
+        }
+        /// Whether a node answers, and by which clock.
+        pub(crate) mod health {
+            pub(crate) mod breaker;
+            pub(crate) mod clock;
+            pub(crate) mod detector;
+            pub(crate) mod failure;
+            pub(crate) mod probe;
+            pub(crate) mod running;
+        }
+        /// Which nodes there are, and which keys they have.
+        pub(crate) mod topology {
+            pub(crate) mod address;
+            pub(crate) mod cluster;
+            pub(crate) mod parsed_address;
+            mod sentinel;
+            pub(crate) mod servers;
+            pub(crate) mod slot_map;
+            mod url_parameters;
+            pub(crate) mod watcher;
+        }
     }
     pub(crate) mod replicas;
     mod split;
@@ -334,12 +343,14 @@ pub use store::{
     contract::{Deadline, Store},
     memory::MemoryStore,
     redis::{
-        address::{Address, Secret},
-        cluster::slot_owners,
         connection::read_replies,
         options::{Options as RedisOptions, TimeSource},
-        servers::Servers,
         store::RedisStore,
-        topology::TopologyWatcher,
+        topology::{
+            address::{Address, Secret},
+            cluster::slot_owners,
+            servers::Servers,
+            watcher::TopologyWatcher,
+        },
     },
 };

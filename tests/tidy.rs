@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A path of modules, such as `store::redis::queue`.
+/// A path of modules, such as `store::redis::queue::node_queue`.
 type Module = Vec<String>;
 
 /// One file of `src/`.
@@ -649,20 +649,20 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
     ("store/memory/slot.rs", "CounterSlot", Lives::Longer),
     ("store/memory/slot.rs", "StateSlot", Lives::Longer),
     ("store/per_second.rs", "BothStores", Lives::InRequest),
-    ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
+    ("store/redis/health/clock.rs", "ProcessClock", Lives::Longer),
     (
-        "store/redis/pipeline.rs",
+        "store/redis/batch/pipeline.rs",
         "FirstIncrement",
         Lives::InRequest,
     ),
     (
-        "store/redis/pipeline.rs",
+        "store/redis/batch/pipeline.rs",
         "PipelineBuilder",
         Lives::InRequest,
     ),
-    ("store/redis/queue.rs", "QueuedBatch", Lives::InRequest),
+    ("store/redis/queue/node_queue.rs", "QueuedBatch", Lives::InRequest),
     ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
-    ("store/redis/waiting.rs", "WaitingBatch", Lives::InRequest),
+    ("store/redis/queue/waiting.rs", "WaitingBatch", Lives::InRequest),
     ("store/replicas.rs", "Replicas", Lives::Longer),
 ];
 

@@ -1,7 +1,7 @@
 //! Token buckets, sliding windows, sliding logs and windows that begin with their first hit: the state each keeps, and
 //! the answers it gives. They have to look before they add.
 //!
-//! The memory store runs on these. `store/redis/step.lua` does the same inside Redis, and the store
+//! The memory store runs on these. `store/redis/batch/step.lua` does the same inside Redis, and the store
 //! contract holds both to one model. All times are milliseconds.
 //!
 //! Callers' clocks differ, if only by the millisecond between the readings of two threads, and a clock

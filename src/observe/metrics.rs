@@ -24,7 +24,7 @@ use crate::{
         memory::MemoryStore,
         over_limit_cache::CacheStats,
         redis::{
-            running::Pauses,
+            health::running::Pauses,
             stats::{self as redis, RedisStats},
         },
     },

@@ -19,7 +19,7 @@ use crate::{
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
-        redis::{self, servers::Servers, store::RedisStore},
+        redis::{self, store::RedisStore, topology::servers::Servers},
         replicas::Replicas,
     },
 };
@@ -73,7 +73,7 @@ impl StoreBackend {
         settings: &Settings,
         bounds: &CounterBounds,
         metrics: &Metrics,
-    ) -> Result<Self, redis::address::BadUrl> {
+    ) -> Result<Self, redis::topology::address::BadUrl> {
         let Some(address) = settings.redis.address() else {
             return Ok(Self::Memory(Arc::new(MemoryStore::bounded(bounds))));
         };

@@ -28,7 +28,7 @@ pub(crate) enum ServerError {
         problems: Vec<Problem>,
     },
     #[error(transparent)]
-    Redis(#[from] redis::address::BadUrl),
+    Redis(#[from] redis::topology::address::BadUrl),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]

@@ -39,7 +39,7 @@ use crate::{
         held_bytes::HeldBound,
     },
     settings::{process::Process, serve::Settings},
-    store::redis::servers::Servers,
+    store::redis::topology::servers::Servers,
 };
 
 /// Serves until a stop signal arrives, then drains.

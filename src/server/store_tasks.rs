@@ -11,7 +11,7 @@ use super::{
 use crate::{
     foundation::blocking::blocking,
     service::{grpc, limiter::Rules},
-    store::{memory::MemoryStore, redis::topology::TopologyWatcher},
+    store::{memory::MemoryStore, redis::topology::watcher::TopologyWatcher},
 };
 
 /// Interval between removals of expired counters.

@@ -19,7 +19,7 @@ use crate::{
     service::limiter::{Basis, Limiter, NoDecision},
     store::{
         contract::{Deadline, Store, StoreError},
-        redis::clock::RedisClock,
+        redis::health::clock::RedisClock,
     },
 };
 

@@ -213,7 +213,7 @@ mod tests {
     use crate::config::source::Source;
     use crate::settings::process::LogLevel;
     use crate::settings::resolved::{ResolvedValue, SettingSource};
-    use crate::store::redis::address::Secret;
+    use crate::store::redis::topology::address::Secret;
 
     #[test]
     fn the_command_line_is_sound() {

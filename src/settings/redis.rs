@@ -139,7 +139,7 @@ impl Redis {
     }
 
     /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
-    pub(crate) fn address(&self) -> Option<redis::address::Address> {
+    pub(crate) fn address(&self) -> Option<redis::topology::address::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_backend = match self.backend {
             Some(BackendFlag::Redis) => true,
@@ -157,10 +157,10 @@ impl Redis {
             Some(file) => file,
             None => {
                 let url = with_socket_type(given.or(default)?, self.redis_socket_type);
-                redis::address::Secret::Text(url)
+                redis::topology::address::Secret::Text(url)
             }
         };
-        Some(redis::address::Address {
+        Some(redis::topology::address::Address {
             url,
             kind: self.redis_type.map(Into::into),
             auth,

@@ -11,15 +11,16 @@ use crate::store::redis;
 pub(super) fn secret(
     text: &Option<Hidden>,
     path: &Option<PathBuf>,
-) -> Option<redis::address::Secret> {
+) -> Option<redis::topology::address::Secret> {
     let text = text.as_ref().filter(|text| !text.is_empty());
-    file(path).or_else(|| text.map(|text| redis::address::Secret::Text((**text).to_owned())))
+    file(path)
+        .or_else(|| text.map(|text| redis::topology::address::Secret::Text((**text).to_owned())))
 }
 
 /// The file that a flag names. An empty path counts as unset.
-pub(super) fn file(path: &Option<PathBuf>) -> Option<redis::address::Secret> {
+pub(super) fn file(path: &Option<PathBuf>) -> Option<redis::topology::address::Secret> {
     let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
-    path.map(|path| redis::address::Secret::File(path.clone()))
+    path.map(|path| redis::topology::address::Secret::File(path.clone()))
 }
 
 /// The URL of a bare address that `socket_type` declares to be a socket path; any other address unchanged.
@@ -60,7 +61,7 @@ pub enum RedisType {
     Cluster,
 }
 
-impl From<RedisType> for redis::address::TopologyKind {
+impl From<RedisType> for redis::topology::address::TopologyKind {
     fn from(kind: RedisType) -> Self {
         match kind {
             RedisType::Single => Self::Single,

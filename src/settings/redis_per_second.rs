@@ -81,28 +81,29 @@ pub(crate) struct RedisPerSecond {
 
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
-    pub(crate) fn address(&self, tls: &RedisTls) -> Option<redis::address::Address> {
+    pub(crate) fn address(&self, tls: &RedisTls) -> Option<redis::topology::address::Address> {
         let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
-            redis::address::Secret::Text(with_socket_type(
+            redis::topology::address::Secret::Text(with_socket_type(
                 &self.redis_per_second_url,
                 self.redis_per_second_socket_type,
             ))
         });
-        self.redis_per_second.then(|| redis::address::Address {
-            url,
-            kind: self.redis_per_second_type.map(Into::into),
-            auth: secret(
-                &self.redis_per_second_auth,
-                &self.redis_per_second_auth_file,
-            ),
-            sentinel_auth: secret(
-                &self.redis_per_second_sentinel_auth,
-                &self.redis_per_second_sentinel_auth_file,
-            ),
-            timeout: self.redis_per_second_connect_timeout,
-            is_tls: self.redis_per_second_tls,
-            sentinels_tls: tls.redis_sentinel_tls,
-            tls: tls.read(),
-        })
+        self.redis_per_second
+            .then(|| redis::topology::address::Address {
+                url,
+                kind: self.redis_per_second_type.map(Into::into),
+                auth: secret(
+                    &self.redis_per_second_auth,
+                    &self.redis_per_second_auth_file,
+                ),
+                sentinel_auth: secret(
+                    &self.redis_per_second_sentinel_auth,
+                    &self.redis_per_second_sentinel_auth_file,
+                ),
+                timeout: self.redis_per_second_connect_timeout,
+                is_tls: self.redis_per_second_tls,
+                sentinels_tls: tls.redis_sentinel_tls,
+                tls: tls.read(),
+            })
     }
 }

@@ -1,4 +1,4 @@
-//! Answers while a store, such as Redis, is lost. `redis/breaker.rs` holds whether it is.
+//! Answers while a store, such as Redis, is lost. `redis/health/breaker.rs` holds whether it is.
 //!
 //! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last counts that this
 //! process saw (see `store/loss/first_count.rs`) and keeps to this replica's share of each limit. Once the store

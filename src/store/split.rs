@@ -34,7 +34,7 @@ pub(super) trait PartStores: Sync {
 
 /// The place of each increment of a batch.
 #[derive(Debug)]
-pub(super) struct Split {
+pub(crate) struct Split {
     stores: Vec<usize>,
     /// One more than the highest place.
     parts: usize,

@@ -25,7 +25,9 @@ use crate::{
         held_bytes::Account,
         limiter::Rules,
     },
-    store::{any::AnyStore, contract::StoreError, memory::MemoryStore, redis::servers::Servers},
+    store::{
+        any::AnyStore, contract::StoreError, memory::MemoryStore, redis::topology::servers::Servers,
+    },
 };
 
 mod access;

@@ -10,7 +10,7 @@ use prost::bytes::{Buf as _, BytesMut};
 use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{failure::NodeFailure, packed::PackedCommands};
+use super::{batch::packed::PackedCommands, health::failure::NodeFailure};
 use crate::net::connect::BoxedStream;
 
 /// The bounds of one reply. A server that sends more is none that counts, and not read further.
@@ -46,7 +46,7 @@ const READ_BYTES: usize = 8 << 10;
 
 /// A connection after its handshake. A caller has to wait for all replies. If it does not, the
 /// connection is of no more use, because it is not known how far the server came.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: BoxedStream,
     /// A question for operators if the connection ends before the first reply.
     hint: Option<&'static str>,

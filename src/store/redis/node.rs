@@ -11,19 +11,23 @@ use std::{
 
 use tokio::sync::{Notify, watch};
 
-use super::{
-    breaker::Breaker,
-    clock::UNKNOWN,
-    detector::{RoundTrips, SilenceBounds},
-    failure::NodeFailure,
-    script_ban::ScriptBan,
+use crate::{
+    foundation::{lock::lock, log_throttle::LossThrottle},
+    net::endpoint::Endpoint,
+    store::redis::{
+        batch::script_ban::ScriptBan,
+        health::{
+            breaker::Breaker,
+            clock::UNKNOWN,
+            detector::{RoundTrips, SilenceBounds},
+            failure::NodeFailure,
+        },
+    },
 };
-use crate::foundation::{lock::lock, log_throttle::LossThrottle};
-use crate::net::endpoint::Endpoint;
 
 /// A server, and its state.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     pub(super) endpoint: Endpoint,
     pub(super) breaker: Breaker,
     pub(super) stats: NodeStats,
@@ -72,7 +76,7 @@ pub(super) struct NodeStats {
 /// One worker's stats of one server. They change with each request, so no other thread writes near them.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct WorkerLoad {
+pub(crate) struct WorkerLoad {
     /// Requests that are queued now.
     pub(super) queued: AtomicU64,
     /// Requests that are in flight now.

@@ -26,25 +26,26 @@ use std::{
 use bb8_redis::bb8::{ErrorSink, ManageConnection, Pool, PooledConnection};
 use tokio::{sync::watch, time::Instant};
 
-use super::{
-    address::{BadUrl, Secret},
-    connection::Connection,
-    failure::NodeFailure,
-    node::Node,
-    packed::PackedCommands,
-    parsed_address::Login,
-    running::within,
-    stats::RedisStats,
-};
-use crate::net::{
-    connect::{BoxedStream, connect},
-    endpoint::Endpoint,
-    tls::{ServerName, client::ClientTls},
+use super::{connection::Connection, node::Node, stats::RedisStats};
+use crate::{
+    net::{
+        connect::{BoxedStream, connect},
+        endpoint::Endpoint,
+        tls::{ServerName, client::ClientTls},
+    },
+    store::redis::{
+        batch::packed::PackedCommands,
+        health::{failure::NodeFailure, running::within},
+        topology::{
+            address::{BadUrl, Secret},
+            parsed_address::Login,
+        },
+    },
 };
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
+pub(crate) struct Connector {
     /// Of the URL.
     login: Login,
     /// Used if the URL has no password.
@@ -258,7 +259,7 @@ impl ManageConnection for ConnectionFactory {
 
 /// The connections of one worker to one node.
 #[derive(Clone, Debug)]
-pub(super) struct ConnectionPool {
+pub(crate) struct ConnectionPool {
     pool: Pool<ConnectionFactory>,
     failed: watch::Receiver<Option<NodeFailure>>,
 }

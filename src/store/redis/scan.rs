@@ -6,13 +6,16 @@ use bb8_redis::redis::{self, Value};
 
 use super::{
     connection::{Connection, ReplyBounds},
-    failure::NodeFailure,
     node::Node,
-    packed::PackedCommands,
-    running::within,
-    servers::Servers,
 };
-use crate::store::listing::KeyPage;
+use crate::store::{
+    listing::KeyPage,
+    redis::{
+        batch::packed::PackedCommands,
+        health::{failure::NodeFailure, running::within},
+        topology::servers::Servers,
+    },
+};
 
 /// Where a listing goes on: a master, in the order of their addresses, one of the prefixes, and the cursor of SCAN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

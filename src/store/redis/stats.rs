@@ -1,21 +1,21 @@
 //! Counts of pipelines, connections and nodes, over the batchers of all workers.
 
-use crate::foundation::lock::lock;
+use super::node::{Node, NodeReport};
+use crate::{
+    foundation::{
+        histogram::TimerValues, lock::lock, log_throttle::LogThrottle, metric_name::sanitize,
+        sample::SampleWriter,
+    },
+    store::redis::{
+        health::running::{Lateness, Pauses},
+        topology::slot_map::SlotMap,
+    },
+};
 
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
-
-use crate::foundation::{
-    histogram::TimerValues, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
-};
-
-use super::node::NodeReport;
-use super::running::{Lateness, Pauses};
-
-use super::node::Node;
-use super::slot_map::SlotMap;
 
 /// Stats of the batchers of all workers.
 #[derive(Debug, Default)]

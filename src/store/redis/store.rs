@@ -10,31 +10,44 @@
 //!      ▲                    ▲          │suspects
 //!   SlotMap ◀──TopologyWatcher──▶ Breaker ◀──Probe──Detector         once for the process
 //! ```
+//!
+//! The life of a hit: this store finds the nodes of a request's keys (`topology/slot_map`), and splits the request if
+//! there are several. `queue/node_queue` copies its increments behind those that wait for the node already
+//! (`queue/waiting`), and hands out a reply to wait for (`queue/replies`). `batch/batcher` takes all that waits when
+//! its connection is free. `batch/pipeline` writes the commands: one INCR for the hits of several requests on a key,
+//! or the script of `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and ASK.
+//! The answers go back through `queue/replies`, which wakes the requests. `health` says whether a node is worth the
+//! wait.
 
-use super::batchers::{Batchers, QueueView};
 use super::options::Options;
-use super::servers::Servers;
-use crate::foundation::lock::lock;
+use crate::{
+    core::{
+        counter::{Batch, CounterStates},
+        window::Timestamp,
+    },
+    foundation::lock::lock,
+    store::{
+        contract::{Deadline, Store, StoreError, StoreState},
+        redis::{
+            batch::batchers::{Batchers, QueueView},
+            queue::{
+                node_queue::{NodeQueue, PendingReply},
+                waiting::WaitPermits,
+            },
+            topology::{
+                cluster::{NodeParts, StepScope},
+                servers::Servers,
+            },
+        },
+        split,
+    },
+};
 
 use std::{
     future::poll_fn,
     sync::{Arc, Mutex},
     task::{Poll, Waker},
 };
-
-use crate::core::{
-    counter::{Batch, CounterStates},
-    window::Timestamp,
-};
-use crate::store::{
-    contract::{Deadline, Store, StoreError, StoreState},
-    split,
-};
-
-use super::cluster::{NodeParts, StepScope};
-
-use super::permits::WaitPermits;
-use super::queue::{NodeQueue, PendingReply};
 
 /// A worker's store in Redis.
 #[derive(Clone, Debug)]
@@ -99,7 +112,12 @@ impl RedisStore {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<CounterStates, StoreError> {
-        let parts = super::cluster::parts(&view.map, key_prefix, batch, StepScope::Slots)?;
+        let parts = crate::store::redis::topology::cluster::parts(
+            &view.map,
+            key_prefix,
+            batch,
+            StepScope::Slots,
+        )?;
         let nodes = |parts: &NodeParts| ClusterNodes {
             view: view.clone(),
             nodes: parts.nodes.clone(),
@@ -115,7 +133,12 @@ impl RedisStore {
         };
         match added {
             Err(StoreError::Moving) => {
-                let parts = super::cluster::parts(&view.map, key_prefix, batch, StepScope::Keys)?;
+                let parts = crate::store::redis::topology::cluster::parts(
+                    &view.map,
+                    key_prefix,
+                    batch,
+                    StepScope::Keys,
+                )?;
                 let nodes = nodes(&parts);
                 // Boxed, because slots hardly ever move.
                 Box::pin(parts.split.add(batch, &nodes, deadline)).await
@@ -218,10 +241,10 @@ impl Store for RedisStore {
 mod tests {
     use super::*;
     use crate::net::tls::client::ClientTls;
-    use crate::store::redis::address::Address;
-    use crate::store::redis::address::Secret;
     use crate::store::redis::options::TimeSource;
-    use crate::store::redis::topology::TopologyWatcher;
+    use crate::store::redis::topology::address::Address;
+    use crate::store::redis::topology::address::Secret;
+    use crate::store::redis::topology::watcher::TopologyWatcher;
     use std::time::Duration;
 
     /// A panic prints the values it concerns.

@@ -25,7 +25,7 @@ static STEP_SHA: LazyLock<String> =
 
 /// How far the clocks of replicas may differ where each counts by its own: a day, as in `step.lua`,
 /// which is more than the offset of any time zone from UTC.
-pub(super) const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const MAX_SKEW: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The fields of each increment, in the order in which they are sent.
 const FIELDS: [&str; 8] = [
@@ -63,24 +63,24 @@ const fn enforcement_letter(enforcement: Enforcement) -> &'static [u8] {
 }
 
 /// The command that loads the script into a server.
-pub(super) fn load_step() -> PackedCommands {
+pub(crate) fn load_step() -> PackedCommands {
     PackedCommands::one(&[b"SCRIPT", b"LOAD", STEP.as_bytes()])
 }
 
 /// Adds to `again` the command of `packed` at `command`, an EVALSHA, with the text of the script in the place of its
 /// digest. A server that runs it knows the script from then on.
-pub(super) fn push_with_text(again: &mut PackedCommands, packed: &PackedCommands, command: usize) {
+pub(crate) fn push_with_text(again: &mut PackedCommands, packed: &PackedCommands, command: usize) {
     again.copy_with_head(packed, command, [b"EVAL", STEP.as_bytes()]);
 }
 
 /// How many words the command for `increments` has: the name, the digest, the number of keys, the keys, the
 /// time, the fields, and the age of hits that come late.
-pub(super) const fn words(increments: usize, age_millis: u64) -> usize {
+pub(crate) const fn words(increments: usize, age_millis: u64) -> usize {
     4 + increments * (1 + FIELDS.len()) + (age_millis > 0) as usize
 }
 
 /// Writes all before the keys.
-pub(super) fn begin(script: &mut CommandWriter<'_>, increments: usize) {
+pub(crate) fn begin(script: &mut CommandWriter<'_>, increments: usize) {
     script
         .word(b"EVALSHA")
         .word(STEP_SHA.as_bytes())
@@ -88,7 +88,7 @@ pub(super) fn begin(script: &mut CommandWriter<'_>, increments: usize) {
 }
 
 /// Writes the [`FIELDS`] of `increment`; `ttl_secs` is how long the counter of a window may live.
-pub(super) fn write_fields(
+pub(crate) fn write_fields(
     script: &mut CommandWriter<'_>,
     increment: &Increment<'_>,
     ttl_secs: impl FnOnce() -> u64,
@@ -124,14 +124,14 @@ pub(super) fn write_fields(
 }
 
 /// Writes how long ago the hits of all increments came, behind the fields of the last one.
-pub(super) fn write_age(script: &mut CommandWriter<'_>, age_millis: u64) {
+pub(crate) fn write_age(script: &mut CommandWriter<'_>, age_millis: u64) {
     if age_millis > 0 {
         script.number(age_millis);
     }
 }
 
 /// The script's reply for the counter at `index`.
-pub(super) fn counter_state(
+pub(crate) fn counter_state(
     reply: &[Value],
     index: usize,
     has_window: bool,
@@ -160,7 +160,7 @@ pub(super) fn counter_state(
 
 /// How many counters the script dropped because they were too far ahead of the clock; `None` if the
 /// reply is not one of the script, or if there were none.
-pub(super) fn reset_counters(reply: &Value) -> Option<u64> {
+pub(crate) fn reset_counters(reply: &Value) -> Option<u64> {
     match reply {
         Value::Array(reply) if reply.len() % NUMBERS_OF_COUNTER == 1 => {
             reply.last().and_then(|number| count(number).ok())
@@ -170,12 +170,12 @@ pub(super) fn reset_counters(reply: &Value) -> Option<u64> {
 }
 
 /// The count in a reply; 0 for a counter that owes hits.
-pub(super) fn count(reply: &Value) -> Result<u64, StoreError> {
+pub(crate) fn count(reply: &Value) -> Result<u64, StoreError> {
     signed_count(reply).map(|count| u64::try_from(count).unwrap_or(0))
 }
 
 /// The count in a reply, which is negative for a counter that owes hits.
-pub(super) fn signed_count(reply: &Value) -> Result<i64, StoreError> {
+pub(crate) fn signed_count(reply: &Value) -> Result<i64, StoreError> {
     match reply {
         Value::Nil => Ok(0),
         Value::Int(count) => Ok(*count),

@@ -1,10 +1,17 @@
 //! Error replies and broken connections → node failures.
 
-use std::{fmt, io};
+use std::{fmt, io, time::Duration};
 
 use bb8_redis::redis::{ServerError, Value};
 
-use crate::{foundation::causes::chain, net::tls::failure::TlsFailure};
+use crate::{
+    foundation::{
+        backoff::{Backoff, BackoffWaits},
+        causes::chain,
+        random::between,
+    },
+    net::tls::failure::TlsFailure,
+};
 
 /// Why a node cannot be used for counting. The texts are for operators; they hold no secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +66,7 @@ impl fmt::Display for NodeFailure {
 
 impl NodeFailure {
     /// The failure of a connection that has come up.
-    pub(super) fn after_coming_up(self) -> Self {
+    pub(crate) fn after_coming_up(self) -> Self {
         match self {
             Self::Unreachable(why) => Self::HangsUp(why),
             failure => failure,
@@ -68,7 +75,7 @@ impl NodeFailure {
 
     /// The node failure in an error reply. `None` if the error concerns only its command; a node failure
     /// lasts for some time.
-    pub(super) fn of_reply(reply: &Value) -> Option<Self> {
+    pub(crate) fn of_reply(reply: &Value) -> Option<Self> {
         match reply {
             Value::ServerError(error) => Self::of_error(error),
             _ => None,
@@ -76,7 +83,7 @@ impl NodeFailure {
     }
 
     /// The node failure in the reply to a command that every server answers well, such as PING.
-    pub(super) fn of_greeting(reply: &Value) -> Option<Self> {
+    pub(crate) fn of_greeting(reply: &Value) -> Option<Self> {
         let refused = || match reply {
             Value::ServerError(error) => Some(Self::Refuses(match advice(error) {
                 Some(advice) => format!("{}; {advice}", words(error)),
@@ -104,7 +111,7 @@ impl NodeFailure {
     }
 
     /// The node failure of a connection that broke or did not come up.
-    pub(super) fn of_failure(error: &io::Error) -> Self {
+    pub(crate) fn of_failure(error: &io::Error) -> Self {
         if let Some(failure) = TlsFailure::of(error) {
             return Self::Unreachable(tls_words(&failure));
         }
@@ -121,7 +128,7 @@ const MAX_WORDS: usize = 200;
 
 /// The words of an error reply, for operators: its first line, of bounded length, and without what Redis repeats of the
 /// command, which may be a key.
-pub(super) fn words(error: &ServerError) -> String {
+pub(crate) fn words(error: &ServerError) -> String {
     let details = error.details().unwrap_or_default();
     let line = details.lines().next().unwrap_or_default();
     let (line, _) = line
@@ -169,7 +176,7 @@ fn tls_words(failure: &TlsFailure) -> String {
 }
 
 /// The setting that an error of a command asks for, if it is known.
-pub(super) fn advice(error: &ServerError) -> Option<&'static str> {
+pub(crate) fn advice(error: &ServerError) -> Option<&'static str> {
     let details = error.details().unwrap_or_default();
     if error.code() == "CROSSSLOT" {
         return Some(
@@ -190,7 +197,7 @@ pub(super) fn advice(error: &ServerError) -> Option<&'static str> {
 }
 
 /// Whether the server has no command of this name.
-pub(super) fn is_unknown_command(error: &ServerError) -> bool {
+pub(crate) fn is_unknown_command(error: &ServerError) -> bool {
     error.details().is_some_and(|details| {
         let begin = details.get(.."unknown command".len());
         begin.is_some_and(|begin| begin.eq_ignore_ascii_case("unknown command"))
@@ -203,12 +210,37 @@ fn is_about_a_slot(details: &str) -> bool {
 
 /// Whether a reply means that the command was not carried out and may be sent once more to the same
 /// server.
-pub(super) fn is_try_again(reply: &Value) -> bool {
+pub(crate) fn is_try_again(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "TRYAGAIN")
 }
 
 /// Whether a reply means that no known server owns the slot.
-pub(super) fn is_unserved_slot(reply: &Value) -> bool {
+pub(crate) fn is_unserved_slot(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error)
         if error.code() == "CLUSTERDOWN" && error.details().is_some_and(is_about_a_slot))
+}
+
+const SETBACKS: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    max: Duration::from_secs(10),
+    factor: 2.0,
+    // They are varied below, by less.
+    jitter: false,
+};
+
+/// The pauses after connections in a row that came up and were of no use: a server that refuses clients or closes their
+/// connections is not helped by more of them.
+#[derive(Debug)]
+pub(crate) struct SetbackPauses(BackoffWaits);
+
+impl SetbackPauses {
+    pub(crate) fn new() -> Self {
+        Self(BackoffWaits::new(SETBACKS))
+    }
+
+    /// The pause after one more. It is varied, because all clients of the server have the same reason to come back.
+    pub(crate) fn next_pause(&mut self) -> Duration {
+        let wait = self.0.next_wait();
+        between(wait - wait / 4, wait)
+    }
 }

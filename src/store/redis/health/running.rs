@@ -18,14 +18,14 @@ use crate::foundation::{histogram::TimerValues, lock::lock};
 
 /// A time in which this thread did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pause {
-    pub(super) from: Instant,
-    pub(super) to: Instant,
+pub(crate) struct Pause {
+    pub(crate) from: Instant,
+    pub(crate) to: Instant,
 }
 
 /// Sleeps until the next look of a wait that has `rest` left, and counts the time in which this thread
 /// ran. Returns when the look was due, and when it came.
-pub(super) async fn tick(ran: &mut RunningTime, rest: Duration) -> (Instant, Instant) {
+pub(crate) async fn tick(ran: &mut RunningTime, rest: Duration) -> (Instant, Instant) {
     // Counts from the last look on, so that no pause in between is missed.
     let due = ran.last() + rest.min(TICK);
     sleep_until(due).await;
@@ -35,7 +35,7 @@ pub(super) async fn tick(ran: &mut RunningTime, rest: Duration) -> (Instant, Ins
 }
 
 /// Returns the output of `future`, or `None` once this thread has run for `time`.
-pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn within<T>(time: Duration, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut ran = RunningTime::since(Instant::now());
     loop {
@@ -53,7 +53,7 @@ pub(super) async fn within<T>(time: Duration, future: impl Future<Output = T>) -
 }
 
 /// The output of `future`, if it is ready.
-pub(super) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
+pub(crate) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output> {
     poll_fn(|context| {
         Poll::Ready(match future.as_mut().poll(context) {
             Poll::Ready(output) => Some(output),
@@ -65,7 +65,7 @@ pub(super) async fn now<F: Future>(mut future: Pin<&mut F>) -> Option<F::Output>
 
 /// Lets all tasks run that are ready, and also those that a look at the sockets wakes. It does not
 /// block.
-pub(super) async fn read_sockets() {
+pub(crate) async fn read_sockets() {
     // Tasks that read from sockets are then queued before this one, and start one task for each call.
     tokio::task::yield_now().await;
     // Those tasks are queued before this one now, and no other look is needed.
@@ -131,7 +131,7 @@ thread_local! {
 impl Lateness {
     /// Records a timer of this thread that was due at `due` and fired at `now`. Returns the pause, if it
     /// was one.
-    pub(super) fn record(&self, due: Instant, now: Instant) -> Option<Pause> {
+    pub(crate) fn record(&self, due: Instant, now: Instant) -> Option<Pause> {
         let late = now.saturating_duration_since(due);
         let is_pause = late > GRAIN;
         let known = PAUSED_UNTIL.get();

@@ -2,7 +2,7 @@
 
 /// Commands, any of which can be copied out and sent again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct PackedCommands {
+pub(crate) struct PackedCommands {
     bytes: Vec<u8>,
     /// Where each command ends.
     ends: Vec<usize>,
@@ -10,40 +10,40 @@ pub(super) struct PackedCommands {
 
 impl PackedCommands {
     /// A single command.
-    pub(super) fn one(words: &[&[u8]]) -> Self {
+    pub(crate) fn one(words: &[&[u8]]) -> Self {
         let mut packed = Self::default();
         packed.push(words);
         packed
     }
 
     /// Reserves room for `commands`, which take `bytes` in all.
-    pub(super) fn with_capacity(commands: usize, bytes: usize) -> Self {
+    pub(crate) fn with_capacity(commands: usize, bytes: usize) -> Self {
         Self {
             bytes: Vec::with_capacity(bytes),
             ends: Vec::with_capacity(commands),
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
     /// Removes all commands, and keeps the memory.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Adds a command of `words`.
-    pub(super) fn push(&mut self, words: &[&[u8]]) {
+    pub(crate) fn push(&mut self, words: &[&[u8]]) {
         let mut command = self.command(words.len());
         for word in words {
             command.word(word);
@@ -51,14 +51,14 @@ impl PackedCommands {
     }
 
     /// Adds a command of as many `words` as are then written.
-    pub(super) fn command(&mut self, words: usize) -> CommandWriter<'_> {
+    pub(crate) fn command(&mut self, words: usize) -> CommandWriter<'_> {
         self.bytes.push(b'*');
         push_line(&mut self.bytes, words);
         CommandWriter { packed: self }
     }
 
     /// Adds the most frequent command. INCR costs Redis a sixth less than INCRBY with a 1.
-    pub(super) fn increment(&mut self, key: &[&[u8]; 2], hits: u64) {
+    pub(crate) fn increment(&mut self, key: &[&[u8]; 2], hits: u64) {
         let head: &[u8] = match hits {
             1 => b"*2\r\n$4\r\nINCR\r\n$",
             _ => b"*3\r\n$6\r\nINCRBY\r\n$",
@@ -77,7 +77,7 @@ impl PackedCommands {
     }
 
     /// Removes all commands from `command` on, and returns them.
-    pub(super) fn split_off(&mut self, command: usize) -> Self {
+    pub(crate) fn split_off(&mut self, command: usize) -> Self {
         let mut later = Self::default();
         for command in command..self.len() {
             later.copy(self, command);
@@ -90,13 +90,13 @@ impl PackedCommands {
     }
 
     /// Adds a copy of one of the commands of `other`.
-    pub(super) fn copy(&mut self, other: &Self, command: usize) {
+    pub(crate) fn copy(&mut self, other: &Self, command: usize) {
         self.bytes.extend_from_slice(other.bytes_of(command));
         self.ends.push(self.bytes.len());
     }
 
     /// Adds a copy of one of the commands of `other` whose first words, as many as `head` has, are those of `head`.
-    pub(super) fn copy_with_head<const N: usize>(
+    pub(crate) fn copy_with_head<const N: usize>(
         &mut self,
         other: &Self,
         command: usize,
@@ -120,7 +120,7 @@ impl PackedCommands {
     }
 
     /// The first word of a command, for operators.
-    pub(super) fn name(&self, command: usize) -> &str {
+    pub(crate) fn name(&self, command: usize) -> &str {
         let word = self.bytes_of(command).split(|byte| *byte == b'\n').nth(2);
         let word = word.and_then(|word| str::from_utf8(word).ok());
         word.unwrap_or_default().trim_end()
@@ -133,17 +133,17 @@ impl PackedCommands {
 }
 
 /// A command that is being written; dropping it completes it.
-pub(super) struct CommandWriter<'a> {
+pub(crate) struct CommandWriter<'a> {
     packed: &'a mut PackedCommands,
 }
 
 impl CommandWriter<'_> {
-    pub(super) fn word(&mut self, word: &[u8]) -> &mut Self {
+    pub(crate) fn word(&mut self, word: &[u8]) -> &mut Self {
         self.words(&[word])
     }
 
     /// Writes one word, joined from `parts`.
-    pub(super) fn words(&mut self, parts: &[&[u8]]) -> &mut Self {
+    pub(crate) fn words(&mut self, parts: &[&[u8]]) -> &mut Self {
         let bytes = &mut self.packed.bytes;
         bytes.push(b'$');
         push_line(bytes, parts.iter().map(|part| part.len()).sum::<usize>());
@@ -154,7 +154,7 @@ impl CommandWriter<'_> {
         self
     }
 
-    pub(super) fn number(&mut self, number: impl itoa::Integer) -> &mut Self {
+    pub(crate) fn number(&mut self, number: impl itoa::Integer) -> &mut Self {
         self.word(itoa::Buffer::new().format(number).as_bytes())
     }
 }

@@ -9,17 +9,23 @@ use bb8_redis::redis::Value;
 use hashbrown::HashTable;
 
 use super::{
-    failure::is_try_again,
-    options::{Options, TimeSource},
     packed::PackedCommands,
     step::{self, MAX_SKEW, count, signed_count},
 };
-use crate::core::{
-    counter::{CounterKind, CounterState, Increment},
-    request::Hits,
-    window::Timestamp,
+use crate::{
+    core::{
+        counter::{CounterKind, CounterState, Increment},
+        request::Hits,
+        window::Timestamp,
+    },
+    store::{
+        contract::StoreError,
+        redis::{
+            health::failure::is_try_again,
+            options::{Options, TimeSource},
+        },
+    },
 };
-use crate::store::contract::StoreError;
 
 /// A counter outlives its window by this much, for replicas whose clocks run behind.
 const GRACE_SECS: u64 = 1;
@@ -28,10 +34,10 @@ const GRACE_SECS: u64 = 1;
 const MAX_TTL_SECS: u64 = 3_155_760_000;
 
 /// The commands of one batch, and how to read their replies.
-pub(super) struct Commands<'a> {
-    pub(super) packed: PackedCommands,
+pub(crate) struct Commands<'a> {
+    pub(crate) packed: PackedCommands,
     /// Whether some of them are scripts.
-    pub(super) has_script: bool,
+    pub(crate) has_script: bool,
     steps: Vec<ReplySource>,
     groups: Vec<Group>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
@@ -42,7 +48,7 @@ pub(super) struct Commands<'a> {
 
 /// How a server runs the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScriptForm {
+pub(crate) enum ScriptForm {
     /// By its digest: the server knows it.
     Digest,
     /// The first one with its text.
@@ -82,7 +88,7 @@ struct TrustedTtl<'a> {
 }
 
 /// Gathers the increments of a batch. They are applied in their order.
-pub(super) struct PipelineBuilder<'a, H, K> {
+pub(crate) struct PipelineBuilder<'a, H, K> {
     options: &'a Options,
     now: Timestamp,
     script: ScriptForm,
@@ -120,7 +126,7 @@ where
     K: Fn(u64) -> bool,
 {
     /// A builder for about this many `increments`.
-    pub(super) fn new(
+    pub(crate) fn new(
         options: &'a Options,
         now: Timestamp,
         increments: usize,
@@ -142,7 +148,7 @@ where
     }
 
     /// Adds the increments of one request.
-    pub(super) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
+    pub(crate) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
         if increments.clone().all(|increment| increment.stands_alone()) {
             increments.for_each(|increment| self.increment(increment));
         } else {
@@ -236,7 +242,7 @@ where
         self.steps.extend(together);
     }
 
-    pub(super) fn finish(mut self) -> Commands<'a> {
+    pub(crate) fn finish(mut self) -> Commands<'a> {
         /// Bytes around the key in a command that increments by one.
         const AROUND: usize = 40;
         let groups = mem::take(&mut self.groups);
@@ -334,7 +340,7 @@ fn ttl_secs(options: &Options, now: Timestamp, ends_at: Timestamp, hash: u64) ->
 
 impl Commands<'_> {
     /// Hashes of the keys that now certainly have a time to live.
-    pub(super) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
+    pub(crate) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
         let is_set = |command: usize| replies[command] == Value::Int(1);
         let set = self
             .expiries
@@ -344,12 +350,12 @@ impl Commands<'_> {
     }
 
     /// The indexes of the EXPIRE commands.
-    pub(super) fn expire_commands(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn expire_commands(&self) -> impl Iterator<Item = usize> {
         self.expiries.iter().map(|(_, command)| *command)
     }
 
     /// An EXPIRE for each key that this batch may have created, if it is not known how far it was carried out.
-    pub(super) fn owed(&self) -> PackedCommands {
+    pub(crate) fn owed(&self) -> PackedCommands {
         let mut owed = PackedCommands::default();
         for command in self.expire_commands() {
             owed.copy(&self.packed, command);
@@ -370,7 +376,7 @@ impl Commands<'_> {
 
     /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
     /// had lost it in a restart, a failover or an eviction.
-    pub(super) fn repairs(&self, replies: &[Value]) -> PackedCommands {
+    pub(crate) fn repairs(&self, replies: &[Value]) -> PackedCommands {
         let mut repairs = PackedCommands::default();
         for trusted in &self.trusted {
             let group = &self.groups[trusted.group];
@@ -382,7 +388,7 @@ impl Commands<'_> {
     }
 
     /// The count after each increment, in order.
-    pub(super) fn counts(
+    pub(crate) fn counts(
         &self,
         replies: &[Value],
     ) -> impl Iterator<Item = Result<CounterState, StoreError>> {
@@ -407,12 +413,12 @@ impl Commands<'_> {
     }
 
     /// How many counters scripts have dropped because they were too far ahead of the clock.
-    pub(super) fn reset_counters(replies: &[Value]) -> u64 {
+    pub(crate) fn reset_counters(replies: &[Value]) -> u64 {
         replies.iter().filter_map(step::reset_counters).sum()
     }
 
     /// The indexes of scripts that the server did not know and so did not run.
-    pub(super) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
+    pub(crate) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
         let is_unknown = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT");
         let unknown = replies.iter().enumerate();
         unknown

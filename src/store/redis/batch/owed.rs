@@ -9,22 +9,22 @@ use std::{mem, sync::Mutex, time::Duration};
 use bb8_redis::redis::Value;
 use tokio::time::Instant;
 
-use super::{
-    failure::{NodeFailure, is_unserved_slot},
-    packed::PackedCommands,
+use super::packed::PackedCommands;
+use crate::{
+    foundation::lock::lock,
+    store::redis::health::failure::{NodeFailure, is_unserved_slot},
 };
-use crate::foundation::lock::lock;
 
 /// The owed commands of all workers.
 #[derive(Debug, Default)]
-pub(super) struct OwedExpiries(Mutex<PackedCommands>);
+pub(crate) struct OwedExpiries(Mutex<PackedCommands>);
 
 impl OwedExpiries {
     /// Room for a full batch of each of 16 connections, with keys of 200 bytes. Keys of commands beyond that stay until
     /// their next hit.
     const MAX_BYTES: usize = 4 << 20;
 
-    pub(super) fn add(&self, commands: &PackedCommands) {
+    pub(crate) fn add(&self, commands: &PackedCommands) {
         let mut owed = lock(&self.0);
         for command in 0..commands.len() {
             if owed.bytes().len() >= Self::MAX_BYTES {
@@ -34,12 +34,12 @@ impl OwedExpiries {
         }
     }
 
-    pub(super) fn take(&self) -> PackedCommands {
+    pub(crate) fn take(&self) -> PackedCommands {
         mem::take(&mut *lock(&self.0))
     }
 
     /// Keeps those of `commands` that this node did not carry out, but another one will, or this one later.
-    pub(super) fn keep_undone(&self, commands: &PackedCommands, replies: &[Value]) {
+    pub(crate) fn keep_undone(&self, commands: &PackedCommands, replies: &[Value]) {
         let mut undone = PackedCommands::default();
         for (command, reply) in replies.iter().enumerate() {
             if is_undone(reply) {
@@ -58,7 +58,7 @@ fn is_undone(reply: &Value) -> bool {
 
 /// The EXPIRE commands that one connection has sent in the last second or two: a failover may forget them.
 #[derive(Debug)]
-pub(super) struct RecentExpiries {
+pub(crate) struct RecentExpiries {
     young: PackedCommands,
     old: PackedCommands,
     /// When the first of the young ones was sent.
@@ -72,7 +72,7 @@ impl RecentExpiries {
     /// About a thousand commands. Of more, the last ones are kept.
     const MAX_BYTES: usize = 64 << 10;
 
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             young: PackedCommands::default(),
             old: PackedCommands::default(),
@@ -81,7 +81,7 @@ impl RecentExpiries {
     }
 
     /// Adds a copy of one of the commands of `sent`.
-    pub(super) fn add(&mut self, sent: &PackedCommands, command: usize, now: Instant) {
+    pub(crate) fn add(&mut self, sent: &PackedCommands, command: usize, now: Instant) {
         let is_full = self.young.bytes().len() >= Self::MAX_BYTES;
         if is_full || now.saturating_duration_since(self.since) >= Self::KEPT {
             mem::swap(&mut self.young, &mut self.old);
@@ -92,7 +92,7 @@ impl RecentExpiries {
     }
 
     /// Leaves all of them to `owed`.
-    pub(super) fn leave_to(&mut self, owed: &OwedExpiries) {
+    pub(crate) fn leave_to(&mut self, owed: &OwedExpiries) {
         for recent in [&mut self.old, &mut self.young] {
             owed.add(recent);
             recent.clear();

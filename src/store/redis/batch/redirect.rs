@@ -3,21 +3,24 @@
 
 use bb8_redis::redis::Value;
 
-use super::{address::reported, failure::is_try_again, packed::PackedCommands};
-use crate::net::endpoint::{BareIpv6, Endpoint, split};
+use super::packed::PackedCommands;
+use crate::{
+    net::endpoint::{BareIpv6, Endpoint, split},
+    store::redis::{health::failure::is_try_again, topology::address::reported},
+};
 
 /// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Redirect {
-    pub(super) target: Endpoint,
+pub(crate) struct Redirect {
+    pub(crate) target: Endpoint,
     /// The slot is moving there: the command needs ASKING in front, and the map stays as it is.
-    pub(super) is_ask: bool,
+    pub(crate) is_ask: bool,
     /// The indexes of the commands in the pipeline, ascending.
-    pub(super) commands: Vec<usize>,
+    pub(crate) commands: Vec<usize>,
 }
 
 /// The commands that have to be sent again, by target; `asked` is the server that replied.
-pub(super) fn redirects(replies: &[Value], asked: &Endpoint) -> Vec<Redirect> {
+pub(crate) fn redirects(replies: &[Value], asked: &Endpoint) -> Vec<Redirect> {
     let mut redirects: Vec<Redirect> = Vec::new();
     for (command, reply) in replies.iter().enumerate() {
         let Some((target, is_ask)) = target(reply, asked) else {
@@ -57,7 +60,7 @@ fn target(reply: &Value, asked: &Endpoint) -> Option<(Endpoint, bool)> {
 
 impl Redirect {
     /// The commands in the form that the target needs.
-    pub(super) fn commands(&self, of: &PackedCommands) -> PackedCommands {
+    pub(crate) fn commands(&self, of: &PackedCommands) -> PackedCommands {
         let mut commands = PackedCommands::default();
         for command in &self.commands {
             if self.is_ask {
@@ -69,7 +72,7 @@ impl Redirect {
     }
 
     /// Replaces the first replies by the target's.
-    pub(super) fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
+    pub(crate) fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
         let step = if self.is_ask { 2 } else { 1 };
         let late = late.into_iter().skip(step - 1).step_by(step);
         for (command, reply) in self.commands.iter().zip(late) {

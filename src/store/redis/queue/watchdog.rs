@@ -13,14 +13,16 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    detector::TICK,
-    running::{Lateness, Pause},
+use crate::{
+    foundation::lock::lock,
+    store::redis::health::{
+        detector::TICK,
+        running::{Lateness, Pause},
+    },
 };
-use crate::foundation::lock::lock;
 
 /// Requests that wait, and that the watchdog looks after.
-pub(super) trait Watched: fmt::Debug + Send + Sync {
+pub(crate) trait Watched: fmt::Debug + Send + Sync {
     /// Looks once. `pause` is time in which the watchdog's own thread did not run. Returns whether it has
     /// to look again: a request waits, or came since the last look.
     fn look(&self, pause: Option<Pause>, now: Instant) -> bool;
@@ -28,7 +30,7 @@ pub(super) trait Watched: fmt::Debug + Send + Sync {
 
 /// The queues of all workers in which requests may wait.
 #[derive(Debug, Default)]
-pub(super) struct Watchdog {
+pub(crate) struct Watchdog {
     new: Mutex<NewQueues>,
     added: Notify,
 }
@@ -43,7 +45,7 @@ struct NewQueues {
 
 impl Watchdog {
     /// Adds a queue that is not watched yet, and in which a request waits since `since`.
-    pub(super) fn add(&self, queue: Arc<dyn Watched>, since: Instant) {
+    pub(crate) fn add(&self, queue: Arc<dyn Watched>, since: Instant) {
         let mut new = lock(&self.new);
         new.queues.push(queue);
         new.since.get_or_insert(since);
@@ -52,7 +54,7 @@ impl Watchdog {
     }
 
     /// Looks each [`TICK`] as long as any request waits, until it is dropped.
-    pub(super) async fn run(&self, lateness: &Lateness) -> Infallible {
+    pub(crate) async fn run(&self, lateness: &Lateness) -> Infallible {
         let mut queues = Vec::new();
         let mut now = Instant::now();
         loop {

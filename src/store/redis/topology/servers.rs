@@ -1,7 +1,19 @@
 //! The servers behind one address, as all workers know them.
 
-use super::stats::RedisStats;
-use crate::foundation::{lock::lock, log_throttle::LossThrottle};
+use super::{
+    address::{Address, BadUrl, Secret, TopologyKind},
+    parsed_address::{Login, ParsedAddress},
+    slot_map::SlotMap,
+};
+use crate::{
+    core::window::Timestamp,
+    foundation::{lock::lock, log_throttle::LossThrottle},
+    net::endpoint::Endpoint,
+    store::redis::{
+        batch::owed::OwedExpiries, health::clock::RedisClock, node::Node, pool::Connector,
+        queue::watchdog::Watchdog, stats::RedisStats,
+    },
+};
 
 use std::sync::{
     Arc, Mutex,
@@ -10,53 +22,37 @@ use std::sync::{
 
 use tokio::sync::{Notify, watch};
 
-use crate::core::window::Timestamp;
-
-use super::address::{Address, BadUrl, Secret, TopologyKind};
-
-use crate::net::endpoint::Endpoint;
-
-use super::clock::RedisClock;
-use super::parsed_address::{Login, ParsedAddress};
-
-use super::pool::Connector;
-
-use super::node::Node;
-use super::owed::OwedExpiries;
-use super::slot_map::SlotMap;
-use super::watchdog::Watchdog;
-
 /// The servers behind one address, shared by all workers.
 #[derive(Clone, Debug)]
-pub struct Servers(pub(super) Arc<SharedServers>);
+pub struct Servers(pub(crate) Arc<SharedServers>);
 
 #[derive(Debug)]
-pub(super) struct SharedServers {
-    pub(super) kind: TopologyKind,
-    pub(super) seeds: Vec<Endpoint>,
+pub(crate) struct SharedServers {
+    pub(crate) kind: TopologyKind,
+    pub(crate) seeds: Vec<Endpoint>,
     /// The sentinels' name for the master.
-    pub(super) master: String,
-    pub(super) connector: Arc<Connector>,
-    pub(super) sentinel_connector: Arc<Connector>,
-    pub(super) stats: Arc<RedisStats>,
+    pub(crate) master: String,
+    pub(crate) connector: Arc<Connector>,
+    pub(crate) sentinel_connector: Arc<Connector>,
+    pub(crate) stats: Arc<RedisStats>,
     /// This machine's clock.
-    pub(super) now: fn() -> Timestamp,
-    pub(super) map: watch::Sender<Arc<SlotMap>>,
+    pub(crate) now: fn() -> Timestamp,
+    pub(crate) map: watch::Sender<Arc<SlotMap>>,
     /// Whether every node is well and every key has one.
-    pub(super) is_well: watch::Sender<bool>,
+    pub(crate) is_well: watch::Sender<bool>,
     /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
     losses: LossThrottle,
-    pub(super) clock: RedisClock,
+    pub(crate) clock: RedisClock,
     /// Watches all requests that wait for a node.
-    pub(super) watchdog: Arc<Watchdog>,
+    pub(crate) watchdog: Arc<Watchdog>,
     /// EXPIRE commands that workers leave to the probes.
-    pub(super) owed: Arc<OwedExpiries>,
+    pub(crate) owed: Arc<OwedExpiries>,
     /// Notified when a node changes.
-    pub(super) node_events: Arc<Notify>,
+    pub(crate) node_events: Arc<Notify>,
     warned_of_cluster: AtomicBool,
     /// Notified when a reply contradicts the topology.
-    pub(super) refresh_requested: Notify,
+    pub(crate) refresh_requested: Notify,
 }
 
 impl Servers {
@@ -158,12 +154,12 @@ impl Servers {
         lines
     }
 
-    pub(super) fn map(&self) -> Arc<SlotMap> {
+    pub(crate) fn map(&self) -> Arc<SlotMap> {
         self.0.map.borrow().clone()
     }
 
     /// The node at `endpoint`: the one of `map` if there is one, or else a new one.
-    pub(super) fn node(&self, map: &SlotMap, endpoint: &Endpoint) -> Arc<Node> {
+    pub(crate) fn node(&self, map: &SlotMap, endpoint: &Endpoint) -> Arc<Node> {
         let known = map.nodes.iter().find(|node| node.endpoint == *endpoint);
         known.map_or_else(
             || Arc::new(Node::new(endpoint.clone(), self.0.node_events.clone())),
@@ -171,12 +167,12 @@ impl Servers {
         )
     }
 
-    pub(super) fn change_map(&self, map: SlotMap) {
+    pub(crate) fn change_map(&self, map: SlotMap) {
         self.0.stats.set_nodes(&map);
         self.0.map.send_replace(Arc::new(map));
     }
 
-    pub(super) fn record_discovery(&self, found: Result<(), String>) {
+    pub(crate) fn record_discovery(&self, found: Result<(), String>) {
         let mut lost = lock(&self.0.lost);
         match (&*lost, &found) {
             (None, Err(reason)) => {
@@ -201,7 +197,7 @@ impl Servers {
 
     /// Handles a command that a server sent to another one: asks for a new look at the topology, or warns once that the
     /// settings name no cluster.
-    pub(super) fn redirected(&self) {
+    pub(crate) fn redirected(&self) {
         if self.0.kind == TopologyKind::Cluster {
             self.refresh();
         } else if !self.0.warned_of_cluster.swap(true, Relaxed) {
@@ -213,12 +209,12 @@ impl Servers {
     }
 
     /// Asks for a new look at the topology, because a reply contradicts it.
-    pub(super) fn refresh(&self) {
+    pub(crate) fn refresh(&self) {
         self.0.refresh_requested.notify_one();
     }
 
     /// Publishes health and the time of Redis. Returns whether no node is lost and every key has an owner.
-    pub(super) fn publish_health(&self) -> bool {
+    pub(crate) fn publish_health(&self) -> bool {
         let map = self.map();
         let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
         let nodes = map.nodes.iter();

@@ -15,19 +15,19 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     clock::{Measurement, ProcessClock, Skew},
-    connection::Connection,
     detector::{Detector, NodeHealth, RunningTime, TICK},
-    failure::{NodeFailure, is_unknown_command},
-    node::Node,
-    owed::OwedExpiries,
-    packed::PackedCommands,
-    pool::Connector,
+    failure::{NodeFailure, SetbackPauses, is_unknown_command},
     running::{read_sockets, tick, within},
-    setbacks::SetbackPauses,
 };
 use crate::{
     core::window::Timestamp,
     foundation::backoff::{Backoff, BackoffWaits},
+    store::redis::{
+        batch::{owed::OwedExpiries, packed::PackedCommands},
+        connection::Connection,
+        node::Node,
+        pool::Connector,
+    },
 };
 
 /// The time between two questions to a node that is not suspected.
@@ -73,15 +73,15 @@ const OWED_AT_ONCE: usize = 256;
 
 /// How long requests wait for a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WaitLimits {
+pub(crate) struct WaitLimits {
     /// How long a decision may wait: a lost node that answers later is of no use.
-    pub(super) deadline: Duration,
+    pub(crate) deadline: Duration,
     /// How long a node may be silent.
-    pub(super) lose_after: Duration,
+    pub(crate) lose_after: Duration,
 }
 
 #[derive(Debug)]
-pub(super) struct Probe {
+pub(crate) struct Probe {
     node: Arc<Node>,
     connector: Arc<Connector>,
     owed: Arc<OwedExpiries>,
@@ -147,7 +147,7 @@ struct ProbeReply {
 }
 
 impl Probe {
-    pub(super) fn new(
+    pub(crate) fn new(
         node: Arc<Node>,
         connector: Arc<Connector>,
         owed: Arc<OwedExpiries>,
@@ -174,7 +174,7 @@ impl Probe {
     }
 
     /// Asks until it is dropped.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut link: Option<Connection> = None;
         let mut pauses = ProbePauses::new();
         let mut has_waited = false;
@@ -481,7 +481,7 @@ async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
 /// # Errors
 ///
 /// If it is a sentinel, or the connection breaks.
-pub(super) async fn refuse_sentinel(
+pub(crate) async fn refuse_sentinel(
     link: &mut Connection,
     reply: &Value,
 ) -> Result<(), NodeFailure> {
@@ -499,12 +499,12 @@ pub(super) async fn refuse_sentinel(
 const SENTINEL: &[u8] = b"sentinel";
 
 /// Whether a reply to ROLE names a replica.
-pub(super) fn is_replica(reply: &Value) -> bool {
+pub(crate) fn is_replica(reply: &Value) -> bool {
     role(reply).is_some_and(|role| matches!(role, b"slave" | b"replica"))
 }
 
 /// Whether a reply to ROLE names a master.
-pub(super) fn is_master(reply: &Value) -> bool {
+pub(crate) fn is_master(reply: &Value) -> bool {
     role(reply) == Some(b"master")
 }
 

@@ -1,8 +1,15 @@
 //! The queues of one worker and the batchers that serve them.
 
-use super::options::Options;
-use super::servers::Servers;
-use crate::foundation::lock::lock;
+use super::batcher::{Batcher, Role};
+use crate::{
+    foundation::lock::lock,
+    store::redis::{
+        health::failure::NodeFailure,
+        options::Options,
+        queue::{node_queue::NodeQueue, waiting::WaitPermits},
+        topology::{servers::Servers, slot_map::SlotMap},
+    },
+};
 
 use std::{
     convert::Infallible,
@@ -11,30 +18,22 @@ use std::{
 
 use tokio::{sync::watch, task::JoinSet};
 
-use super::failure::NodeFailure;
-
-use super::batcher::{Batcher, Role};
-
-use super::permits::WaitPermits;
-use super::queue::NodeQueue;
-use super::slot_map::SlotMap;
-
 /// A slot map, and the queues of its nodes in their order.
 #[derive(Debug)]
-pub(super) struct QueueView {
-    pub(super) map: Arc<SlotMap>,
-    pub(super) queues: Vec<Arc<NodeQueue>>,
+pub(crate) struct QueueView {
+    pub(crate) map: Arc<SlotMap>,
+    pub(crate) queues: Vec<Arc<NodeQueue>>,
 }
 
 /// The batchers of one worker: one for each node, and its stand-in.
 #[derive(Debug)]
 pub struct Batchers {
-    pub(super) servers: Servers,
-    pub(super) options: Arc<Options>,
-    pub(super) permits: Arc<WaitPermits>,
-    pub(super) view: Arc<Mutex<Arc<QueueView>>>,
+    pub(crate) servers: Servers,
+    pub(crate) options: Arc<Options>,
+    pub(crate) permits: Arc<WaitPermits>,
+    pub(crate) view: Arc<Mutex<Arc<QueueView>>>,
     /// Queues that no batcher serves yet.
-    pub(super) new_queues: Vec<Arc<NodeQueue>>,
+    pub(crate) new_queues: Vec<Arc<NodeQueue>>,
 }
 
 impl Batchers {
@@ -71,7 +70,7 @@ impl Batchers {
     }
 
     /// Opens queues for nodes that are new on `map`, and ends those of nodes that it lacks.
-    pub(super) fn follow(&mut self, map: Arc<SlotMap>) {
+    pub(crate) fn follow(&mut self, map: Arc<SlotMap>) {
         let mut view = lock(&self.view);
         if Arc::ptr_eq(&view.map, &map) {
             return;
@@ -107,7 +106,7 @@ impl Batchers {
 }
 
 /// Notifies the batchers when the circuit breaker opens or closes. Ends with the node or its queue.
-pub(super) async fn follow_breaker(
+pub(crate) async fn follow_breaker(
     queue: Weak<NodeQueue>,
     mut failure: watch::Receiver<Option<NodeFailure>>,
 ) {

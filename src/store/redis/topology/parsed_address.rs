@@ -15,22 +15,22 @@ use crate::net::endpoint::{BareIpv6, Endpoint};
 
 /// A parsed address.
 #[derive(Clone, Debug)]
-pub(super) struct ParsedAddress {
-    pub(super) kind: TopologyKind,
+pub(crate) struct ParsedAddress {
+    pub(crate) kind: TopologyKind,
     /// The endpoints to ask first: the server itself, sentinels, or some of a cluster.
-    pub(super) seeds: Vec<Endpoint>,
+    pub(crate) seeds: Vec<Endpoint>,
     /// The sentinels' name for the master.
-    pub(super) master: String,
-    pub(super) login: Login,
-    pub(super) is_tls: bool,
+    pub(crate) master: String,
+    pub(crate) login: Login,
+    pub(crate) is_tls: bool,
 }
 
 /// Credentials and database of a URL.
 #[derive(Clone, Default)]
-pub(super) struct Login {
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: u32,
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u32,
 }
 
 impl fmt::Debug for Login {
@@ -49,7 +49,7 @@ const CREDENTIALS_ONCE: &str = "several addresses have the same credentials, whi
 
 impl ParsedAddress {
     /// Parses `text`. `kind` and `is_tls` come from other settings.
-    pub(super) fn parse(
+    pub(crate) fn parse(
         text: &str,
         kind: Option<TopologyKind>,
         is_tls: bool,

@@ -10,22 +10,25 @@ use bb8_redis::redis::{self, Value};
 
 use super::{
     address::reported,
-    connection::{Connection, ReplyBounds, first_reply},
-    detector::TICK,
-    failure::NodeFailure,
-    node::Node,
-    packed::PackedCommands,
-    pool::Connector,
-    probe::refuse_sentinel,
-    running::within,
-    slot::SLOTS,
-    slot_map::{SlotMap, SlotRange},
+    slot_map::{SLOTS, SlotMap, SlotRange},
 };
-use crate::net::endpoint::Endpoint;
 use crate::{
     core::counter::Batch,
     foundation::random,
-    store::{contract::StoreError, split::Split},
+    net::endpoint::Endpoint,
+    store::{
+        contract::StoreError,
+        redis::{
+            batch::packed::PackedCommands,
+            connection::{Connection, ReplyBounds, first_reply},
+            health::{
+                detector::TICK, failure::NodeFailure, probe::refuse_sentinel, running::within,
+            },
+            node::Node,
+            pool::Connector,
+        },
+        split::Split,
+    },
 };
 
 /// How long one node may take before the next is asked.
@@ -39,7 +42,7 @@ const MAX_MASTERS: usize = 1000;
 
 /// The nodes of one cluster that can be asked for its slots.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     connector: Arc<Connector>,
     seeds: Vec<Endpoint>,
     /// Masters and replicas of the last answer.
@@ -50,7 +53,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(connector: Arc<Connector>, seeds: Vec<Endpoint>) -> Self {
+    pub(crate) fn new(connector: Arc<Connector>, seeds: Vec<Endpoint>) -> Self {
         Self {
             connector,
             seeds,
@@ -67,7 +70,7 @@ impl Cluster {
     /// # Errors
     ///
     /// The failures of all nodes, if none answers.
-    pub(super) async fn ranges(&mut self) -> Result<Vec<SlotRange>, String> {
+    pub(crate) async fn ranges(&mut self) -> Result<Vec<SlotRange>, String> {
         self.next = self.next.wrapping_add(1);
         let mut asked: Vec<Endpoint> = Vec::new();
         for endpoint in self.known.iter().chain(&self.seeds) {
@@ -201,16 +204,16 @@ fn endpoint(node: &Value, asked: &Endpoint) -> Option<Endpoint> {
 
 /// A request, split by the owners of its keys.
 #[derive(Debug)]
-pub(super) struct NodeParts {
+pub(crate) struct NodeParts {
     /// The part of each increment.
-    pub(super) split: Split,
+    pub(crate) split: Split,
     /// The index of each part's node in the map.
-    pub(super) nodes: Vec<usize>,
+    pub(crate) nodes: Vec<usize>,
 }
 
 /// The counters that may be one step where limits are judged together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StepScope {
+pub(crate) enum StepScope {
     /// All counters of a slot.
     Slots,
     /// One counter: while a slot moves, Redis allows no larger step, because some of its keys may be on
@@ -224,7 +227,7 @@ pub(super) enum StepScope {
 /// # Errors
 ///
 /// If a slot has no owner: nothing is counted then.
-pub(super) fn parts(
+pub(crate) fn parts(
     map: &SlotMap,
     prefix: &[u8],
     batch: &Batch,

@@ -13,14 +13,14 @@ use crate::core::window::{SteadyTime, Timestamp};
 /// The time of day when this process began to use a Redis, carried on by a clock that cannot be set. It ignores steps
 /// of this machine's clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ProcessClock {
+pub(crate) struct ProcessClock {
     start: Timestamp,
     began: SteadyTime,
 }
 
 impl ProcessClock {
     /// A clock that shows `start` now.
-    pub(super) fn new(start: Timestamp) -> Self {
+    pub(crate) fn new(start: Timestamp) -> Self {
         Self {
             start,
             began: Instant::now().into(),
@@ -28,12 +28,12 @@ impl ProcessClock {
     }
 
     /// The time that it shows at `moment`.
-    pub(super) fn at(&self, moment: SteadyTime) -> Timestamp {
+    pub(crate) fn at(&self, moment: SteadyTime) -> Timestamp {
         self.start.plus(moment.since(self.began))
     }
 
     /// How far it is ahead of `now`, this machine's time of day, in milliseconds; 0 if both may be equal.
-    pub(super) fn ahead_of(&self, now: Timestamp) -> i64 {
+    pub(crate) fn ahead_of(&self, now: Timestamp) -> i64 {
         let reading = SkewReading::new(now, Duration::ZERO, self.at(Instant::now().into()));
         if reading.allows(0) { 0 } else { reading.ahead }
     }
@@ -43,17 +43,17 @@ impl ProcessClock {
 /// with the next measurements.
 #[derive(Clone, Debug)]
 pub struct RedisClock {
-    pub(super) process: ProcessClock,
+    pub(crate) process: ProcessClock,
     /// How far Redis is ahead of `process`, in milliseconds; [`UNKNOWN`] before the first measurement.
     ahead_millis: Arc<AtomicI64>,
 }
 
 /// Stands for a difference that was not measured.
-pub(super) const UNKNOWN: i64 = i64::MIN;
+pub(crate) const UNKNOWN: i64 = i64::MIN;
 
 impl RedisClock {
     /// A clock that shows nothing before the first measurement; `now` is this machine's time of day.
-    pub(super) fn new(now: Timestamp) -> Self {
+    pub(crate) fn new(now: Timestamp) -> Self {
         Self {
             process: ProcessClock::new(now),
             ahead_millis: Arc::new(AtomicI64::new(UNKNOWN)),
@@ -72,7 +72,7 @@ impl RedisClock {
     }
 
     /// Believes the median of the differences of all nodes, in milliseconds.
-    pub(super) fn set(&self, differences: impl Iterator<Item = i64>) {
+    pub(crate) fn set(&self, differences: impl Iterator<Item = i64>) {
         let known = differences.filter(|ahead| *ahead != UNKNOWN);
         if let Some(ahead) = median(known) {
             self.ahead_millis.store(ahead, Relaxed);
@@ -89,15 +89,15 @@ fn median(values: impl Iterator<Item = i64>) -> Option<i64> {
 
 /// A measurement that has begun.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measurement(Instant);
+pub(crate) struct Measurement(Instant);
 
 impl Measurement {
-    pub(super) fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         Self(Instant::now())
     }
 
     /// The reading of a clock that has just answered `theirs`, which it read half a round trip ago.
-    pub(super) fn end(self, process: &ProcessClock, theirs: Timestamp) -> SkewReading {
+    pub(crate) fn end(self, process: &ProcessClock, theirs: Timestamp) -> SkewReading {
         let round_trip = self.0.elapsed();
         SkewReading::new(process.at(self.0.into()), round_trip, theirs)
     }
@@ -105,7 +105,7 @@ impl Measurement {
 
 /// One measured difference between two clocks, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SkewReading {
+pub(crate) struct SkewReading {
     /// How far theirs is ahead.
     ahead: i64,
     /// How far the true difference may be from that: half the round trip, and the millisecond that both clocks cut off.
@@ -138,7 +138,7 @@ impl SkewReading {
 
 /// The difference that is believed of one server.
 #[derive(Debug, Default)]
-pub(super) struct Skew {
+pub(crate) struct Skew {
     believed: Option<i64>,
     /// The last reading, if it contradicts what is believed.
     doubt: Option<SkewReading>,
@@ -147,7 +147,7 @@ pub(super) struct Skew {
 impl Skew {
     /// Takes a reading into account. Returns whether it settles the difference: two readings in a row that agree move
     /// it, and one delayed answer does not.
-    pub(super) fn record(&mut self, reading: SkewReading) -> bool {
+    pub(crate) fn record(&mut self, reading: SkewReading) -> bool {
         if self.believed.is_some_and(|ahead| reading.allows(ahead)) {
             self.doubt = None;
             return true;
@@ -168,7 +168,7 @@ impl Skew {
     }
 
     /// The difference that is believed; `None` before the first reading.
-    pub(super) fn believed(&self) -> Option<i64> {
+    pub(crate) fn believed(&self) -> Option<i64> {
         self.believed
     }
 }

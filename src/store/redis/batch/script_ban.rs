@@ -7,12 +7,14 @@ use std::sync::{
 
 use tokio::time::Instant;
 
-use super::setbacks::SetbackPauses;
-use crate::foundation::{lock::lock, log_throttle::LogThrottle};
+use crate::{
+    foundation::{lock::lock, log_throttle::LogThrottle},
+    store::redis::health::failure::SetbackPauses,
+};
 
 /// Whether one server may be sent scripts.
 #[derive(Debug, Default)]
-pub(super) struct ScriptBan {
+pub(crate) struct ScriptBan {
     /// Whether there is anything to look up, which costs no lock.
     is_suspected: AtomicBool,
     ends: Mutex<ConnectionEnds>,
@@ -34,7 +36,7 @@ impl ScriptBan {
     /// Records that a connection that came up at `came_up` ended while it carried scripts. Returns whether that is
     /// because of them: connections that all end at the same time have another reason, but not one that came up after
     /// such an end.
-    pub(super) fn record_end(&self, came_up: Instant, now: Instant) -> bool {
+    pub(crate) fn record_end(&self, came_up: Instant, now: Instant) -> bool {
         let mut ends = lock(&self.ends);
         if ends.last.is_some_and(|last| came_up <= last) {
             return ends.until.is_some();
@@ -50,7 +52,7 @@ impl ScriptBan {
     }
 
     /// Records that a script was answered, with an error or not.
-    pub(super) fn record_answer(&self) {
+    pub(crate) fn record_answer(&self) {
         if self.is_suspected.load(Relaxed) {
             *lock(&self.ends) = ConnectionEnds::default();
             self.is_suspected.store(false, Relaxed);
@@ -58,11 +60,11 @@ impl ScriptBan {
     }
 
     /// Whether no script may be sent now.
-    pub(super) fn holds(&self, now: Instant) -> bool {
+    pub(crate) fn holds(&self, now: Instant) -> bool {
         self.is_suspected.load(Relaxed) && lock(&self.ends).until.is_some_and(|until| now < until)
     }
 
-    pub(super) fn may_log(&self) -> bool {
+    pub(crate) fn may_log(&self) -> bool {
         self.log.may_log()
     }
 }

@@ -12,7 +12,7 @@ use super::failure::NodeFailure;
 
 /// One for each server, shared by all workers.
 #[derive(Debug)]
-pub(super) struct Breaker {
+pub(crate) struct Breaker {
     /// The failure that keeps it open; `None` while it is closed.
     state: watch::Sender<Option<NodeFailure>>,
     /// Whether there is a failure, in a form that each request can read cheaply.
@@ -35,29 +35,29 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.is_open.load(Relaxed)
     }
 
-    pub(super) fn failure(&self) -> Option<NodeFailure> {
+    pub(crate) fn failure(&self) -> Option<NodeFailure> {
         self.state.borrow().clone()
     }
 
-    pub(super) fn watch(&self) -> watch::Receiver<Option<NodeFailure>> {
+    pub(crate) fn watch(&self) -> watch::Receiver<Option<NodeFailure>> {
         self.state.subscribe()
     }
 
-    pub(super) fn era(&self) -> u64 {
+    pub(crate) fn era(&self) -> u64 {
         self.era.load(Relaxed)
     }
 
-    pub(super) fn times_opened(&self) -> u64 {
+    pub(crate) fn times_opened(&self) -> u64 {
         self.times_opened.load(Relaxed)
     }
 
     /// Opens the breaker and returns whether it was closed. If it was open, the new failure replaces the
     /// old one, but this is no second opening.
-    pub(super) fn open(&self, failure: NodeFailure) -> bool {
+    pub(crate) fn open(&self, failure: NodeFailure) -> bool {
         let mut is_new = false;
         self.state.send_if_modified(|state| {
             self.is_open.store(true, Relaxed);
@@ -74,7 +74,7 @@ impl Breaker {
 
     /// Closes the breaker and returns whether it was open. With `is_anew` all existing connections are
     /// replaced, even if it was closed all the time.
-    pub(super) fn close(&self, is_anew: bool) -> bool {
+    pub(crate) fn close(&self, is_anew: bool) -> bool {
         let mut is_new = false;
         self.state.send_if_modified(|state| {
             is_new = state.take().is_some();

@@ -24,12 +24,12 @@ use crate::{
          socket path"
 )]
 pub struct BadUrl {
-    pub(super) reason: String,
+    pub(crate) reason: String,
 }
 
 impl BadUrl {
     /// The files for TLS cannot be used.
-    pub(super) fn of_tls(error: TlsError) -> Self {
+    pub(crate) fn of_tls(error: TlsError) -> Self {
         match error {
             TlsError::Pem(PemError::Unreadable(file, error)) => unreadable(&file, &error),
             TlsError::NoPair {
@@ -48,7 +48,7 @@ fn unreadable(file: &Path, error: &io::Error) -> BadUrl {
 }
 
 /// The reason without any part of the address.
-pub(super) fn bad(reason: impl Into<String>) -> BadUrl {
+pub(crate) fn bad(reason: impl Into<String>) -> BadUrl {
     BadUrl {
         reason: reason.into(),
     }
@@ -107,7 +107,7 @@ impl Secret {
     /// # Errors
     ///
     /// If the file cannot be read. The error names it.
-    pub(super) fn read(&self) -> Result<String, BadUrl> {
+    pub(crate) fn read(&self) -> Result<String, BadUrl> {
         match self {
             Self::Text(text) => Ok(text.clone()),
             Self::File(path) => {
@@ -129,7 +129,7 @@ impl fmt::Debug for Address {
 
 /// The endpoint that the server `by` reports as `host` and `port`. A server that does not know its own name leaves
 /// the host out: it means the endpoint that was asked.
-pub(super) fn reported(host: &str, port: u16, by: &Endpoint) -> Endpoint {
+pub(crate) fn reported(host: &str, port: u16, by: &Endpoint) -> Endpoint {
     let host = match (host, by) {
         ("" | "?", Endpoint::Tcp { host, .. }) => host,
         (host, _) => host,

@@ -8,18 +8,23 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use bb8_redis::redis;
 use tokio::task::JoinSet;
 
-use super::{
-    address::reported, connection::Connection, detector::TICK, failure::NodeFailure,
-    packed::PackedCommands, pool::Connector, probe::is_master, running::within,
+use super::address::reported;
+use crate::{
+    net::endpoint::Endpoint,
+    store::redis::{
+        batch::packed::PackedCommands,
+        connection::Connection,
+        health::{detector::TICK, failure::NodeFailure, probe::is_master, running::within},
+        pool::Connector,
+    },
 };
-use crate::net::endpoint::Endpoint;
 
 /// How long a sentinel may take. A slower one has no vote this time.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The sentinels of one master, and connections to them.
 #[derive(Debug)]
-pub(super) struct Sentinels {
+pub(crate) struct Sentinels {
     connector: Arc<Connector>,
     endpoints: Vec<Endpoint>,
     master: String,
@@ -30,7 +35,7 @@ pub(super) struct Sentinels {
 type Vote = Result<(Connection, Option<Endpoint>), NodeFailure>;
 
 impl Sentinels {
-    pub(super) fn new(connector: Arc<Connector>, endpoints: Vec<Endpoint>, master: String) -> Self {
+    pub(crate) fn new(connector: Arc<Connector>, endpoints: Vec<Endpoint>, master: String) -> Self {
         Self {
             connector,
             endpoints,
@@ -44,7 +49,7 @@ impl Sentinels {
     /// # Errors
     ///
     /// The failures of all sentinels, if none names a master.
-    pub(super) async fn master(&mut self) -> Result<Endpoint, String> {
+    pub(crate) async fn master(&mut self) -> Result<Endpoint, String> {
         let mut asking = JoinSet::new();
         for (order, endpoint) in self.endpoints.iter().enumerate() {
             let link = self.links.remove(endpoint);
@@ -114,7 +119,7 @@ async fn ask(
 
 /// Whether the server at `endpoint` itself reports that it is a master: sentinels may be the last to notice
 /// a failover.
-pub(super) async fn is_master_at(
+pub(crate) async fn is_master_at(
     connector: &Connector,
     endpoint: &Endpoint,
 ) -> Result<bool, NodeFailure> {

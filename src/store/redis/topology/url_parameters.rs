@@ -7,10 +7,10 @@ use percent_encoding::percent_decode;
 
 /// Parameters that are honoured.
 #[derive(Default)]
-pub(super) struct UrlParameters {
-    pub(super) database: Option<u32>,
-    pub(super) user: Option<String>,
-    pub(super) password: Option<String>,
+pub(crate) struct UrlParameters {
+    pub(crate) database: Option<u32>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
 }
 
 /// Parameters of redis-rs, redis-py, go-redis, ioredis, Lettuce and StackExchange.Redis, and the words in their place.
@@ -98,7 +98,7 @@ impl UrlParameters {
     /// # Errors
     ///
     /// The reason, which contains no value, if one of them is not honoured.
-    pub(super) fn read(query: &str, is_socket: bool) -> Result<Self, String> {
+    pub(crate) fn read(query: &str, is_socket: bool) -> Result<Self, String> {
         let mut found = Self::default();
         if query.is_empty() {
             return Ok(found);
@@ -126,7 +126,7 @@ const UNKNOWN: &str =
     "a parameter behind the ? is not known; percent-encode ? and & in a password as %3F and %26";
 
 /// Why the parameter `name` is refused.
-pub(super) fn refusal(name: &str) -> String {
+pub(crate) fn refusal(name: &str) -> String {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if !name.bytes().all(is_name) {
         return UNKNOWN.to_owned();
@@ -146,7 +146,7 @@ pub(super) fn refusal(name: &str) -> String {
 /// # Errors
 ///
 /// The advice, if they are not UTF-8.
-pub(super) fn decoded(text: &str) -> Result<String, String> {
+pub(crate) fn decoded(text: &str) -> Result<String, String> {
     let decoded = percent_decode(text.as_bytes()).decode_utf8();
     decoded.map(Into::into).map_err(|_| {
         "a user or a password is not UTF-8; percent-encode a % in it as %25".to_owned()

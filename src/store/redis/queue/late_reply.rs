@@ -15,13 +15,13 @@ use tokio::{
 /// Limits the time of one future after the other. The task that watches the time notifies it again and
 /// again while any request waits for long, and only then it reads the clock.
 #[derive(Debug)]
-pub(super) struct LateReplyTimer {
+pub(crate) struct LateReplyTimer {
     overdue: Arc<Notify>,
     notified: Pin<Box<OwnedNotified>>,
 }
 
 impl LateReplyTimer {
-    pub(super) fn new(overdue: Arc<Notify>) -> Self {
+    pub(crate) fn new(overdue: Arc<Notify>) -> Self {
         Self {
             notified: Box::pin(overdue.clone().notified_owned()),
             overdue,
@@ -29,7 +29,7 @@ impl LateReplyTimer {
     }
 
     /// The output of `thing`, or `None` at the first notification after `ends`.
-    pub(super) async fn limit<T>(
+    pub(crate) async fn limit<T>(
         &mut self,
         ends: Instant,
         thing: impl Future<Output = T>,

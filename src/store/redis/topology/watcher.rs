@@ -13,16 +13,22 @@ use tokio::{
 use super::{
     address::TopologyKind,
     cluster::Cluster,
-    failure::NodeFailure,
-    node::Node,
-    options::Options,
-    probe::{Probe, WaitLimits},
     sentinel::{Sentinels, is_master_at},
     servers::Servers,
     slot_map::SlotMap,
 };
-use crate::foundation::random::between;
-use crate::net::endpoint::Endpoint;
+use crate::{
+    foundation::random::between,
+    net::endpoint::Endpoint,
+    store::redis::{
+        health::{
+            failure::NodeFailure,
+            probe::{Probe, WaitLimits},
+        },
+        node::Node,
+        options::Options,
+    },
+};
 
 /// The time between two looks at the sentinels while all is well.
 const HEALTHY_INTERVAL: Duration = Duration::from_millis(500);

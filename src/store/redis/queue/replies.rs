@@ -7,18 +7,19 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::running::Pause;
-use crate::core::counter::{CounterState, CounterStates};
-use crate::store::contract::StoreError;
+use crate::{
+    core::counter::{CounterState, CounterStates},
+    store::{contract::StoreError, redis::health::running::Pause},
+};
 
 /// The answer to a request, without its counts.
-pub(super) type ReplyResult = Result<(), StoreError>;
+pub(crate) type ReplyResult = Result<(), StoreError>;
 
 /// Counts that an entry keeps room for: enough for almost every request.
 const MAX_KEPT: usize = 16;
 
 #[derive(Debug, Default)]
-pub(super) struct PendingReplies {
+pub(crate) struct PendingReplies {
     all: Vec<ReplySlot>,
     free: Vec<usize>,
     last_pause: Option<Pause>,
@@ -52,7 +53,7 @@ enum ReplyState {
 impl PendingReplies {
     /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it, unless a later
     /// poll brings another one.
-    pub(super) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
+    pub(crate) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
         let mut ends = ends;
         if let Some(Pause { from, to }) = self.last_pause
             && since < to
@@ -78,7 +79,7 @@ impl PendingReplies {
 
     /// The answer, if there is one; its counts are appended to `counts`. The request then no longer
     /// holds the entry.
-    pub(super) fn poll(
+    pub(crate) fn poll(
         &mut self,
         slot: usize,
         context: &Context<'_>,
@@ -112,7 +113,7 @@ impl PendingReplies {
     }
 
     /// The request no longer waits.
-    pub(super) fn leave(&mut self, slot: usize) {
+    pub(crate) fn leave(&mut self, slot: usize) {
         match &mut self.all[slot].state {
             ReplyState::Answered(_) => self.let_go(slot),
             state => *state = ReplyState::Abandoned,
@@ -120,13 +121,13 @@ impl PendingReplies {
     }
 
     /// Whether a request waits there.
-    pub(super) fn is_waiting(&self, slot: usize) -> bool {
+    pub(crate) fn is_waiting(&self, slot: usize) -> bool {
         matches!(self.all[slot].state, ReplyState::Waiting { .. })
     }
 
     /// Stores the answer of the batch for a request that still waits. All `counts` are consumed, even if
     /// one is an error.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &mut self,
         slot: usize,
         counts: impl Iterator<Item = Result<CounterState, StoreError>>,
@@ -144,7 +145,7 @@ impl PendingReplies {
     }
 
     /// Stores an error, because the batch has no answer for this request.
-    pub(super) fn fail(&mut self, slot: usize, error: StoreError) {
+    pub(crate) fn fail(&mut self, slot: usize, error: StoreError) {
         self.finish(slot, Err(error));
     }
 
@@ -174,7 +175,7 @@ impl PendingReplies {
     }
 
     /// Since when the first request waits, if any does.
-    pub(super) fn first_since(&self) -> Option<Instant> {
+    pub(crate) fn first_since(&self) -> Option<Instant> {
         let since = self.all.iter().filter_map(|slot| match slot.state {
             ReplyState::Waiting { since, .. } => Some(since),
             ReplyState::Free
@@ -186,7 +187,7 @@ impl PendingReplies {
     }
 
     /// When the first wait ends, if any request waits.
-    pub(super) fn next_end(&self) -> Option<Instant> {
+    pub(crate) fn next_end(&self) -> Option<Instant> {
         let ends = self.all.iter().filter_map(|slot| match slot.state {
             ReplyState::Waiting { ends, .. } => Some(ends),
             ReplyState::Free
@@ -198,7 +199,7 @@ impl PendingReplies {
     }
 
     /// Extends all waits by their share of a pause, in which no request waited for a server.
-    pub(super) fn leave_out(&mut self, pause: Pause) {
+    pub(crate) fn leave_out(&mut self, pause: Pause) {
         self.last_pause = Some(pause);
         let Pause { from, to } = pause;
         for slot in &mut self.all {
@@ -209,7 +210,7 @@ impl PendingReplies {
     }
 
     /// Ends the waits whose time is over. Returns when the next wait ends, if there is one.
-    pub(super) fn end_late(&mut self, now: Instant) -> Option<Instant> {
+    pub(crate) fn end_late(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for slot in &mut self.all {
             let ReplyState::Waiting { ends, waker, .. } = &mut slot.state else {

@@ -18,13 +18,8 @@ use tokio::{
 };
 
 use super::{
-    detector::TICK,
-    node::{Node, WorkerLoad},
-    pending::ReplyResult,
-    permits::{CountGuard, WaitPermits},
-    running::{Pause, read_sockets},
-    stats::RedisStats,
-    waiting::{QueueState, QueuedRequest, WaitingBatch},
+    replies::ReplyResult,
+    waiting::{CountGuard, QueueState, QueuedRequest, WaitPermits, WaitingBatch},
     watchdog::{Watchdog, Watched},
 };
 use crate::{
@@ -33,7 +28,17 @@ use crate::{
         window::Timestamp,
     },
     foundation::lock::lock,
-    store::contract::{Deadline, StoreError},
+    store::{
+        contract::{Deadline, StoreError},
+        redis::{
+            health::{
+                detector::TICK,
+                running::{Pause, read_sockets},
+            },
+            node::{Node, WorkerLoad},
+            stats::RedisStats,
+        },
+    },
 };
 
 /// The most increments of one pipeline, unless a single request has more. More would keep Redis busy for
@@ -46,9 +51,9 @@ const SOON: Duration = TICK.saturating_mul(2);
 
 /// One worker's queue for one node.
 #[derive(Debug)]
-pub(super) struct NodeQueue {
-    pub(super) node: Arc<Node>,
-    pub(super) load: Arc<WorkerLoad>,
+pub(crate) struct NodeQueue {
+    pub(crate) node: Arc<Node>,
+    pub(crate) load: Arc<WorkerLoad>,
     state: Mutex<QueueState>,
     /// Wakes idle batchers.
     work: Notify,
@@ -59,7 +64,7 @@ pub(super) struct NodeQueue {
     timed: Notify,
     /// For batchers: a request has waited for longer than [`TICK`], perhaps for the reply to their
     /// batch.
-    pub(super) overdue: Arc<Notify>,
+    pub(crate) overdue: Arc<Notify>,
     watchdog: Arc<Watchdog>,
     /// Shared by all queues of the worker.
     permits: Arc<WaitPermits>,
@@ -74,7 +79,7 @@ pub(super) struct NodeQueue {
 
 impl NodeQueue {
     /// A queue whose requests wait for `longest` at most.
-    pub(super) fn new(
+    pub(crate) fn new(
         node: Arc<Node>,
         permits: Arc<WaitPermits>,
         stats: Arc<RedisStats>,
@@ -103,7 +108,7 @@ impl NodeQueue {
     /// # Errors
     ///
     /// If it cannot.
-    pub(super) fn admit(&self) -> Result<(), StoreError> {
+    pub(crate) fn admit(&self) -> Result<(), StoreError> {
         if self.node.breaker.is_open() || self.stuck.load(Relaxed) > 0 {
             self.load.rejected_while_open.fetch_add(1, Relaxed);
             return Err(StoreError::Unreachable);
@@ -117,7 +122,7 @@ impl NodeQueue {
     /// # Errors
     ///
     /// If no answer can be expected, or too many requests wait already.
-    pub(super) fn push(
+    pub(crate) fn push(
         self: &Arc<Self>,
         batch: &Batch,
         now: Timestamp,
@@ -164,7 +169,7 @@ impl NodeQueue {
 
     /// Waits until there may be something to send, or the node is lost or back. Returns `None` at the
     /// end of the queue.
-    pub(super) async fn work(&self) -> Option<()> {
+    pub(crate) async fn work(&self) -> Option<()> {
         {
             let state = lock(&self.state);
             if !state.waiting.waiters.is_empty() {
@@ -182,7 +187,7 @@ impl NodeQueue {
 
     /// Like [`Self::work`], for the stand-in batcher: waits until there is something to send while all
     /// others wait for replies that are late.
-    pub(super) async fn stand_in(&self) -> Option<()> {
+    pub(crate) async fn stand_in(&self) -> Option<()> {
         loop {
             {
                 let state = lock(&self.state);
@@ -199,7 +204,7 @@ impl NodeQueue {
     }
 
     /// Whether the batcher waits for a reply that is late although the node answers others.
-    pub(super) fn is_held_up(&self) -> bool {
+    pub(crate) fn is_held_up(&self) -> bool {
         self.stalled.load(Relaxed) > 0
     }
 
@@ -211,7 +216,7 @@ impl NodeQueue {
     }
 
     /// Reacts to the circuit breaker: if it is open, fails all queued requests; wakes the batchers.
-    pub(super) fn node_changed(&self) {
+    pub(crate) fn node_changed(&self) {
         if self.node.breaker.is_open() {
             // The batchers may be waiting for replies of their own.
             self.fail_all(StoreError::Unreachable);
@@ -221,7 +226,7 @@ impl NodeQueue {
 
     /// Takes as much as one pipeline may hold: the increments of requests that still wait, and their
     /// waiters. `None` if no request waits.
-    pub(super) fn take(&self) -> Option<QueuedBatch<'_>> {
+    pub(crate) fn take(&self) -> Option<QueuedBatch<'_>> {
         let mut state = lock(&self.state);
         let state = &mut *state;
         let spare = state.spare.take().unwrap_or_default();
@@ -253,7 +258,7 @@ impl NodeQueue {
     }
 
     /// Answers all queued requests with `error`.
-    pub(super) fn fail_all(&self, error: StoreError) {
+    pub(crate) fn fail_all(&self, error: StoreError) {
         while self.is_awaited() {
             if let Some(mut taken) = self.take() {
                 taken.waiters.fail(error);
@@ -268,7 +273,7 @@ impl NodeQueue {
     /// Ends every wait whose time is over, queued or in flight: one timer serves all of them, and none
     /// runs while no request waits for long. It looks each [`TICK`], so that time in which this thread
     /// did not run is left out. Returns at the end of the queue.
-    pub(super) async fn watch_time(&self) {
+    pub(crate) async fn watch_time(&self) {
         while let Some(timed_since) = self.timed_since().await {
             let mut due = timed_since;
             loop {
@@ -324,7 +329,7 @@ impl NodeQueue {
     }
 
     /// Closes the queue to new requests. Waiting requests are still served.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         lock(&self.state).is_over = true;
         self.work.notify_one();
         self.stand_in.notify_one();
@@ -332,13 +337,13 @@ impl NodeQueue {
     }
 
     /// Counts a batcher that has been without a connection for as long as a node may be silent.
-    pub(super) fn stuck(&self) -> CountGuard<'_> {
+    pub(crate) fn stuck(&self) -> CountGuard<'_> {
         CountGuard::new(&self.stuck)
     }
 
     /// Counts a batcher that waits for a reply that is late although the node answers others. Until the
     /// result is dropped the stand-in may serve the queue.
-    pub(super) fn stalled(&self) -> CountGuard<'_> {
+    pub(crate) fn stalled(&self) -> CountGuard<'_> {
         let stalled = CountGuard::new(&self.stalled);
         if self.is_held_up() {
             self.stand_in.notify_one();
@@ -371,7 +376,7 @@ impl Watched for NodeQueue {
 
 /// The pending reply of one request.
 #[derive(Debug)]
-pub(super) struct PendingReply {
+pub(crate) struct PendingReply {
     queue: Arc<NodeQueue>,
     /// `None` once it is fetched.
     slot: Option<usize>,
@@ -381,7 +386,7 @@ pub(super) struct PendingReply {
 
 impl PendingReply {
     /// Waits for the counts and appends them to `counts`.
-    pub(super) async fn fetch(mut self, counts: &mut CounterStates) -> ReplyResult {
+    pub(crate) async fn fetch(mut self, counts: &mut CounterStates) -> ReplyResult {
         poll_fn(|context| {
             if mem::take(&mut self.is_awaited) {
                 return Poll::Pending;
@@ -406,17 +411,17 @@ impl Drop for PendingReply {
 }
 
 /// A batch in flight.
-pub(super) struct QueuedBatch<'a> {
+pub(crate) struct QueuedBatch<'a> {
     queue: &'a NodeQueue,
-    pub(super) batch: Box<Batch>,
+    pub(crate) batch: Box<Batch>,
     /// The time with which it is sent.
-    pub(super) now: Timestamp,
-    pub(super) waiters: BatchRequests<'a>,
+    pub(crate) now: Timestamp,
+    pub(crate) waiters: BatchRequests<'a>,
 }
 
 impl QueuedBatch<'_> {
     /// Keeps its memory for the next batch, once every waiter has an answer.
-    pub(super) fn recycle(mut self) {
+    pub(crate) fn recycle(mut self) {
         self.batch.clear();
         lock(&self.queue.state).spare = Some(WaitingBatch {
             batch: self.batch,
@@ -427,7 +432,7 @@ impl QueuedBatch<'_> {
 }
 
 /// The waiters of a batch. On drop, every waiter without an answer gets `Unreachable`.
-pub(super) struct BatchRequests<'a> {
+pub(crate) struct BatchRequests<'a> {
     queue: &'a NodeQueue,
     all: Vec<QueuedRequest>,
     count: u64,
@@ -435,7 +440,7 @@ pub(super) struct BatchRequests<'a> {
 
 impl BatchRequests<'_> {
     /// The waiters' requests, as ranges of the increments of the batch.
-    pub(super) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
+    pub(crate) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         self.all.iter().map(move |waiter| {
             let own = first..first + waiter.increments;
@@ -445,7 +450,7 @@ impl BatchRequests<'_> {
     }
 
     /// Gives each waiter its own counts.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &mut self,
         counts: impl Iterator<Item = Result<CounterState, StoreError>>,
     ) {
@@ -459,7 +464,7 @@ impl BatchRequests<'_> {
     }
 
     /// Answers all waiters with `error`.
-    pub(super) fn fail(&mut self, error: StoreError) {
+    pub(crate) fn fail(&mut self, error: StoreError) {
         let mut state = lock(&self.queue.state);
         for waiter in self.all.drain(..) {
             state.replies.fail(waiter.slot, error);
@@ -482,7 +487,7 @@ mod tests {
     use crate::{
         core::{limit::Limit, request::Hits, window::Unit},
         net::endpoint::Endpoint,
-        store::redis::failure::NodeFailure,
+        store::redis::health::failure::NodeFailure,
     };
 
     const DEADLINE: Duration = Duration::from_millis(50);

@@ -14,26 +14,36 @@ use foldhash::{fast, quality};
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    connection::Connection,
-    detector::{RunningTime, TICK},
-    failure::{NodeFailure, advice, is_unserved_slot, words},
-    late_reply::LateReplyTimer,
-    node::Node,
-    options::Options,
     owed::RecentExpiries,
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder, ScriptForm},
-    pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
-    queue::{NodeQueue, QueuedBatch},
     redirect::redirects,
-    running::{self, read_sockets, tick, within},
-    servers::Servers,
     step::{load_step, push_with_text},
 };
-use crate::core::{counter::Batch, window::Timestamp};
-use crate::foundation::{generations::Generations, log_throttle::LogThrottle};
-use crate::net::endpoint::Endpoint;
-use crate::store::contract::StoreError;
+use crate::{
+    core::{counter::Batch, window::Timestamp},
+    foundation::{generations::Generations, log_throttle::LogThrottle},
+    net::endpoint::Endpoint,
+    store::{
+        contract::StoreError,
+        redis::{
+            connection::Connection,
+            health::{
+                detector::{RunningTime, TICK},
+                failure::{NodeFailure, advice, is_unserved_slot, words},
+                running::{self, read_sockets, tick, within},
+            },
+            node::Node,
+            options::Options,
+            pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
+            queue::{
+                late_reply::LateReplyTimer,
+                node_queue::{NodeQueue, QueuedBatch},
+            },
+            topology::servers::Servers,
+        },
+    },
+};
 
 /// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
 /// for a slot that moves meanwhile.
@@ -54,7 +64,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// The task of a batcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// It serves its queue.
     Regular,
     /// It serves its queue while all others wait for replies that are late although the node answers: a
@@ -64,7 +74,7 @@ pub(super) enum Role {
 
 /// The loop of one connection.
 #[derive(Debug)]
-pub(super) struct Batcher {
+pub(crate) struct Batcher {
     role: Role,
     queue: Arc<NodeQueue>,
     node: Arc<Node>,
@@ -86,7 +96,7 @@ pub(super) struct Batcher {
 }
 
 impl Batcher {
-    pub(super) fn new(
+    pub(crate) fn new(
         role: Role,
         queue: Arc<NodeQueue>,
         servers: Servers,
@@ -111,7 +121,7 @@ impl Batcher {
     }
 
     /// A pool of one connection to a node. It spawns tasks, so call it on the worker's own runtime.
-    pub(super) fn pool(servers: &Servers, node: &Arc<Node>) -> ConnectionPool {
+    pub(crate) fn pool(servers: &Servers, node: &Arc<Node>) -> ConnectionPool {
         let factory = ConnectionFactory {
             connector: servers.0.connector.clone(),
             node: node.clone(),
@@ -121,7 +131,7 @@ impl Batcher {
     }
 
     /// Serves the queue until its end.
-    pub(super) async fn run(mut self, mut pool: ConnectionPool) {
+    pub(crate) async fn run(mut self, mut pool: ConnectionPool) {
         while self.wait_for_work().await.is_some() {
             if let Some(mut connection) = self.connect(&mut pool).await {
                 let served = self.serve(&mut connection).await;

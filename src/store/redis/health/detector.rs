@@ -12,20 +12,20 @@ use tokio::time::Instant;
 
 /// The time between two looks at a wait. A pause of this process that is shorter than that may count as
 /// time in which it ran.
-pub(super) const TICK: Duration = Duration::from_millis(3);
+pub(crate) const TICK: Duration = Duration::from_millis(3);
 
 /// Timers of the runtime fire up to this much late on an idle machine: they count whole milliseconds.
-pub(super) const GRAIN: Duration = Duration::from_millis(2);
+pub(crate) const GRAIN: Duration = Duration::from_millis(2);
 
 /// Time in which this thread ran, as far as timers show.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RunningTime {
+pub(crate) struct RunningTime {
     last: Instant,
     total: Duration,
 }
 
 impl RunningTime {
-    pub(super) fn since(now: Instant) -> Self {
+    pub(crate) fn since(now: Instant) -> Self {
         Self {
             last: now,
             total: Duration::ZERO,
@@ -33,7 +33,7 @@ impl RunningTime {
     }
 
     /// Records that a timer which was due at `due` fired at `now`.
-    pub(super) fn woke(&mut self, due: Instant, now: Instant) {
+    pub(crate) fn woke(&mut self, due: Instant, now: Instant) {
         // No later than all timers are.
         let is_usual = now <= due + GRAIN;
         let ran_until = if is_usual { now } else { due };
@@ -42,19 +42,19 @@ impl RunningTime {
     }
 
     /// The time of the last look.
-    pub(super) fn last(&self) -> Instant {
+    pub(crate) fn last(&self) -> Instant {
         self.last
     }
 
     /// How long this thread ran since the beginning.
-    pub(super) fn total(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         self.total
     }
 }
 
 /// The judgement on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NodeHealth {
+pub(crate) enum NodeHealth {
     /// No sign of a failure.
     Well,
     /// No answer for longer than usual.
@@ -65,21 +65,21 @@ pub(super) enum NodeHealth {
 
 /// Judges one question to a server that may answer it in several ways: every sign of life counts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Detector {
+pub(crate) struct Detector {
     bounds: SilenceBounds,
     silent: RunningTime,
 }
 
 /// How long a silence may be, in time in which this process ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SilenceBounds {
-    pub(super) suspect_after: Duration,
-    pub(super) lose_after: Duration,
+pub(crate) struct SilenceBounds {
+    pub(crate) suspect_after: Duration,
+    pub(crate) lose_after: Duration,
 }
 
 impl Detector {
     /// Begins with a question that was sent at `now`.
-    pub(super) fn asked(bounds: SilenceBounds, now: Instant) -> Self {
+    pub(crate) fn asked(bounds: SilenceBounds, now: Instant) -> Self {
         Self {
             bounds,
             silent: RunningTime::since(now),
@@ -88,19 +88,19 @@ impl Detector {
 
     /// Sets the silence that others have waited for already.
     #[must_use]
-    pub(super) fn already(mut self, silent: Duration) -> Self {
+    pub(crate) fn already(mut self, silent: Duration) -> Self {
         self.silent.total = silent;
         self
     }
 
     /// Records a sign of life.
-    pub(super) fn record_answer(&mut self, now: Instant) {
+    pub(crate) fn record_answer(&mut self, now: Instant) {
         self.silent = RunningTime::since(now);
     }
 
     /// Records that a timer which was due at `due` fired at `now`. All data that had arrived by then
     /// must have been read.
-    pub(super) fn woke(&mut self, due: Instant, now: Instant) -> NodeHealth {
+    pub(crate) fn woke(&mut self, due: Instant, now: Instant) -> NodeHealth {
         self.silent.woke(due, now);
         let silent = self.silent.total();
         if silent >= self.bounds.lose_after {
@@ -116,7 +116,7 @@ impl Detector {
 /// How long a server usually takes to answer: the least of its last round trips, so that a server which
 /// was delayed once, or while this process paused, does not count as slow.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RoundTrips {
+pub(crate) struct RoundTrips {
     last: [Option<Duration>; Self::KEPT],
     next: usize,
 }
@@ -130,13 +130,13 @@ impl RoundTrips {
     /// A silence of so many usual round trips is suspicious.
     const FACTOR: u32 = 4;
 
-    pub(super) fn record(&mut self, took: Duration) {
+    pub(crate) fn record(&mut self, took: Duration) {
         self.last[self.next % Self::KEPT] = Some(took);
         self.next = (self.next + 1) % Self::KEPT;
     }
 
     /// The bounds for a server that is lost after `lose_after`, unless its answers usually take long.
-    pub(super) fn bounds(&self, lose_after: Duration) -> SilenceBounds {
+    pub(crate) fn bounds(&self, lose_after: Duration) -> SilenceBounds {
         let usual = self.last.iter().flatten().min().copied();
         let unusual = usual.unwrap_or_default() * Self::FACTOR;
         let suspect_after = unusual.max(Self::LEAST_SUSPICION);
