@@ -118,7 +118,6 @@ mod config {
 mod store {
     pub(crate) mod any;
     pub(crate) mod contract;
-    pub(crate) mod listing;
     pub(crate) mod loss;
     pub(crate) mod memory;
     pub(crate) mod over_limit_cache;
@@ -306,7 +305,7 @@ pub use config::{
     source::Source as RuleSource,
 };
 #[cfg(any(test, fuzzing))]
-pub use core::matcher::effort::steps_taken;
+pub use core::matcher::middles::steps_taken;
 pub use core::{
     counter::{
         Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,

@@ -638,7 +638,7 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
         "FirstCountInputs",
         Lives::InRequest,
     ),
-    ("store/loss/moment.rs", "Moment", Lives::Longer),
+    ("core/window.rs", "Moment", Lives::Longer),
     ("store/loss/recent.rs", "CounterHistory", Lives::InRequest),
     ("store/loss/recent.rs", "KnownCount", Lives::InRequest),
     ("store/memory/begun.rs", "Begun", Lives::Longer),
@@ -660,9 +660,17 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
         "PipelineBuilder",
         Lives::InRequest,
     ),
-    ("store/redis/queue/node_queue.rs", "QueuedBatch", Lives::InRequest),
+    (
+        "store/redis/queue/node_queue.rs",
+        "QueuedBatch",
+        Lives::InRequest,
+    ),
     ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
-    ("store/redis/queue/waiting.rs", "WaitingBatch", Lives::InRequest),
+    (
+        "store/redis/queue/waiting.rs",
+        "WaitingBatch",
+        Lives::InRequest,
+    ),
     ("store/replicas.rs", "Replicas", Lives::Longer),
 ];
 

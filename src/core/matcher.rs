@@ -24,8 +24,7 @@ use crate::core::{
 };
 
 pub(crate) mod cause;
-pub(crate) mod effort;
-mod middles;
+pub(crate) mod middles;
 pub(crate) mod outline;
 mod reach;
 #[cfg(test)]

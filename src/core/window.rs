@@ -230,6 +230,31 @@ impl FromStr for Unit {
     }
 }
 
+/// The present by the time of day, which names windows, and by the clock that cannot be set, by which all facts are
+/// kept that outlive a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) now: Timestamp,
+    pub(crate) steady: SteadyTime,
+}
+
+impl Moment {
+    /// The time of day at `at`, as if it had never been set.
+    pub(crate) fn time_of(&self, at: SteadyTime) -> Timestamp {
+        if at > self.steady {
+            self.now.plus(at.since(self.steady))
+        } else {
+            self.now.minus(self.steady.since(at))
+        }
+    }
+
+    /// The moment at which the time of day will be `end`; the present if it is past.
+    pub(crate) fn steady_at(&self, end: Timestamp) -> SteadyTime {
+        let left = end.millis().saturating_sub(self.now.millis());
+        self.steady.plus(Duration::from_millis(left))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

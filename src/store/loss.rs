@@ -17,25 +17,22 @@ use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
         limit::OnStoreLoss,
-        window::Timestamp,
+        window::{Moment, Timestamp},
     },
     foundation::lock::lock,
 };
 
 mod first_count;
 mod local;
-mod moment;
 mod past_hits;
 mod recent;
 mod reconcile;
 mod replica_count;
-mod share;
 mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
 
-use moment::Moment;
 use recent::SharedRecent;
 pub(crate) use reconcile::Reconciler;
 pub(crate) use replica_count::ReplicaCount;

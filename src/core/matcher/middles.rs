@@ -8,8 +8,6 @@ use aho_corasick::AhoCorasick;
 use foldhash::fast::RandomState;
 use smallvec::{SmallVec, smallvec};
 
-use super::effort::take_steps;
-
 /// Patterns by the texts between their stars, their pieces.
 #[derive(Debug)]
 pub(super) struct MiddleSearch {
@@ -231,4 +229,26 @@ impl WaitingPatterns {
         }
         taken
     }
+}
+
+/// Counts the steps of matching a value with wildcards, in unit tests and while fuzzing: its time grows with them. A
+/// program does not count.
+#[inline]
+pub(super) fn take_steps(steps: usize) {
+    #[cfg(any(test, fuzzing))]
+    effort::STEPS.set(effort::STEPS.get() + steps);
+    let _ = steps;
+}
+
+#[cfg(any(test, fuzzing))]
+mod effort {
+    use std::cell::Cell;
+
+    thread_local!(pub(super) static STEPS: Cell<usize> = const { Cell::new(0) });
+}
+
+/// The steps that this thread has taken since it was last asked.
+#[cfg(any(test, fuzzing))]
+pub fn steps_taken() -> usize {
+    effort::STEPS.take()
 }

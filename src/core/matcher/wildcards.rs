@@ -15,7 +15,7 @@ use std::{
 use foldhash::fast::RandomState;
 use memchr::memmem;
 
-use super::{effort::take_steps, middles::MiddleSearch};
+use super::middles::{MiddleSearch, take_steps};
 
 use crate::core::request::Entry;
 
@@ -312,7 +312,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::matcher::effort::steps_taken;
+    use crate::core::matcher::middles::steps_taken;
 
     /// The first wildcard that matches, found by trying all.
     fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {

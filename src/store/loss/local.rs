@@ -1,12 +1,11 @@
-//! Counting in this process while a store does not reply.
+//! Counting in this process while a store does not reply, by this replica's part of each limit.
 
 use std::sync::Arc;
 
-use super::moment::Moment;
 use crate::{
     core::{
-        counter::{Batch, CounterStates},
-        window::{SteadyTime, Timestamp},
+        counter::{Batch, CounterState, CounterStates, IncrementSpec},
+        window::{Moment, SteadyTime, Timestamp},
     },
     store::memory::{
         CounterBounds, MemoryStore,
@@ -89,5 +88,36 @@ impl LocalCounters {
     /// How many counters there are.
     pub(super) fn len(&self) -> usize {
         self.counters.live_counters()
+    }
+}
+
+/// This replica's part of a limit: at least one hit of a limit that admits any.
+pub(super) fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
+    IncrementSpec {
+        limit: spec.limit.div_ceil(replicas),
+        method: spec.method.divided(replicas),
+        ..*spec
+    }
+}
+
+/// Converts a count within a share into one within the whole limit that leaves as much.
+pub(super) fn scaled_to_limit(
+    spec: &IncrementSpec,
+    share: &IncrementSpec,
+    count: CounterState,
+) -> CounterState {
+    let (limit, part) = (u64::from(spec.limit), u64::from(share.limit));
+    let after = match part.checked_sub(count.after) {
+        Some(left) if count.is_charged || !count.is_over(share.limit, share.added()) => {
+            limit - left.min(limit)
+        }
+        // Refused: it leaves nothing on which the caller could rely.
+        Some(_) => limit,
+        None => limit.saturating_add(count.after - part),
+    };
+    CounterState {
+        after,
+        is_degraded: true,
+        ..count
     }
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::moment::Moment;
 use crate::{
     core::{
         algorithm::{narrow, scale},
         counter::{CounterKind, IncrementSpec},
-        window::{SteadyTime, Timestamp},
+        window::{Moment, SteadyTime, Timestamp},
     },
     store::memory::begun::FirstCount,
 };

@@ -11,11 +11,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{moment::Moment, past_hits::PastHits};
+use super::past_hits::PastHits;
 use crate::{
     core::{
         counter::{CounterState, Increment, IncrementSpec},
-        window::{SteadyTime, Timestamp},
+        window::{Moment, SteadyTime, Timestamp},
     },
     foundation::{generations::Generations, lock::lock},
     store::memory::begun::FirstCount,

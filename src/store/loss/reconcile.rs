@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use super::{moment::Moment, recent::SeenCount, state::Loss};
+use super::{recent::SeenCount, state::Loss};
 use crate::{
-    core::window::{SteadyTime, Timestamp},
+    core::window::{Moment, SteadyTime, Timestamp},
     store::contract::{Deadline, Store, StoreError},
 };
 

@@ -14,18 +14,16 @@ use tokio::sync::Notify;
 
 use super::{
     first_count::{FirstCountInputs, longest_life},
-    local::LocalCounters,
-    moment::Moment,
+    local::{LocalCounters, scaled_to_limit, share},
     recent::{RecentTables, SeenCount, SharedRecent},
     replica_count::{AloneSince, ReplicaCount},
-    share::{scaled_to_limit, share},
     stats::LossStats,
 };
 use crate::{
     core::{
         counter::{Batch, Charge, CounterKind, CounterStates, Increment, IncrementSpec, Operation},
         request::Hits,
-        window::{SteadyTime, Timestamp},
+        window::{Moment, SteadyTime, Timestamp},
     },
     foundation::{
         lock::lock,

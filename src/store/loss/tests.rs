@@ -406,7 +406,7 @@ mod begins {
         let now = at(12);
         let batch = batch("a", &limit, Hits::ONE, now);
         let spec = batch.spec(0);
-        let share = share::share(spec, bounds.replicas);
+        let share = local::share(spec, bounds.replicas);
         let first = bounds.first_hits(spec, &share, &known, now);
         let latest = first.0.iter().map(|hits| hits.at).max();
         let (held, hour) = expected;

@@ -7,7 +7,7 @@
 use std::{collections::BinaryHeap, hash::BuildHasher as _};
 
 use super::{MemoryStore, SHARDS, key::KeyRest, lock, shard::Shard, table::DescriptorCounters};
-use crate::{core::window::Timestamp, store::listing::KeyPage};
+use crate::{core::window::Timestamp, store::contract::KeyPage};
 
 /// Where a listing goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

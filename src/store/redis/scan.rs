@@ -9,7 +9,7 @@ use super::{
     node::Node,
 };
 use crate::store::{
-    listing::KeyPage,
+    contract::KeyPage,
     redis::{
         batch::packed::PackedCommands,
         health::{failure::NodeFailure, running::within},

@@ -24,7 +24,7 @@ use crate::{
     },
     service::held_bytes::Account,
     store::{
-        listing::KeyPage,
+        contract::KeyPage,
         memory::MemoryCursor,
         redis::scan::{ScanCursor, ScanError},
     },
