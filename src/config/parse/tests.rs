@@ -515,3 +515,13 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
         Ok(YamlNode::map(map))
     }
 }
+
+#[test]
+fn serde_yaml_ends_an_error_with_the_place_in_the_words_that_positions_are_read_from() {
+    let error = serde_yaml::from_str::<Vec<u8>>("- 1\n- 2\n-   true\n").unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.ends_with(" at line 3 column 5"),
+        "serde_yaml has another text for a place: `one_pass.rs` would find no number, boolean or null: {text}"
+    );
+}

@@ -162,11 +162,40 @@ impl Lateness {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::{future::pending, sync::Arc};
+
+    use tokio::{io::AsyncWriteExt as _, net::UnixStream, task::JoinSet};
 
     use super::*;
 
     const TIME: Duration = Duration::from_millis(23);
+
+    #[tokio::test]
+    async fn what_waits_for_a_socket_has_run_with_the_tasks_that_it_starts_after_a_look_at_the_sockets()
+     {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let ran = Arc::<Mutex<Vec<&str>>>::default();
+        let (reads, calls) = (ran.clone(), ran.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            near.readable().await.unwrap();
+            lock(&reads).push("connection");
+            let mut started = JoinSet::new();
+            started.spawn(async move { lock(&calls).push("call") });
+            started.detach_all();
+            pending::<()>().await;
+        });
+        // The task waits for its socket from here on.
+        tokio::task::yield_now().await;
+        far.write_all(b"request").await.unwrap();
+        read_sockets().await;
+        assert_eq!(
+            *lock(&ran),
+            ["connection", "call"],
+            "tokio runs tasks that a socket wakes in another order: `read_sockets` has to wait for longer, or batches \
+             leave out requests that have arrived"
+        );
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_future_has_its_whole_time_and_no_more() {
