@@ -44,9 +44,11 @@ def tollgate_errors(pod, container):
     """The lack of probes, bounds, a metrics port or time to drain."""
     errors = []
     env = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        if container.get(probe, {}).get("httpGet", {}).get("path") != "/healthcheck":
-            errors.append(f"tollgate has no {probe}")
+    # Neither a lack of rules nor one of Redis is a reason to start it again.
+    probes = {"startupProbe": "/livez", "readinessProbe": "/healthcheck", "livenessProbe": "/livez"}
+    for probe, path in probes.items():
+        if container.get(probe, {}).get("httpGet", {}).get("path") != path:
+            errors.append(f"tollgate has no {probe} at {path}")
     if container.get("resources", {}).get("limits") != {"memory": "256Mi"}:
         errors.append("tollgate's memory is not limited to 256Mi, or its CPU is limited")
     if env.get("TOLLGATE_HTTP_JSON") != "false":

@@ -35,6 +35,12 @@ pub(crate) enum ServerError {
     Mogrifier(#[from] MogrifierError),
     #[error(transparent)]
     Tls(#[from] ListenerTlsError),
+    #[error("the token (TOLLGATE_ADMIN_TOKEN_FILE, --admin-token-file) cannot be read from {path}")]
+    Token {
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("rules cannot come from the control plane")]
     Xds(#[from] XdsError),
     #[error(transparent)]

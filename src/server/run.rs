@@ -4,7 +4,7 @@
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
 //! current-thread runtime, and a decision never leaves its worker.
 
-use std::sync::Arc;
+use std::{fs, sync::Arc};
 
 use tokio::sync::{Semaphore, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -38,7 +38,7 @@ use crate::{
         grpc::unary::{Phase, draining},
         held_bytes::HeldBound,
     },
-    settings::{process::Process, serve::Settings},
+    settings::{listen::Listen, process::Process, serve::Settings},
     store::redis::topology::servers::Servers,
 };
 
@@ -63,6 +63,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     let (parts, source, decision_lines) = Parts::new(settings, log, &mut tasks)?;
     let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
+    check_token(&settings.listen)?;
     let ports = Ports::bind(settings).await?;
     let addresses = ports.addresses()?;
     // Before the ports are announced: an operator who reads that line may send a signal or change a rule at once.
@@ -112,6 +113,18 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
     server.drain(&settings.process).await
+}
+
+/// The file of the token is read again for each change, so that a mistake would show only then.
+fn check_token(listen: &Listen) -> Result<(), ServerError> {
+    let Some(path) = listen.token_file() else {
+        return Ok(());
+    };
+    let read = fs::read(path).map(drop);
+    read.map_err(|source| ServerError::Token {
+        path: path.display().to_string(),
+        source,
+    })
 }
 
 /// Starts to watch the certificates; returns the TLS of connections, if the gRPC port has TLS.

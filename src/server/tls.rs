@@ -28,6 +28,10 @@ pub(crate) enum ListenerTlsError {
     NotNamed(&'static str),
     #[error("{0} verifies no client without {1}")]
     VerifiesNobody(&'static str, &'static str),
+    #[error(
+        "{0} names a file, but the port would have no TLS without GRPC_SERVER_USE_TLS (--grpc-tls)"
+    )]
+    NotSwitchedOn(&'static str),
     #[error("GRPC_CLIENT_TLS_SAN (--grpc-client-san) is not a DNS name: `{0}`")]
     NoName(String),
     #[error(transparent)]
@@ -57,10 +61,11 @@ impl CurrentTls {
     }
 }
 
+const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
+const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
+
 /// The files that the settings name, and the name required of clients.
 fn files(settings: &tls::TlsSettings) -> Result<ListenerFiles, ListenerTlsError> {
-    const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
-    const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
     let named = |path: Option<&Path>, name| {
         path.map(Path::to_owned)
             .ok_or(ListenerTlsError::NotNamed(name))
@@ -113,9 +118,11 @@ impl Rotation {
             return Err(ListenerTlsError::VerifiesNobody(CLIENT_SAN, CLIENT_CA));
         }
         if !settings.grpc_tls {
-            return match settings.client_ca() {
-                Some(_) => Err(ListenerTlsError::VerifiesNobody(CLIENT_CA, USE_TLS)),
-                None => Ok(None),
+            return match (settings.client_ca(), settings.certificate(), settings.key()) {
+                (Some(_), ..) => Err(ListenerTlsError::VerifiesNobody(CLIENT_CA, USE_TLS)),
+                (None, Some(_), _) => Err(ListenerTlsError::NotSwitchedOn(CERTIFICATE)),
+                (None, None, Some(_)) => Err(ListenerTlsError::NotSwitchedOn(KEY)),
+                (None, None, None) => Ok(None),
             };
         }
         let files = files(settings)?;

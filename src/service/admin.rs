@@ -1,4 +1,5 @@
-//! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, and `/json` unless it is off.
+//! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, `/livez`, and `/json` unless it
+//! is off.
 //! On the debug port: the pages of `debug.rs`. On the Prometheus port: its page.
 
 use std::sync::Arc;
@@ -54,7 +55,10 @@ pub(crate) fn http<S: Store>(
     let healthcheck = move |RawQuery(query): RawQuery| async move {
         health.answer(query.as_deref(), &components)
     };
-    let mut routes = Router::new().route("/healthcheck", any(healthcheck));
+    let mut routes = Router::new()
+        .route("/healthcheck", any(healthcheck))
+        // The process answers; a lack of rules or of Redis is no reason to restart it.
+        .route("/livez", get(|| async { plain(StatusCode::OK, "OK") }));
     if let Some(service) = service {
         let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
             match refuse_foreign(&headers) {
@@ -64,8 +68,13 @@ pub(crate) fn http<S: Store>(
         };
         routes = routes.route("/json", post(json));
     }
-    routes.fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
+    routes.fallback(|| async { plain(StatusCode::NOT_FOUND, NO_SUCH_PATH) })
 }
+
+/// The reply on the HTTP port to a path that it does not have. The first line is that of the reference.
+const NO_SUCH_PATH: &str = "404 page not found\n\
+    This port has /healthcheck, /livez and, unless it is off, /json. The page for people is on the debug port: \
+    http://localhost:6070/ by default (--debug-port).\n";
 
 /// Routes of the Prometheus port.
 pub(crate) fn prometheus(statistics: Statistics, path: &str) -> Router {

@@ -112,13 +112,18 @@ pub(crate) enum AdminChanges {
 impl Listen {
     /// The callers who may change counters. Without a file, `token` lets no caller in.
     pub(crate) fn change_access(&self) -> ChangeAccess {
-        let file = self.admin_token_file.clone();
-        let file = file.filter(|path| !path.as_os_str().is_empty());
+        let file = self.token_file().map(Path::to_owned);
         match (self.admin_changes, file) {
             (Some(AdminChanges::Off), _) | (Some(AdminChanges::Token), None) => ChangeAccess::Off,
             (None | Some(AdminChanges::Token), Some(file)) => ChangeAccess::Token(file),
             (None | Some(AdminChanges::Loopback), file) => ChangeAccess::Loopback(file),
         }
+    }
+
+    /// The file with the token of changes, if there is one.
+    pub(crate) fn token_file(&self) -> Option<&Path> {
+        let path = self.admin_token_file.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
     }
 
     /// The socket to serve gRPC on, if there is one.

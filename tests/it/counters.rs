@@ -606,6 +606,17 @@ fn status_of_reset(server: &Tollgate, headers: &str) -> u16 {
     json::send_with(server.debug, "POST", "/counters/reset", &headers, RESET).status
 }
 
+#[test]
+fn a_token_file_that_is_missing_is_an_error_at_the_start() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("token");
+    let path = file.to_str().unwrap();
+    let server = tollgate::with_rules(RULES).args(["--admin-token-file", path]);
+    let (_, missing) = server.fail();
+    let expected = format!("cannot be read from {path}");
+    assert!(missing.contains(&expected), "{missing}");
+}
+
 #[tokio::test]
 async fn with_a_token_file_every_change_needs_the_token() {
     let folder = tempfile::TempDir::new().unwrap();

@@ -98,10 +98,7 @@ fn json_can_be_turned_off() {
         .env("TOLLGATE_HTTP_JSON", "false")
         .start();
     let reply = json::send(server.http, "POST", "/json", ONE_HIT);
-    assert_eq!(
-        (reply.status, reply.body.as_str()),
-        (404, "404 page not found\n")
-    );
+    assert_eq!(reply.status, 404);
     assert_eq!(get(server.http, "/healthcheck").body, "OK");
 }
 
@@ -212,8 +209,25 @@ fn json_of_many_parts_is_not_read() {
 fn an_unknown_path_is_not_found() {
     let server = tollgate::with_rules(RULES).start();
     for path in ["/", "/healthcheck/", "/metrics", "/rlconfig", "/%ff"] {
-        assert_eq!(get(server.http, path).status, 404, "{path}");
+        let reply = get(server.http, path);
+        assert_eq!(reply.status, 404, "{path}");
+        assert!(reply.body.starts_with("404 page not found\n"), "{path}");
+        for named in ["/healthcheck", "/livez", "/json", "--debug-port"] {
+            assert!(reply.body.contains(named), "{named}");
+        }
     }
+}
+
+/// Whether the process wants traffic is another question.
+#[test]
+fn a_process_without_rules_is_alive() {
+    let server = tollgate::with_rules("")
+        .env("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")
+        .env("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")
+        .start();
+    assert_eq!(get(server.http, "/healthcheck").status, 500);
+    let alive = get(server.http, "/livez");
+    assert_eq!((alive.status, alive.body.as_str()), (200, "OK"));
 }
 
 #[test]

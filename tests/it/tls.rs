@@ -413,6 +413,12 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     pair("tls.crt", "other.key", &no_pair);
 
     check(&["--grpc-tls"], "needs GRPC_SERVER_TLS_CERT");
+    for flag in ["--grpc-tls-cert", "--grpc-tls-key"] {
+        check(
+            &[flag, &at("tls.crt")],
+            "the port would have no TLS without GRPC_SERVER_USE_TLS",
+        );
+    }
     check(
         &["--grpc-client-ca", "x"],
         "verifies no client without GRPC_SERVER_USE_TLS",
