@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, fs, path::Path};
 
 use clap::{Arg, CommandFactory as _};
-use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
+use tollgate::{Cli, Costs, Treatment, VARIABLES};
 
 use crate::support::tollgate::program;
 
@@ -75,20 +75,20 @@ fn the_readme_asks_with_the_program_that_make_run_builds() {
 #[test]
 fn the_settings_page_is_the_help_of_serve() {
     let mut page = String::from(
-        "# Settings\n\nEvery flag of `tollgate serve`, and the environment variable that says the \
-         same. Flags win over\nvariables. Booleans are `true` or `false`, durations are written \
-         `10ms` or `1h30m`. This page is\nmade of `tollgate serve --help`.\n",
+        "# Settings\n\nEvery flag of `tollgate serve`, which is the default command, with the environment variable \
+         that says the same:\nenvoyproxy/ratelimit's name if that service has one. Flags win over variables. Booleans and \
+         durations are written as\nin Go: `true`, `1`, `10ms`, `1h30m`. This page is made of `tollgate serve --help`.\n",
     );
     let short = program().args(["serve", "-h"]).output().unwrap();
     let short = String::from_utf8(short.stdout).unwrap();
     let is_short = |flag: &Arg| short.split_whitespace().any(|word| word == name(flag));
     let (often, rarely): (Vec<_>, Vec<_>) = flags().into_iter().partition(is_short);
     assert!(!often.is_empty() && !rarely.is_empty());
-    let head = "\n\n| flag | variable | default | |\n|---|---|---|---|\n";
+    let head = "\n\n| flag, variable | default | meaning |\n|---|---|---|\n";
     let row = |page: &mut String, flag: &Arg| {
         let (name, variable) = (name(flag), variable(flag));
         let (default, help) = (default(flag), help(flag));
-        let _ = writeln!(page, "| `{name}` | `{variable}` | {default} | {help} |");
+        let _ = writeln!(page, "| `{name}`, `{variable}` | {default} | {help} |");
     };
     let _ = write!(page, "\n## Most installations{head}");
     often.iter().for_each(|flag| row(&mut page, flag));
@@ -118,19 +118,15 @@ fn check_block(page: &str, name: &str, block: &str) {
 
 #[test]
 fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
-    let mut table = String::from("| cost | value | of | from |\n|---|---|---|---|\n");
-    for Cost {
-        name,
-        value,
-        unit,
-        meaning,
-        source,
-    } in Costs::measured().all()
-    {
+    let mut table = String::from("| cost | value | of |\n|---|---|---|\n");
+    for cost in Costs::measured().all() {
+        let value = format!("{} {}", cost.value, cost.unit);
         let _ = writeln!(
             table,
-            "| `{name}` | {} | {meaning} | {source} |",
-            format!("{value} {unit}").trim()
+            "| `{}` | {} | {} |",
+            cost.name,
+            value.trim(),
+            cost.meaning
         );
     }
     check_block("docs/sizing.md", "costs", &table);
@@ -165,18 +161,33 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
     let flags = flags();
     let mut page = String::from(
         "# The environment of envoyproxy/ratelimit\n\nWhat becomes of each of its variables. This \
-         page is made of the table that the program itself goes\nby.\n\n\
-         | variable | what tollgate makes of it |\n|---|---|\n",
+         page is made of the table that the program itself goes\nby.\n\n## Without effect\n\nOne \
+         that is set has a line in the log.\n\n| variable | reason |\n|---|---|\n",
     );
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut honoured = Vec::new();
     for (variable_name, treatment) in VARIABLES {
-        let meaning = match treatment {
+        match treatment {
             Treatment::Honoured => {
                 let flag = flags.iter().find(|flag| variable(flag) == variable_name);
-                format!("honoured, as `{}`", name(flag.unwrap()))
+                honoured.push(format!("- `{variable_name}`: `{}`", name(flag.unwrap())));
             }
-            Treatment::Instead(why) => format!("no effect, and a line in the log: {why}"),
-        };
-        let _ = writeln!(page, "| `{variable_name}` | {meaning} |");
+            Treatment::Instead(why) => {
+                let variable_name = format!("`{variable_name}`");
+                match reasons.iter_mut().find(|(reason, _)| *reason == why) {
+                    Some((_, names)) => names.push(variable_name),
+                    None => reasons.push((why, vec![variable_name])),
+                }
+            }
+        }
     }
+    for (why, names) in reasons {
+        let _ = writeln!(page, "| {} | {why} |", names.join(", "));
+    }
+    let _ = writeln!(
+        page,
+        "\n## Honoured\n\nEach as the flag beside it, of which [settings.md](settings.md) has the meaning.\n\n{}",
+        honoured.join("\n")
+    );
     check("docs/environment.md", &page);
 }
