@@ -629,7 +629,7 @@ fn show(example: &Example, page: &mut String) {
 const ON_THE_PAGE: [&str; 5] = [
     "`unknown_key`: a typing error",
     "`too_few_entries`",
-    "`replaced`",
+    "An entry is read as the joined text",
     "An exact value hides a bare key",
     "One descriptor refuses for all",
 ];

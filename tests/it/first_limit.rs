@@ -130,7 +130,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Does what the page says, in a folder that looks like a clone in which `make build` and `make tools` have run.
+/// Does what the page says, in a folder that looks like a clone in which `make run` and `make tools` have run.
 ///
 /// # Errors
 ///
@@ -138,10 +138,10 @@ fn steps(page: &str) -> Vec<Step> {
 fn follow(steps: &[Step]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let clone = TempDir::new().unwrap();
-    fs::create_dir_all(clone.path().join("target/release")).unwrap();
+    fs::create_dir_all(clone.path().join("target/local")).unwrap();
     symlink(
         env!("CARGO_BIN_EXE_tollgate"),
-        clone.path().join("target/release/tollgate"),
+        clone.path().join("target/local/tollgate"),
     )
     .unwrap();
     symlink(root.join("target/tools"), clone.path().join("target/tools")).unwrap();

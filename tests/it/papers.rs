@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, fs, path::Path};
 
 use clap::{Arg, CommandFactory as _};
-use tollgate::{Cli, Costs, Treatment, VARIABLES};
+use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
 
 use crate::support::tollgate::program;
 
@@ -116,10 +116,19 @@ fn check_block(page: &str, name: &str, block: &str) {
     check(page, &format!("{before}{begin}{block}{end}{after}"));
 }
 
+/// Whether the table of measured loads in the page on sizes has the cost, and the table of costs does not repeat it.
+fn is_of_a_load(cost: &Cost) -> bool {
+    cost.name.contains(".calls_") || cost.name.ends_with(".wait")
+}
+
 #[test]
 fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
     let mut table = String::from("| cost | value | of |\n|---|---|---|\n");
-    for cost in Costs::measured().all() {
+    for cost in Costs::measured()
+        .all()
+        .iter()
+        .filter(|cost| !is_of_a_load(cost))
+    {
         let value = format!("{} {}", cost.value, cost.unit);
         let _ = writeln!(
             table,
@@ -150,6 +159,7 @@ fn the_costs_stand_in_the_pages_that_they_are_from() {
         if is_there {
             found += 1;
         } else {
+            assert!(!is_of_a_load(cost), "{cost:?}");
             assert!(cost.source.chars().any(|c| c.is_ascii_digit()), "{cost:?}");
         }
     }
@@ -190,4 +200,102 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
         honoured.join("\n")
     );
     check("docs/environment.md", &page);
+}
+
+/// A row of the table of measurements behind a real Envoy: the service, processor time in seconds for a million
+/// requests, and the 99th percentile in milliseconds.
+struct Measured {
+    service: String,
+    cpu_secs: f64,
+    p99_millis: f64,
+}
+
+fn measured_behind_envoy() -> Vec<Measured> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (_, rest) = page.split_once("<!-- chart: begin -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- chart: end -->").unwrap();
+    let mut lines = table.lines().map(|line| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        cells
+    });
+    let head = lines.next().unwrap();
+    let column = |name: &str| head.iter().position(|cell| *cell == name).unwrap();
+    let (cpu, p99) = (column("its CPU, s"), column("p99 ms"));
+    lines
+        .filter(|cells| {
+            ["tollgate, Redis", "envoyproxy"]
+                .iter()
+                .any(|name| cells[0].starts_with(name))
+        })
+        .map(|cells| Measured {
+            service: cells[0].to_owned(),
+            cpu_secs: cells[cpu].parse().unwrap(),
+            p99_millis: cells[p99].parse().unwrap(),
+        })
+        .collect()
+}
+
+const CHART_STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
+.bar { fill: #0969da } .other { fill: #8c959f }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .bar { fill: #58a6ff } .other { fill: #6e7681 } }";
+
+/// Bars from zero on, one for each service, with their values.
+fn panel(svg: &mut String, top: f64, title: &str, bars: &[(&str, f64, &str)]) {
+    const LEFT: f64 = 190.0;
+    const WIDTH: f64 = 360.0;
+    let most = bars.iter().map(|(_, value, _)| *value).fold(0.0, f64::max);
+    let _ = writeln!(
+        svg,
+        "<text class=\"title\" x=\"0\" y=\"{}\">{title}</text>",
+        top + 14.0
+    );
+    for (row, (service, value, unit)) in (1_u8..).zip(bars) {
+        let y = top + 24.0 * f64::from(row);
+        let width = WIDTH * value / most;
+        let kind = if service.starts_with("tollgate") {
+            "bar"
+        } else {
+            "other"
+        };
+        let _ = writeln!(
+            svg,
+            "<text x=\"0\" y=\"{}\">{service}</text><rect class=\"{kind}\" x=\"{LEFT}\" y=\"{y}\" \
+             width=\"{width:.1}\" height=\"18\"/><text x=\"{:.1}\" y=\"{}\">{value} {unit}</text>",
+            y + 13.0,
+            LEFT + width + 6.0,
+            y + 13.0,
+        );
+    }
+}
+
+#[test]
+fn the_chart_of_costs_is_drawn_from_the_table_beside_it() {
+    let rows = measured_behind_envoy();
+    assert_eq!(rows.len(), 3);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 620 212\" role=\"img\" aria-label=\"Processor time \
+         and p99 of tollgate and envoyproxy/ratelimit behind one Envoy\">\n<style>{CHART_STYLE}</style>\n"
+    );
+    let bars = |value: fn(&Measured) -> f64, unit: &'static str| -> Vec<_> {
+        let mut bars = Vec::new();
+        for row in &rows {
+            bars.push((row.service.as_str(), value(row), unit));
+        }
+        bars
+    };
+    panel(
+        &mut svg,
+        0.0,
+        "Processor time of the service for a million requests",
+        &bars(|row| row.cpu_secs, "s"),
+    );
+    panel(
+        &mut svg,
+        110.0,
+        "99 of 100 requests are answered within",
+        &bars(|row| row.p99_millis, "ms"),
+    );
+    svg.push_str("</svg>\n");
+    check("docs/through-envoy.svg", &svg);
 }
