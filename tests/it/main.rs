@@ -64,6 +64,7 @@
 //! - `deploy`: the files in `deploy/`, run unchanged, and the programs that make packages of them
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
+//! - `recipes`: each recipe of its page, run by a real Envoy
 //! - `dependencies`: advisories against the dependencies, and their licences
 //! - `support`: starts and stops everything else
 
@@ -117,6 +118,7 @@ mod on_loss;
 mod openapi;
 mod papers;
 mod prometheus;
+mod recipes;
 mod redis;
 mod redis_tls;
 mod refusals;
