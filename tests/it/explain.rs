@@ -514,6 +514,15 @@ descriptors:
     rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
 ";
 
+const CLOSED: &str = "\
+domain: shop
+descriptors:
+  - key: open
+    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window }
+  - key: closed
+    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
+";
+
 const TRAPS: [Example; 9] = [
     (
         "An exact value hides a bare key",
@@ -573,9 +582,9 @@ const TRAPS: [Example; 9] = [
     ),
     (
         "One descriptor refuses for all",
-        Some(MODES),
+        Some(CLOSED),
         "shop",
-        &["second=x", "closed=x"],
+        &["open=x", "closed=x"],
         &[],
     ),
 ];

@@ -51,6 +51,17 @@ fn help(flag: &clap::Arg) -> String {
     flag.get_help().unwrap().to_string().replace('|', "\\|")
 }
 
+/// The help of a flag, or for the second Redis the flag of the first one, unless the help says how they differ.
+fn meaning(flag: &clap::Arg) -> String {
+    let help = help(flag);
+    let first = name(flag).replace("--redis-per-second-", "--redis-");
+    let is_of_the_second = first != name(flag) && flags().iter().any(|flag| name(flag) == first);
+    if is_of_the_second && !help.contains("the first") {
+        return format!("As `{first}`");
+    }
+    help
+}
+
 #[test]
 fn the_readme_asks_with_the_program_that_make_run_builds() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -87,7 +98,7 @@ fn the_settings_page_is_the_help_of_serve() {
     let head = "\n\n| flag, variable | default | meaning |\n|---|---|---|\n";
     let row = |page: &mut String, flag: &Arg| {
         let (name, variable) = (name(flag), variable(flag));
-        let (default, help) = (default(flag), help(flag));
+        let (default, help) = (default(flag), meaning(flag));
         let _ = writeln!(page, "| `{name}`, `{variable}` | {default} | {help} |");
     };
     let _ = write!(page, "\n## Most installations{head}");
