@@ -100,13 +100,21 @@ fn check(rules: &Path) {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
-/// README.md and docs/, as far as they exist.
+/// README.md, docs/ and its folders.
 fn papers() -> Vec<PathBuf> {
     let mut papers = vec![root().join("README.md")];
-    if let Ok(docs) = fs::read_dir(root().join("docs")) {
-        papers.extend(docs.map(|entry| entry.unwrap().path()));
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "md") {
+                papers.push(path);
+            }
+        }
     }
-    papers.retain(|paper| paper.is_file() && paper.extension().is_some_and(|end| end == "md"));
+    assert!(papers.len() > 30, "{papers:?}");
     papers
 }
 

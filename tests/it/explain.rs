@@ -377,7 +377,7 @@ fn hostile_values_do_not_reach_the_terminal() {
     }
 }
 
-// --- docs/explain.md -----------------------------------------------------------------------------
+// --- docs/run/explain.md --------------------------------------------------------------------------
 
 const PAGE: &str = include_str!("explain/page.md");
 
@@ -684,5 +684,5 @@ fn each_cause_of_no_limit_and_each_trap_has_an_example_and_the_page_has_five() {
         assert!(page.contains(&format!("\n### {heading}\n")), "{heading}");
     }
     papers::check("tests/it/explain/examples.md", &all);
-    papers::check("docs/explain.md", &page);
+    papers::check("docs/run/explain.md", &page);
 }

@@ -1,4 +1,4 @@
-//! `docs/first-limit.md`, followed word by word: its files are written, its commands run, and what it says
+//! `docs/start/first-limit.md`, followed word by word: its files are written, its commands run, and what it says
 //! they print is what they print. Only ports are others.
 
 use std::{
@@ -271,6 +271,6 @@ impl Server {
 }
 
 fn page() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/first-limit.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/start/first-limit.md");
     fs::read_to_string(path).unwrap()
 }

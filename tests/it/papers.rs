@@ -113,7 +113,7 @@ fn the_settings_page_is_the_help_of_serve() {
         }
         row(&mut page, flag);
     }
-    check("docs/settings.md", &page);
+    check("docs/run/settings.md", &page);
 }
 
 /// The block of a page between two comments, which the program writes.
@@ -149,7 +149,7 @@ fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
             cost.meaning
         );
     }
-    check_block("docs/sizing.md", "costs", &table);
+    check_block("docs/run/sizing.md", "costs", &table);
 }
 
 /// A copy of a figure in another page would go on when the measurement changes.
@@ -161,7 +161,10 @@ fn the_costs_stand_in_the_pages_that_they_are_from() {
         let Some((page, _)) = cost.source.split_once(".md") else {
             continue;
         };
-        let text = fs::read_to_string(root.join(format!("docs/{page}.md"))).unwrap();
+        let folders = ["rules", "run", "evidence"];
+        let paths = folders.map(|folder| root.join(format!("docs/{folder}/{page}.md")));
+        let path = paths.iter().find(|path| path.exists());
+        let text = fs::read_to_string(path.expect("a folder has the page")).unwrap();
         let value = cost.value.to_string();
         let is_there = text
             .split(|c: char| !c.is_ascii_digit() && c != '.' && c != ',')
@@ -207,10 +210,10 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
     }
     let _ = writeln!(
         page,
-        "\n## Honoured\n\nEach as the flag beside it, of which [settings.md](settings.md) has the meaning.\n\n{}",
+        "\n## Honoured\n\nEach as the flag beside it, of which [settings.md](../run/settings.md) has the meaning.\n\n{}",
         honoured.join("\n")
     );
-    check("docs/environment.md", &page);
+    check("docs/start/environment.md", &page);
 }
 
 /// A row of the table of measurements behind a real Envoy: the service, processor time in seconds for a million
@@ -222,7 +225,7 @@ struct Measured {
 }
 
 fn measured_behind_envoy() -> Vec<Measured> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/evidence/performance.md");
     let page = fs::read_to_string(path).unwrap();
     let (_, rest) = page.split_once("<!-- chart: begin -->\n").unwrap();
     let (table, _) = rest.split_once("<!-- chart: end -->").unwrap();
@@ -308,5 +311,5 @@ fn the_chart_of_costs_is_drawn_from_the_table_beside_it() {
         &bars(|row| row.p99_millis, "ms"),
     );
     svg.push_str("</svg>\n");
-    check("docs/through-envoy.svg", &svg);
+    check("docs/evidence/through-envoy.svg", &svg);
 }

@@ -1,4 +1,4 @@
-//! `docs/recipes.md`: the Envoy configuration and the rules of each recipe, run by a real Envoy and tollgate.
+//! `docs/rules/recipes.md`: the Envoy configuration and the rules of each recipe, run by a real Envoy and tollgate.
 
 use std::{fs, path::Path};
 
@@ -269,7 +269,7 @@ impl Shop {
 }
 
 fn page() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/rules/recipes.md");
     fs::read_to_string(path).unwrap()
 }
 
