@@ -58,6 +58,7 @@
 //! - `openapi`: the document of the HTTP ports, and their replies, also to requests that schemathesis makes of it
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
+//! - `documents`: links, the index and the length of the documents
 //! - `envoy`: a real Envoy calls, and obeys
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `upgrade`: counters, flags and metrics of earlier versions
@@ -93,6 +94,7 @@ mod decision_lines;
 mod decision_log;
 mod dependencies;
 mod deploy;
+mod documents;
 mod drain;
 mod drop_in;
 mod environment;
