@@ -288,7 +288,7 @@ fn the_chart_of_costs_is_drawn_from_the_table_beside_it() {
     let rows = measured_behind_envoy();
     assert_eq!(rows.len(), 3);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 620 212\" role=\"img\" aria-label=\"Processor time \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 640 212\" role=\"img\" aria-label=\"Processor time \
          and p99 of tollgate and envoyproxy/ratelimit behind one Envoy\">\n<style>{CHART_STYLE}</style>\n"
     );
     let bars = |value: fn(&Measured) -> f64, unit: &'static str| -> Vec<_> {
