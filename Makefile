@@ -104,19 +104,19 @@ bench: tools ## Run the benchmarks, one of them with a real Envoy
 
 # It takes minutes, so it is not part of `test`, which runs a short form of each scenario. It measures the release
 # build.
-chaos: tools ## Break Redis in every way and write the results to docs/chaos.md
-	$(CARGO) test --release --locked --test chaos -- --write docs/chaos.md
+chaos: tools ## Break Redis in every way and write the results to docs/evidence/chaos.md
+	$(CARGO) test --release --locked --test chaos -- --write docs/evidence/chaos.md
 
 # As above: it measures the release build.
 # ATTACK_TOLLGATE=FILE attacks that program instead, and only prints.
-attack: tools ## Attack the server in every way and write the effects to docs/hardening.md
+attack: tools ## Attack the server in every way and write the effects to docs/evidence/hardening.md
 	$(CARGO) test --release --locked --test attack -- \
-		$(if $(ATTACK_TOLLGATE),--server $(ATTACK_TOLLGATE),--write docs/hardening.md)
+		$(if $(ATTACK_TOLLGATE),--server $(ATTACK_TOLLGATE),--write docs/evidence/hardening.md)
 
 # A job of its own: Go builds both control planes the first time, twenty minutes of a processor and some GB.
 # CONTROL_PLANES_TOLLGATE=FILE takes that program instead of the release build.
 control-planes: tools $(if $(CONTROL_PLANES_TOLLGATE),,build) ## Run it under Envoy Gateway and Istio themselves
-	@target/tools/bin/python3 tests/control_planes/run.py --write docs/envoy-gateway.md \
+	@target/tools/bin/python3 tests/control_planes/run.py --write docs/envoy/envoy-gateway.md \
 		$(if $(CONTROL_PLANES_TOLLGATE),--tollgate $(CONTROL_PLANES_TOLLGATE))
 
 MINUTES ?= 10

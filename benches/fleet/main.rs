@@ -1,7 +1,7 @@
 //! A simulated fleet, from one sidecar to a thousand replicas on 30 shards of Redis: which part is used up first.
 //!
 //! ```text
-//! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/sizing.md]
+//! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/run/sizing.md]
 //! ```
 //!
 //! The costs are those of `tollgate size`; no server runs. Equal seeds give equal tables.

@@ -87,7 +87,7 @@ def rule_errors():
             errors.append(f"rules.yaml {name}: its severity is neither critical nor warning")
         if not notes.get("summary", "").endswith("."):
             errors.append(f"rules.yaml {name}: its summary is no sentence")
-        if notes.get("runbook") != f"docs/runbook.md#{name.lower()}":
+        if notes.get("runbook") != f"docs/run/runbook.md#{name.lower()}":
             errors.append(f"rules.yaml {name}: no runbook")
     cases = [case["alert"] for case in yaml.safe_load(CASES.read_text())]
     if cases != [rule["alert"] for rule in alerts()]:

@@ -113,7 +113,7 @@ def release_notes(version, section, sums, exception):
     advice = f"### Advisories\n\n{exception}\n\n" if exception else ""
     return (
         f"{section}\n\n{advice}### Files\n\n"
-        f"docs/install.md describes each file. `make image dist` at commit {commit} gives equal bits.\n\n"
+        f"docs/start/install.md describes each file. `make image dist` at commit {commit} gives equal bits.\n\n"
         f"```text\n{sums}```\n"
     )
 

@@ -1,4 +1,4 @@
-//! Short names of faults, for programs that read reports. docs/check.md lists them; none changes its meaning.
+//! Short names of faults, for programs that read reports. docs/rules/check.md lists them; none changes its meaning.
 
 use super::fault::Fault;
 

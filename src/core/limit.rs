@@ -148,7 +148,7 @@ pub struct Limit {
     pub name: Option<Arc<str>>,
 }
 
-/// How hits are counted against a limit. docs/algorithms.md describes the answers of each algorithm.
+/// How hits are counted against a limit. docs/rules/algorithms.md describes the answers of each algorithm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
     /// In windows aligned to the Unix epoch.

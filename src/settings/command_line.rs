@@ -197,7 +197,7 @@ pub(crate) struct Check {
 pub(crate) enum ReportFormat {
     /// A line for each problem, and a summary
     Text,
-    /// The JSON of docs/check.md
+    /// The JSON of docs/rules/check.md
     Json,
     /// SARIF 2.1.0
     Sarif,

@@ -334,7 +334,7 @@ mod tests {
             assert!(grows, "{mib} MiB: {now:?} after {before:?}");
             before = now;
         }
-        // As docs/sizing.md has it.
+        // As docs/run/sizing.md has it.
         let of_table = |limit| {
             let shares = shares(limit);
             let windows = shares.counters.fixed_windows();

@@ -415,7 +415,7 @@ fn every_code_has_its_line_in_the_documents() {
         .map(|rest| rest.split('"').next().unwrap())
         .collect();
     assert!(codes.len() > 40, "{codes:?}");
-    let page = fs::read_to_string(root.join("docs/check.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/rules/check.md")).unwrap();
     let (_, page) = page.split_once("## Codes").unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| `"));
     let first_cells = rows.map(|row| row[2..].split('|').next().unwrap());

@@ -703,7 +703,7 @@ async fn no_far_client_changes_a_counter_through_an_ordinary_proxy() {
     assert_eq!(status_of_reset(&server, ""), 200);
 }
 
-/// docs/counters.md says that such a proxy is trusted.
+/// docs/run/ports.md says that such a proxy is trusted.
 #[test]
 fn a_proxy_on_this_machine_that_adds_nothing_is_not_seen_unless_there_is_a_token() {
     let folder = tempfile::TempDir::new().unwrap();

@@ -7,7 +7,10 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{finish, tollgate::program};
+use crate::support::{
+    finish, json,
+    tollgate::{program, with_rules},
+};
 
 #[test]
 fn the_examples_load_without_a_warning() {
@@ -32,6 +35,27 @@ fn every_rule_in_the_documents_loads_without_a_warning() {
 fn the_front_page_shows_rules() {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
     assert!(!rules(&text).is_empty());
+}
+
+/// The front page's first 429: the body of its call, posted as often as it says, with the rules that `make run` serves.
+#[test]
+fn the_front_page_s_first_calls_are_answered_as_it_says() {
+    let text = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, rest) = text.split_once("/json -d \\\n    '").unwrap();
+    let (body, rest) = rest.split_once("'; done\n").unwrap();
+    let expected: Vec<u16> = rest.lines().map_while(|line| line.parse().ok()).collect();
+    assert_eq!(expected.last(), Some(&429));
+    let rules = fs::read_to_string(root().join("config/small.yaml")).unwrap();
+    check_within_one_second(|| {
+        let server = with_rules(&rules).start();
+        let post = |_| json::send(server.http, "POST", "/json", body.as_bytes()).status;
+        expected.iter().map(post).collect::<Vec<_>>() == expected
+    });
+}
+
+/// A second may end between two calls.
+fn check_within_one_second(mut holds: impl FnMut() -> bool) {
+    assert!((0..5).any(|_| holds()));
 }
 
 #[test]
@@ -76,13 +100,21 @@ fn check(rules: &Path) {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
-/// README.md and docs/, as far as they exist.
+/// README.md, docs/ and its folders.
 fn papers() -> Vec<PathBuf> {
     let mut papers = vec![root().join("README.md")];
-    if let Ok(docs) = fs::read_dir(root().join("docs")) {
-        papers.extend(docs.map(|entry| entry.unwrap().path()));
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "md") {
+                papers.push(path);
+            }
+        }
     }
-    papers.retain(|paper| paper.is_file() && paper.extension().is_some_and(|end| end == "md"));
+    assert!(papers.len() > 30, "{papers:?}");
     papers
 }
 

@@ -377,7 +377,7 @@ fn hostile_values_do_not_reach_the_terminal() {
     }
 }
 
-// --- docs/explain.md -----------------------------------------------------------------------------
+// --- docs/run/explain.md --------------------------------------------------------------------------
 
 const PAGE: &str = include_str!("explain/page.md");
 
@@ -514,6 +514,15 @@ descriptors:
     rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
 ";
 
+const CLOSED: &str = "\
+domain: shop
+descriptors:
+  - key: open
+    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window }
+  - key: closed
+    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
+";
+
 const TRAPS: [Example; 9] = [
     (
         "An exact value hides a bare key",
@@ -573,9 +582,9 @@ const TRAPS: [Example; 9] = [
     ),
     (
         "One descriptor refuses for all",
-        Some(MODES),
+        Some(CLOSED),
         "shop",
-        &["second=x", "closed=x"],
+        &["open=x", "closed=x"],
         &[],
     ),
 ];
@@ -625,17 +634,28 @@ fn show(example: &Example, page: &mut String) {
     );
 }
 
+/// The examples of the page, by their headings; the others are in the golden file only.
+const ON_THE_PAGE: [&str; 5] = [
+    "`unknown_key`: a typing error",
+    "`too_few_entries`",
+    "An entry is read as the joined text",
+    "An exact value hides a bare key",
+    "One descriptor refuses for all",
+];
+
 #[test]
-fn the_page_shows_each_cause_of_no_limit_and_each_trap() {
-    let mut page = PAGE.to_owned();
-    let _ = write!(
-        page,
-        "\n## Causes of \"no limit\"\n\nUnless other rules are shown, these are in `shop.yaml`:\n\n```text\n{SHOP}```\n"
-    );
-    for example in &CAUSES {
-        show(example, &mut page);
+fn each_cause_of_no_limit_and_each_trap_has_an_example_and_the_page_has_five() {
+    let rules =
+        format!("Unless other rules are shown, these are in `shop.yaml`:\n\n```text\n{SHOP}```\n");
+    let mut all = rules.clone();
+    let mut page = format!("{PAGE}\n## Examples\n\n{rules}");
+    for example in CAUSES.iter().chain(&TRAPS) {
+        show(example, &mut all);
+        if ON_THE_PAGE.contains(&example.0) {
+            show(example, &mut page);
+        }
     }
-    let causes = [
+    for cause in [
         "no rules are for this domain",
         "the domain has no rules",
         "is no key here",
@@ -645,13 +665,8 @@ fn the_page_shows_each_cause_of_no_limit_and_each_trap() {
         "the rule has no limit",
         "the rule is `unlimited`",
         "replaces its limits",
-    ];
-    for cause in causes {
-        assert!(page.contains(cause), "no example of: {cause}");
-    }
-    page += "\n## Traps of matching\n";
-    for example in &TRAPS {
-        show(example, &mut page);
+    ] {
+        assert!(all.contains(cause), "no example of: {cause}");
     }
     for trap in [
         "matching never goes back",
@@ -663,7 +678,11 @@ fn the_page_shows_each_cause_of_no_limit_and_each_trap() {
         "in shadow mode",
         "all quotas are over",
     ] {
-        assert!(page.contains(trap), "no example of: {trap}");
+        assert!(all.contains(trap), "no example of: {trap}");
     }
-    papers::check("docs/explain.md", &page);
+    for heading in ON_THE_PAGE {
+        assert!(page.contains(&format!("\n### {heading}\n")), "{heading}");
+    }
+    papers::check("tests/it/explain/examples.md", &all);
+    papers::check("docs/run/explain.md", &page);
 }

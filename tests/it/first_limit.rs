@@ -1,4 +1,4 @@
-//! `docs/first-limit.md`, followed word by word: its files are written, its commands run, and what it says
+//! `docs/start/first-limit.md`, followed word by word: its files are written, its commands run, and what it says
 //! they print is what they print. Only ports are others.
 
 use std::{
@@ -130,7 +130,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Does what the page says, in a folder that looks like a clone in which `make build` and `make tools` have run.
+/// Does what the page says, in a folder that looks like a clone in which `make run` and `make tools` have run.
 ///
 /// # Errors
 ///
@@ -138,10 +138,10 @@ fn steps(page: &str) -> Vec<Step> {
 fn follow(steps: &[Step]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let clone = TempDir::new().unwrap();
-    fs::create_dir_all(clone.path().join("target/release")).unwrap();
+    fs::create_dir_all(clone.path().join("target/local")).unwrap();
     symlink(
         env!("CARGO_BIN_EXE_tollgate"),
-        clone.path().join("target/release/tollgate"),
+        clone.path().join("target/local/tollgate"),
     )
     .unwrap();
     symlink(root.join("target/tools"), clone.path().join("target/tools")).unwrap();
@@ -271,6 +271,6 @@ impl Server {
 }
 
 fn page() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/first-limit.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/start/first-limit.md");
     fs::read_to_string(path).unwrap()
 }

@@ -125,7 +125,7 @@ const OF_THE_FILE: (&str, &str) = ("nothing-checked", "warning");
 
 #[test]
 fn every_trap_is_planted_and_in_the_documents_and_in_the_help() {
-    let page = fs::read_to_string(root("docs/lint-envoy.md")).unwrap();
+    let page = fs::read_to_string(root("docs/envoy/lint-envoy.md")).unwrap();
     let mut planted = BTreeMap::from([(OF_THE_FILE.0.to_owned(), vec![OF_THE_FILE.1.to_owned()])]);
     for file in PLANTED.map(root) {
         let (_, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));

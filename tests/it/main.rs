@@ -58,12 +58,14 @@
 //! - `openapi`: the document of the HTTP ports, and their replies, also to requests that schemathesis makes of it
 //! - `http`: health, metrics and the rules in use over HTTP
 //! - `papers`: pages that the program itself can write
+//! - `documents`: links, the index and the length of the documents
 //! - `envoy`: a real Envoy calls, and obeys
 //! - `lint_envoy`: the traps of Envoy configurations
 //! - `upgrade`: counters, flags and metrics of earlier versions
 //! - `deploy`: the files in `deploy/`, run unchanged, and the programs that make packages of them
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
+//! - `recipes`: each recipe of its page, run by a real Envoy
 //! - `dependencies`: advisories against the dependencies, and their licences
 //! - `support`: starts and stops everything else
 
@@ -92,6 +94,7 @@ mod decision_lines;
 mod decision_log;
 mod dependencies;
 mod deploy;
+mod documents;
 mod drain;
 mod drop_in;
 mod environment;
@@ -117,6 +120,7 @@ mod on_loss;
 mod openapi;
 mod papers;
 mod prometheus;
+mod recipes;
 mod redis;
 mod redis_tls;
 mod refusals;

@@ -172,7 +172,7 @@ async fn a_restarted_redis_learns_what_was_spent_without_it() {
     assert_eq!(passing(&mut client, "log", 100).await, 76);
 }
 
-/// The four rows of the table in docs/chaos.md: 90 of 100 are used, then Redis is killed.
+/// The four rows of the table in docs/evidence/chaos.md: 90 of 100 are used, then Redis is killed.
 const USED: usize = 90;
 const ROWS: [&str; 2] = ["local", "log"];
 
@@ -487,7 +487,7 @@ async fn a_value_in_use_gets_no_fresh_limit_while_local_room_is_short() {
     }
     for (algorithm, densest) in all.join_all().await {
         // Two windows touch; a sketch counts in windows; and a value may get its own counter meanwhile, where a bucket
-        // and a window from the first hit admit a limit more (the table in docs/algorithms.md).
+        // and a window from the first hit admit a limit more (the table in docs/rules/algorithms.md).
         let most = match algorithm {
             "token_bucket" | "first_hit" => 12,
             _ => 8,
@@ -672,7 +672,7 @@ async fn a_full_local_table_refuses_nobody_for_want_of_room() {
 #[tokio::test]
 async fn a_full_queue_is_answered_as_the_rules_say() {
     const LIMITS: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10000000/10000years]}]";
-    /// On each connection. Of all of them 1,000 are on their way to Redis, and 10,000 may wait (docs/redis.md).
+    /// On each connection. Of all of them 1,000 are on their way to Redis, and 10,000 may wait (docs/run/redis.md).
     const CALLS: usize = 1_020;
     const CONNECTIONS: usize = 11;
     for answer in ["error", "allow", "deny", "local"] {

@@ -51,6 +51,17 @@ fn help(flag: &clap::Arg) -> String {
     flag.get_help().unwrap().to_string().replace('|', "\\|")
 }
 
+/// The help of a flag, or for the second Redis the flag of the first one, unless the help says how they differ.
+fn meaning(flag: &clap::Arg) -> String {
+    let help = help(flag);
+    let first = name(flag).replace("--redis-per-second-", "--redis-");
+    let is_of_the_second = first != name(flag) && flags().iter().any(|flag| name(flag) == first);
+    if is_of_the_second && !help.contains("the first") {
+        return format!("As `{first}`");
+    }
+    help
+}
+
 #[test]
 fn the_readme_asks_with_the_program_that_make_run_builds() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -75,20 +86,20 @@ fn the_readme_asks_with_the_program_that_make_run_builds() {
 #[test]
 fn the_settings_page_is_the_help_of_serve() {
     let mut page = String::from(
-        "# Settings\n\nEvery flag of `tollgate serve`, and the environment variable that says the \
-         same. Flags win over\nvariables. Booleans are `true` or `false`, durations are written \
-         `10ms` or `1h30m`. This page is\nmade of `tollgate serve --help`.\n",
+        "# Settings\n\nEvery flag of `tollgate serve`, which is the default command, with the environment variable \
+         that says the same:\nenvoyproxy/ratelimit's name if that service has one. Flags win over variables. Booleans and \
+         durations are written as\nin Go: `true`, `1`, `10ms`, `1h30m`. This page is made of `tollgate serve --help`.\n",
     );
     let short = program().args(["serve", "-h"]).output().unwrap();
     let short = String::from_utf8(short.stdout).unwrap();
     let is_short = |flag: &Arg| short.split_whitespace().any(|word| word == name(flag));
     let (often, rarely): (Vec<_>, Vec<_>) = flags().into_iter().partition(is_short);
     assert!(!often.is_empty() && !rarely.is_empty());
-    let head = "\n\n| flag | variable | default | |\n|---|---|---|---|\n";
+    let head = "\n\n| flag, variable | default | meaning |\n|---|---|---|\n";
     let row = |page: &mut String, flag: &Arg| {
         let (name, variable) = (name(flag), variable(flag));
-        let (default, help) = (default(flag), help(flag));
-        let _ = writeln!(page, "| `{name}` | `{variable}` | {default} | {help} |");
+        let (default, help) = (default(flag), meaning(flag));
+        let _ = writeln!(page, "| `{name}`, `{variable}` | {default} | {help} |");
     };
     let _ = write!(page, "\n## Most installations{head}");
     often.iter().for_each(|flag| row(&mut page, flag));
@@ -102,7 +113,7 @@ fn the_settings_page_is_the_help_of_serve() {
         }
         row(&mut page, flag);
     }
-    check("docs/settings.md", &page);
+    check("docs/run/settings.md", &page);
 }
 
 /// The block of a page between two comments, which the program writes.
@@ -116,24 +127,29 @@ fn check_block(page: &str, name: &str, block: &str) {
     check(page, &format!("{before}{begin}{block}{end}{after}"));
 }
 
+/// Whether the table of measured loads in the page on sizes has the cost, and the table of costs does not repeat it.
+fn is_of_a_load(cost: &Cost) -> bool {
+    cost.name.contains(".calls_") || cost.name.ends_with(".wait")
+}
+
 #[test]
 fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
-    let mut table = String::from("| cost | value | of | from |\n|---|---|---|---|\n");
-    for Cost {
-        name,
-        value,
-        unit,
-        meaning,
-        source,
-    } in Costs::measured().all()
+    let mut table = String::from("| cost | value | of |\n|---|---|---|\n");
+    for cost in Costs::measured()
+        .all()
+        .iter()
+        .filter(|cost| !is_of_a_load(cost))
     {
+        let value = format!("{} {}", cost.value, cost.unit);
         let _ = writeln!(
             table,
-            "| `{name}` | {} | {meaning} | {source} |",
-            format!("{value} {unit}").trim()
+            "| `{}` | {} | {} |",
+            cost.name,
+            value.trim(),
+            cost.meaning
         );
     }
-    check_block("docs/sizing.md", "costs", &table);
+    check_block("docs/run/sizing.md", "costs", &table);
 }
 
 /// A copy of a figure in another page would go on when the measurement changes.
@@ -145,7 +161,10 @@ fn the_costs_stand_in_the_pages_that_they_are_from() {
         let Some((page, _)) = cost.source.split_once(".md") else {
             continue;
         };
-        let text = fs::read_to_string(root.join(format!("docs/{page}.md"))).unwrap();
+        let folders = ["rules", "run", "evidence"];
+        let paths = folders.map(|folder| root.join(format!("docs/{folder}/{page}.md")));
+        let path = paths.iter().find(|path| path.exists());
+        let text = fs::read_to_string(path.expect("a folder has the page")).unwrap();
         let value = cost.value.to_string();
         let is_there = text
             .split(|c: char| !c.is_ascii_digit() && c != '.' && c != ',')
@@ -154,6 +173,7 @@ fn the_costs_stand_in_the_pages_that_they_are_from() {
         if is_there {
             found += 1;
         } else {
+            assert!(!is_of_a_load(cost), "{cost:?}");
             assert!(cost.source.chars().any(|c| c.is_ascii_digit()), "{cost:?}");
         }
     }
@@ -165,18 +185,131 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
     let flags = flags();
     let mut page = String::from(
         "# The environment of envoyproxy/ratelimit\n\nWhat becomes of each of its variables. This \
-         page is made of the table that the program itself goes\nby.\n\n\
-         | variable | what tollgate makes of it |\n|---|---|\n",
+         page is made of the table that the program itself goes\nby.\n\n## Without effect\n\nOne \
+         that is set has a line in the log.\n\n| variable | reason |\n|---|---|\n",
     );
+    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut honoured = Vec::new();
     for (variable_name, treatment) in VARIABLES {
-        let meaning = match treatment {
+        match treatment {
             Treatment::Honoured => {
                 let flag = flags.iter().find(|flag| variable(flag) == variable_name);
-                format!("honoured, as `{}`", name(flag.unwrap()))
+                honoured.push(format!("- `{variable_name}`: `{}`", name(flag.unwrap())));
             }
-            Treatment::Instead(why) => format!("no effect, and a line in the log: {why}"),
-        };
-        let _ = writeln!(page, "| `{variable_name}` | {meaning} |");
+            Treatment::Instead(why) => {
+                let variable_name = format!("`{variable_name}`");
+                match reasons.iter_mut().find(|(reason, _)| *reason == why) {
+                    Some((_, names)) => names.push(variable_name),
+                    None => reasons.push((why, vec![variable_name])),
+                }
+            }
+        }
     }
-    check("docs/environment.md", &page);
+    for (why, names) in reasons {
+        let _ = writeln!(page, "| {} | {why} |", names.join(", "));
+    }
+    let _ = writeln!(
+        page,
+        "\n## Honoured\n\nEach as the flag beside it, of which [settings.md](../run/settings.md) has the meaning.\n\n{}",
+        honoured.join("\n")
+    );
+    check("docs/start/environment.md", &page);
+}
+
+/// A row of the table of measurements behind a real Envoy: the service, processor time in seconds for a million
+/// requests, and the 99th percentile in milliseconds.
+struct Measured {
+    service: String,
+    cpu_secs: f64,
+    p99_millis: f64,
+}
+
+fn measured_behind_envoy() -> Vec<Measured> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/evidence/performance.md");
+    let page = fs::read_to_string(path).unwrap();
+    let (_, rest) = page.split_once("<!-- chart: begin -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- chart: end -->").unwrap();
+    let mut lines = table.lines().map(|line| {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        cells
+    });
+    let head = lines.next().unwrap();
+    let column = |name: &str| head.iter().position(|cell| *cell == name).unwrap();
+    let (cpu, p99) = (column("its CPU, s"), column("p99 ms"));
+    lines
+        .filter(|cells| {
+            ["tollgate, Redis", "envoyproxy"]
+                .iter()
+                .any(|name| cells[0].starts_with(name))
+        })
+        .map(|cells| Measured {
+            service: cells[0].to_owned(),
+            cpu_secs: cells[cpu].parse().unwrap(),
+            p99_millis: cells[p99].parse().unwrap(),
+        })
+        .collect()
+}
+
+const CHART_STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 }
+.bar { fill: #0969da } .other { fill: #8c959f }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .bar { fill: #58a6ff } .other { fill: #6e7681 } }";
+
+/// Bars from zero on, one for each service, with their values.
+fn panel(svg: &mut String, top: f64, title: &str, bars: &[(&str, f64, &str)]) {
+    const LEFT: f64 = 190.0;
+    const WIDTH: f64 = 360.0;
+    let most = bars.iter().map(|(_, value, _)| *value).fold(0.0, f64::max);
+    let _ = writeln!(
+        svg,
+        "<text class=\"title\" x=\"0\" y=\"{}\">{title}</text>",
+        top + 14.0
+    );
+    for (row, (service, value, unit)) in (1_u8..).zip(bars) {
+        let y = top + 24.0 * f64::from(row);
+        let width = WIDTH * value / most;
+        let kind = if service.starts_with("tollgate") {
+            "bar"
+        } else {
+            "other"
+        };
+        let _ = writeln!(
+            svg,
+            "<text x=\"0\" y=\"{}\">{service}</text><rect class=\"{kind}\" x=\"{LEFT}\" y=\"{y}\" \
+             width=\"{width:.1}\" height=\"18\"/><text x=\"{:.1}\" y=\"{}\">{value} {unit}</text>",
+            y + 13.0,
+            LEFT + width + 6.0,
+            y + 13.0,
+        );
+    }
+}
+
+#[test]
+fn the_chart_of_costs_is_drawn_from_the_table_beside_it() {
+    let rows = measured_behind_envoy();
+    assert_eq!(rows.len(), 3);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 640 212\" role=\"img\" aria-label=\"Processor time \
+         and p99 of tollgate and envoyproxy/ratelimit behind one Envoy\">\n<style>{CHART_STYLE}</style>\n"
+    );
+    let bars = |value: fn(&Measured) -> f64, unit: &'static str| -> Vec<_> {
+        let mut bars = Vec::new();
+        for row in &rows {
+            bars.push((row.service.as_str(), value(row), unit));
+        }
+        bars
+    };
+    panel(
+        &mut svg,
+        0.0,
+        "Processor time of the service for a million requests",
+        &bars(|row| row.cpu_secs, "s"),
+    );
+    panel(
+        &mut svg,
+        110.0,
+        "99 of 100 requests are answered within",
+        &bars(|row| row.p99_millis, "ms"),
+    );
+    svg.push_str("</svg>\n");
+    check("docs/evidence/through-envoy.svg", &svg);
 }

@@ -557,10 +557,10 @@ async fn a_user_of_an_address_counts_although_it_needs_no_password() {
     eventually("decisions", async || passes(&mut client, "window").await).await;
 }
 
-/// The lines of docs/redis.md for a user of Redis, as words: for one server, a server behind sentinels, a sentinel, and
+/// The lines of docs/run/redis.md for a user of Redis, as words: for one server, a server behind sentinels, a sentinel, and
 /// a node of a cluster.
 fn documented_users() -> [Vec<String>; 4] {
-    let page = include_str!("../../docs/redis.md");
+    let page = include_str!("../../docs/run/redis.md");
     let lines = page.lines().filter(|line| line.starts_with("ACL SETUSER "));
     let words = lines.map(|line| {
         line.replace("PASSWORD", "open")
@@ -699,7 +699,7 @@ async fn the_documented_users_may_run_all_that_their_topology_needs() {
 /// The table of commands and the lines for users say the same.
 #[test]
 fn the_documented_users_have_the_documented_commands() {
-    let page = include_str!("../../docs/redis.md");
+    let page = include_str!("../../docs/run/redis.md");
     let (_, section) = page
         .split_once("## What the user of Redis may run")
         .expect("the page has the section");

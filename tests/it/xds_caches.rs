@@ -221,7 +221,7 @@ async fn a_push_that_comes_while_a_refusal_is_held_back_takes_its_place() {
     assert_eq!(passing(&server, "a", "y").await, 3);
 }
 
-/// Tells that a LinearCache cannot be used fully: docs/envoy-gateway.md says so.
+/// Tells that a LinearCache cannot be used fully: docs/envoy/envoy-gateway.md says so.
 #[tokio::test]
 async fn a_linear_cache_sends_changed_domains_only_so_that_the_others_are_lost() {
     let ads = Ads::of(Cache::linear());

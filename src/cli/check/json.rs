@@ -1,4 +1,4 @@
-//! A report in our own JSON, which docs/check.md describes.
+//! A report in our own JSON, which docs/rules/check.md describes.
 
 use serde_json::json;
 

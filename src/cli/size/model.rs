@@ -213,7 +213,7 @@ mod tests {
         );
     }
 
-    /// Rows of the table in docs/sizing.md: four that costs were taken from, and four others.
+    /// Rows of the table in docs/run/sizing.md: four that costs were taken from, and four others.
     #[test]
     fn measured_installations_are_met_within_a_fifth() {
         let costs = Costs::measured();

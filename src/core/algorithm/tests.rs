@@ -127,7 +127,7 @@ fn any_method() -> impl Strategy<Value = CounterKind> {
     prop::sample::select(ALL.to_vec())
 }
 
-// Each of the following is a row of the table in docs/algorithms.md. A test holds for all columns, or
+// Each of the following is a row of the table in docs/rules/algorithms.md. A test holds for all columns, or
 // there is one per column.
 
 proptest! {

@@ -1,4 +1,4 @@
-//! One decision as a line of JSON, which `docs/decision-log.md` describes.
+//! One decision as a line of JSON, which `docs/run/decision-log.md` describes.
 //!
 //! It has only ASCII: whatever a request holds, a line stays one line for every reader.
 

@@ -1,4 +1,4 @@
-//! An explanation as it is written and read. docs/explain.md describes the fields of its JSON.
+//! An explanation as it is written and read. docs/run/explain.md describes the fields of its JSON.
 
 use serde::{Deserialize, Serialize};
 

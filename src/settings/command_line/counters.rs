@@ -11,7 +11,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/counters.md \
+    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/run/counters.md \
                   describes the answers and the endpoints behind these commands."
 )]
 pub(crate) struct CountersCommand {

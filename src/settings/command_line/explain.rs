@@ -44,7 +44,7 @@ pub(crate) struct Explain {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: u64,
 
-    /// Print the JSON of docs/explain.md
+    /// Print the JSON of docs/run/explain.md
     #[arg(long)]
     pub json: bool,
 

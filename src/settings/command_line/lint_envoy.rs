@@ -9,7 +9,7 @@ use super::reading::Reading;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit code: 0 without findings, 1 with findings, 2 if a file cannot be read. \
-                  docs/lint-envoy.md describes each trap."
+                  docs/envoy/lint-envoy.md describes each trap."
 )]
 pub(crate) struct LintEnvoy {
     /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that hold one of

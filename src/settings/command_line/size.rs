@@ -8,8 +8,8 @@ use crate::{core::counter::CounterKind, settings::values::number};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The costs were measured on one small machine: docs/sizing.md lists them. Yours differs, so take the \
-                  ratios first."
+    after_help = "The costs were measured on one small machine: docs/run/sizing.md lists them. Yours differs, so take \
+                  the ratios first."
 )]
 pub(crate) struct Size {
     /// Decisions a second, of all replicas together, at the busiest time

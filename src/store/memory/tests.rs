@@ -145,7 +145,7 @@ fn a_call_that_a_full_store_refuses_is_not_reported_as_admitted() {
     }
 }
 
-/// The sizes in `docs/algorithms.md`.
+/// The sizes in `docs/rules/algorithms.md`.
 #[test]
 fn each_counter_is_taken_for_the_bytes_that_the_documents_state() {
     for (algorithm, expected) in every_algorithm()
@@ -275,7 +275,7 @@ fn any_pause() -> impl Strategy<Value = Pause> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// The bounds in docs/algorithms.md, section "When memory is full".
+    /// The bounds in docs/rules/algorithms.md, section "When memory is full".
     #[test]
     fn around_an_edge_no_value_passes_more_often_than_the_documents_say(
         room in prop::sample::select(vec![0_usize, 3]),

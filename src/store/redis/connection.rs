@@ -1,7 +1,7 @@
 //! One connection to a server: commands out, replies in.
 //!
 //! It uses the parser of the `redis` crate for replies that are not counts, and not its connections: a decision took
-//! a tenth more processor time with them (`docs/performance.md`).
+//! a tenth more processor time with them (`docs/evidence/performance.md`).
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! Connections to Redis servers; those of the workers are pooled by bb8.
 //!
 //! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken and
-//! outdated ones. Its other features are off, because each would cost a figure of `docs/chaos.md` or time of a
+//! outdated ones. Its other features are off, because each would cost a figure of `docs/evidence/chaos.md` or time of a
 //! decision:
 //!
 //! - *A check-out for each batch.* A batcher keeps its connection until it breaks, and reads from it while there is

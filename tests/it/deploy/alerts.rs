@@ -77,7 +77,7 @@ fn every_alert_has_an_entry_in_the_runbook() {
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("- alert: "))
         .collect();
-    let runbook = deploy().with_file_name("docs").join("runbook.md");
+    let runbook = deploy().with_file_name("docs").join("run/runbook.md");
     let runbook = fs::read_to_string(runbook).unwrap();
     let entries: Vec<_> = runbook
         .split("\n## ")

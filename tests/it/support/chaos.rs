@@ -89,7 +89,7 @@ pub struct Outcome {
     pub redis_took: Option<Duration>,
 }
 
-/// A row of the table in `docs/chaos.md`.
+/// A row of the table in `docs/evidence/chaos.md`.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;

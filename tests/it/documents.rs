@@ -1,0 +1,162 @@
+//! README.md and `docs/`: their links lead somewhere, the index has every page, and they are short.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+/// A first page that is read in two screens, code and table of links included.
+const MOST_WORDS_OF_README: usize = 1_200;
+
+/// Of all pages together, so that each fact has room on one of them only.
+const MOST_WORDS_OF_DOCS: usize = 35_000;
+
+#[test]
+fn the_front_page_and_the_documents_are_short() {
+    let readme = words(&read("README.md"));
+    assert!(readme <= MOST_WORDS_OF_README, "{readme} words");
+    let pages = pages("docs");
+    assert!(pages.len() > 30, "{pages:?}");
+    let docs: usize = pages.iter().map(|page| words(&read(page))).sum();
+    assert!(docs <= MOST_WORDS_OF_DOCS, "{docs} words");
+}
+
+#[test]
+fn words_are_counted_without_marks() {
+    assert_eq!(
+        words("| a | `b-c` |\n|---|---|\n$ tollgate --port 1 → –\n"),
+        5
+    );
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_to_a_heading_of_it() {
+    let papers = [
+        "README.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+    ];
+    let papers = papers.map(str::to_owned).into_iter();
+    let mut found = 0;
+    for paper in papers.chain(pages("docs")).chain(pages("deploy")) {
+        for link in links(&read(&paper)) {
+            found += 1;
+            let (file, heading) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if file.is_empty() {
+                paper.clone()
+            } else {
+                beside(&paper, file)
+            };
+            assert!(root().join(&target).exists(), "{paper}: {link}");
+            if target.ends_with(".md") && !heading.is_empty() {
+                let headings = headings(&read(&target));
+                assert!(headings.contains(heading), "{paper}: {link}");
+            }
+        }
+    }
+    assert!(found > 200, "{found}");
+}
+
+#[test]
+fn the_index_has_every_page() {
+    let index: BTreeSet<_> = links(&read("docs/README.md"))
+        .map(|link| beside("docs/README.md", &link))
+        .collect();
+    for page in pages("docs") {
+        assert!(page == "docs/README.md" || index.contains(&page), "{page}");
+    }
+}
+
+#[test]
+fn links_and_headings_are_found() {
+    let page = "# A `b`, c\n[x](y.md#z) ![p](p.svg) <img src=\"q.png\">\n```\n# no\n[no](no.md)\n```\n[w](https://a.b)\n";
+    let found: Vec<_> = links(page).collect();
+    assert_eq!(found, ["y.md#z", "p.svg", "q.png"]);
+    assert_eq!(headings(page), BTreeSet::from(["a-b-c".to_owned()]));
+    assert_eq!(beside("docs/run/a.md", "../b.md"), "docs/b.md");
+}
+
+/// Texts between blanks that have a letter or a digit; the others are marks of tables and lists.
+fn words(text: &str) -> usize {
+    text.split_whitespace()
+        .filter(|word| word.contains(char::is_alphanumeric))
+        .count()
+}
+
+/// The pages of a folder and of those in it.
+fn pages(folder: &str) -> Vec<String> {
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(root().join(folder)).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let path = format!("{folder}/{name}");
+        if root().join(&path).is_dir() {
+            pages.extend(self::pages(&path));
+        } else if name.ends_with(".md") {
+            pages.push(path);
+        }
+    }
+    pages
+}
+
+/// The lines of a page that are not in a block of code.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    page.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+/// The targets in this repository that a page links to or shows.
+fn links(page: &str) -> impl Iterator<Item = String> {
+    let after = |line: &str, mark: &str, end: char| -> Vec<String> {
+        line.split(mark)
+            .skip(1)
+            .filter_map(|rest| Some(rest.split_once(end)?.0.to_owned()))
+            .collect()
+    };
+    prose(page)
+        .flat_map(move |line| [after(line, "](", ')'), after(line, "src=\"", '"')].concat())
+        .filter(|link| !link.contains("://"))
+}
+
+/// The headings of a page as the fragments that lead to them.
+fn headings(page: &str) -> BTreeSet<String> {
+    let fragment = |heading: &str| -> String {
+        let kept = heading
+            .chars()
+            .filter(|c| c.is_alphanumeric() || ['-', '_', ' '].contains(c));
+        let kept: String = kept.collect();
+        kept.to_lowercase().replace(' ', "-")
+    };
+    prose(page)
+        .filter(|line| line.starts_with('#'))
+        .map(|line| fragment(line.trim_start_matches('#').trim()))
+        .collect()
+}
+
+/// The path of `file`, as `paper` names it.
+fn beside(paper: &str, file: &str) -> String {
+    let mut path = PathBuf::from(paper);
+    path.pop();
+    for part in Path::new(file).components() {
+        match part {
+            Component::ParentDir => assert!(path.pop(), "{paper}: {file}"),
+            part => path.push(part),
+        }
+    }
+    path.to_str().unwrap().to_owned()
+}
+
+#[track_caller]
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
