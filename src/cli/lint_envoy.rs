@@ -3,7 +3,7 @@
 //!
 //! Every trap was seen with a real Envoy 1.40. The input is a bootstrap in YAML or JSON, the output of Envoy's
 //! `/config_dump`, or Istio's EnvoyFilter resources. Messages are recognised anywhere in it, by their `@type` or by
-//! their shape. `walk.rs` finds what there is to look at, and `traps.rs` lists the traps, one item each.
+//! their shape. `walk.rs` finds the parts that can have traps, and `traps.rs` has a function for each of them.
 
 mod actions;
 mod document;
@@ -11,20 +11,20 @@ mod finding;
 pub(super) mod inputs;
 mod parts;
 pub(super) mod report;
-mod seen;
+mod scope;
 mod surroundings;
 #[cfg(test)]
 mod tests;
-mod trap;
 mod traps;
-mod unreadable;
 mod walk;
 
 use crate::{config::file::BYTE_ORDER_MARK, core::matcher::Matcher};
 
 use self::{
-    actions::KnownRules, document::Document, finding::Finding, seen::SeenParts,
-    unreadable::Unreadable, walk::EnvoyWalk,
+    actions::KnownRules,
+    document::{Document, Unreadable},
+    finding::{Finding, SeenParts},
+    walk::EnvoyWalk,
 };
 
 /// The traps of one file, and how much of it there was to look at.
@@ -51,7 +51,7 @@ fn lint(text: &str, rules: Option<&Matcher>) -> Result<Linted, Unreadable> {
         return Err(Unreadable::NoEnvoy);
     }
     walk.finish(rules.map(KnownRules::new).as_ref());
-    let mut findings = walk.findings;
+    let mut findings = walk.findings.0;
     findings.sort();
     findings.dedup();
     Ok(Linted {

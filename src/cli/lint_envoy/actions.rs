@@ -4,6 +4,7 @@ use std::{cell::RefCell, collections::BTreeSet};
 
 use super::document::DocumentValue;
 use crate::core::{
+    counter::Joined,
     matcher::{Domain, Matcher},
     request::Entry,
 };
@@ -118,8 +119,21 @@ fn entries<'d>(action: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
 
 /// The `RateLimitPerRoute` of a route.
 pub(super) fn per_route<'d>(route: &DocumentValue<'d>) -> Option<DocumentValue<'d>> {
-    let configs = route.get("typed_per_filter_config")?;
-    configs.children().iter().find_map(per_route_config)
+    let mut configs = filter_configs(route).into_iter();
+    configs.find_map(|(_, config)| per_route_config(&config))
+}
+
+/// The entries of `typed_per_filter_config`: the name of a filter, and the settings for it.
+pub(super) fn filter_configs<'d>(value: &DocumentValue<'d>) -> Vec<(&'d str, DocumentValue<'d>)> {
+    let configs = value.get("typed_per_filter_config");
+    configs.map_or_else(Vec::new, |configs| configs.entries())
+}
+
+/// Whether the `rate_limits` of the virtual host apply to a route that has some of its own.
+pub(super) fn includes_host(route: &DocumentValue<'_>) -> bool {
+    let action = route.get("route");
+    action.is_some_and(|action| action.is_true("include_vh_rate_limits"))
+        || per_route(route).is_some_and(|own| own.text_of("vh_rate_limits") == Some("INCLUDE"))
 }
 
 /// The `RateLimitPerRoute` that an entry of a `typed_per_filter_config` is, or that a `FilterConfig` there holds.
@@ -150,7 +164,7 @@ pub(super) fn early_localities<'d>(limit: &DocumentValue<'d>) -> Vec<DocumentVal
 #[derive(Debug)]
 pub(super) struct KnownRules<'m> {
     matcher: &'m Matcher,
-    joined: RefCell<crate::core::counter::Joined>,
+    joined: RefCell<Joined>,
 }
 
 impl<'m> KnownRules<'m> {
@@ -213,13 +227,10 @@ impl<'m> KnownRules<'m> {
         let mut values = BTreeSet::from([ANY.to_owned()]);
         for rule in self.matcher.rules() {
             for (at, _) in rule.path.match_indices(&before) {
-                let behind = rule.path[at + before.len()..].replace('*', "x");
+                let after = rule.path[at + before.len()..].replace('*', "x");
                 // Values may contain dots.
-                let ends = behind.match_indices('.').map(|(end, _)| end);
-                values.extend(
-                    ends.chain([behind.len()])
-                        .map(|end| behind[..end].to_owned()),
-                );
+                let ends = after.match_indices('.').map(|(end, _)| end);
+                values.extend(ends.chain([after.len()]).map(|end| after[..end].to_owned()));
             }
         }
         values.into_iter().collect()

@@ -1,6 +1,11 @@
 //! The parts of a file: its own text, and the files in the ConfigMaps that it holds.
 
-use super::{Linted, finding::Finding, lint, seen::SeenParts, unreadable::Unreadable};
+use super::{
+    Linted,
+    document::Unreadable,
+    finding::{Finding, SeenParts},
+    lint,
+};
 use crate::{
     config::{
         manifest::{ConfigMapFile, Manifest},

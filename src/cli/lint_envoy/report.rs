@@ -6,23 +6,19 @@ mod text;
 use std::path::Path;
 
 use super::{
-    finding::{Finding, TrapSeverity},
+    document::Unreadable,
+    finding::{Finding, SeenParts, Trap, TrapSeverity},
     inputs::{LintInput, ReadError, files_below},
     parts::{ConfigPart, mentions_envoy, parts_of},
-    seen::SeenParts,
-    unreadable::Unreadable,
 };
 use crate::{config::position::Position, core::matcher::Matcher, foundation::printable::file_name};
-
-/// The name of the trap of a file or a folder that has nothing to check.
-pub(super) const NOTHING_CHECKED: &str = "nothing-checked";
 
 /// The choice of findings that are reported.
 #[derive(Debug)]
 pub(crate) struct WantedFindings<'a> {
     pub(crate) min_severity: TrapSeverity,
     /// Traps that are not reported.
-    pub(crate) allowed: &'a [String],
+    pub(crate) allowed: &'a [Trap],
 }
 
 /// Everything that a run has to say.
@@ -177,7 +173,7 @@ impl<'a> LintReport<'a> {
         } = part;
         let all = findings.len();
         findings.retain(|finding| {
-            let is_allowed = self.wanted.allowed.iter().any(|name| name == finding.trap);
+            let is_allowed = self.wanted.allowed.contains(&finding.trap);
             finding.severity <= self.wanted.min_severity && !is_allowed
         });
         self.files.push(LintedFile {
@@ -214,7 +210,7 @@ fn nothing_checked(path: &str, text: &str, fix: &str) -> ConfigPart {
         position: None,
         path: path.to_owned(),
         severity: TrapSeverity::Warning,
-        trap: NOTHING_CHECKED,
+        trap: Trap::NothingChecked,
         text: text.to_owned(),
         fix: fix.to_owned(),
     };

@@ -1,4 +1,4 @@
-//! Lists of `rate_limits` with their surroundings, which tell the values that every request brings.
+//! Lists of `rate_limits` with their surroundings, which show the values that every request brings.
 
 use super::{
     actions::{self, KnownEntries},
@@ -68,12 +68,7 @@ impl<'d> ItemList<'_, 'd> {
 
     /// Whether some item limits each request, even one without optional values.
     pub(super) fn has_fallback(&self) -> bool {
-        let includes_host = self.route.is_some_and(|route| {
-            let action = route.get("route");
-            let own = actions::per_route(route);
-            action.is_some_and(|action| action.is_true("include_vh_rate_limits"))
-                || own.is_some_and(|own| own.text_of("vh_rate_limits") == Some("INCLUDE"))
-        });
+        let includes_host = self.route.is_some_and(actions::includes_host);
         let of_host = self.host.filter(|_| includes_host);
         let of_host = of_host.map_or_else(Vec::new, |host| host.list("rate_limits"));
         let mut all = self.items.iter().chain(&of_host);

@@ -3,11 +3,13 @@ mod patches;
 mod per_route;
 mod shapes;
 
-use super::{finding::TrapSeverity, report::NOTHING_CHECKED, traps::TRAPS, *};
-use crate::{
-    config::{files::Files, options::Options, position::Position},
-    settings::command_line::lint_envoy::TRAP_NAMES,
+use clap::ValueEnum as _;
+
+use super::{
+    finding::{Trap, TrapSeverity},
+    *,
 };
+use crate::config::{files::Files, options::Options, position::Position};
 
 /// A filter without traps except those in `more`, in an EnvoyFilter or the like.
 fn filter(more: &str) -> String {
@@ -106,7 +108,7 @@ fn rules_answer_what_some_request_could_bring() {
             "  timeout: 1s\n  rate_limits:\n  - actions: {actions}\n"
         ));
         let found = lint(&text, Some(&rules)).unwrap().findings;
-        !found.iter().any(|finding| finding.trap == "descriptor")
+        !found.iter().any(|finding| finding.trap == Trap::Descriptor)
     };
     let a = "{request_headers: {header_name: a, descriptor_key: a}}";
     let b = "{metadata: {descriptor_key: b}}";
@@ -152,11 +154,10 @@ fn what_is_no_configuration_is_refused_with_its_place() {
 }
 
 #[test]
-fn the_command_line_names_every_trap() {
-    let mut names: Vec<_> = TRAPS.iter().map(|trap| trap.name).collect();
-    names.push(NOTHING_CHECKED);
-    names.sort_unstable();
-    assert_eq!(names, TRAP_NAMES);
+fn names_of_traps_are_sorted() {
+    let names: Vec<_> = Trap::value_variants().iter().map(Trap::to_string).collect();
+    assert!(names.is_sorted(), "{names:?}");
+    assert!(names.contains(&"http2".to_owned()), "{names:?}");
 }
 
 /// The places of `absent-value` for a list of items on a route.
@@ -168,7 +169,7 @@ fn absent_in(text: &str) -> Vec<String> {
     let found = findings(text);
     let found = found
         .iter()
-        .filter(|finding| finding.trap == "absent-value");
+        .filter(|finding| finding.trap == Trap::AbsentValue);
     found.map(|finding| at(finding.position)).collect()
 }
 
@@ -295,7 +296,7 @@ fn with_rules_a_shorter_descriptor_has_to_match_too() {
         let findings = lint(&text, Some(&rules)).unwrap().findings;
         findings
             .iter()
-            .filter(|finding| finding.trap == "absent-value")
+            .filter(|finding| finding.trap == Trap::AbsentValue)
             .count()
     };
     let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
@@ -325,7 +326,7 @@ fn a_type_that_is_misspelt_is_reported_with_the_right_one() {
             fix,
             ..
         } = &findings[0];
-        assert_eq!((*severity, *trap), (TrapSeverity::Error, "no-filter"));
+        assert_eq!((*severity, *trap), (TrapSeverity::Error, Trap::NoFilter));
         assert!(text.contains(name), "{text}");
         assert!(
             fix.contains(&format!(
@@ -355,7 +356,10 @@ fn a_disabled_filter_may_be_enabled_by_a_route() {
     let found = |config: &str| {
         let with = format!("route: {{cluster: a}}, typed_per_filter_config: {{{config}}}");
         let text = disabled.replace("route: {cluster: a}", &with);
-        let names: Vec<_> = findings(&text).iter().map(|finding| finding.trap).collect();
+        let names: Vec<_> = findings(&text)
+            .iter()
+            .map(|finding| finding.trap.to_string())
+            .collect();
         names.join(" ")
     };
     const TYPE: &str = "'@type': type.googleapis.com/envoy";
@@ -407,7 +411,7 @@ fn a_cluster_is_unknown_only_if_all_of_them_are_in_the_file() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert_eq!(
         (found[0].severity, found[0].trap),
-        (TrapSeverity::Error, "unknown-cluster")
+        (TrapSeverity::Error, Trap::UnknownCluster)
     );
     assert_eq!(found[0].fix, "did you mean `tollgate`?");
     assert_eq!(at(found[0].position), "8:68: ");

@@ -8,11 +8,10 @@ use std::collections::BTreeMap;
 use super::{
     actions::{Holder, KnownRules, RateLimitItem},
     document::DocumentValue,
-    finding::Finding,
-    seen::SeenParts,
+    finding::{Findings, SeenParts},
+    scope::Scope,
     surroundings::ItemList,
-    trap::{Report, Scope, Subject},
-    traps::TRAPS,
+    traps,
 };
 
 /// The scope of values outside of any connection manager, such as the patches of an EnvoyFilter.
@@ -45,7 +44,7 @@ struct RouteConfig<'d> {
 pub(super) struct EnvoyWalk<'d> {
     /// Whether there is a part of an Envoy configuration in it.
     pub(super) has_envoy: bool,
-    pub(super) findings: Vec<Finding>,
+    pub(super) findings: Findings,
     pub(super) seen: SeenParts,
     scopes: Vec<Scope<'d>>,
     /// By name.
@@ -85,29 +84,15 @@ impl<'d> EnvoyWalk<'d> {
         for (name, calls) in std::mem::take(&mut self.calls) {
             let name = &*name;
             if let Some(cluster) = clusters.get(name) {
-                self.look(&Subject::Cluster { name, cluster });
+                traps::cluster(name, cluster, &mut self.findings);
             }
             if are_all_known {
                 for envoy_grpc in &calls {
-                    let clusters = &clusters;
-                    self.look(&Subject::Call {
-                        envoy_grpc,
-                        clusters,
-                    });
+                    traps::call(envoy_grpc, &clusters, &mut self.findings);
                 }
             }
         }
         self.finish_scopes(rules);
-    }
-
-    fn look(&mut self, subject: &Subject<'_, 'd>) {
-        for trap in TRAPS {
-            let mut report = Report {
-                trap: trap.name,
-                findings: &mut self.findings,
-            };
-            (trap.look)(subject, &mut report);
-        }
     }
 
     fn scope(&mut self, id: usize) -> &mut Scope<'d> {
@@ -151,18 +136,18 @@ impl<'d> EnvoyWalk<'d> {
         }
         if is_virtual_host(value) {
             self.has_envoy = true;
-            self.look(&Subject::VirtualHost(value));
+            traps::virtual_host(value, &mut self.findings);
             self.single_items(value, &["routes"]);
             place.host = Some(value);
         }
         if is_route(value) {
             self.has_envoy = true;
             self.seen.routes += 1;
-            self.look(&Subject::Route(value));
+            traps::route(value, &mut self.findings);
             place.route = Some(value);
         }
         if value.text_of("apply_to").is_some() && value.get("patch").is_some() {
-            self.patch(value);
+            traps::patch(value, &mut self.findings);
         }
         let known = self.scope(LOOSE).descriptors.len();
         let known_configured = self.scope(LOOSE).configured.len();
@@ -211,21 +196,11 @@ impl<'d> EnvoyWalk<'d> {
         }
     }
 
-    /// Notes which clusters the file could know.
+    /// Records which clusters the file could know.
     fn resources(&mut self, value: &DocumentValue<'d>) {
         self.is_bootstrap |= value.get("static_resources").is_some();
         self.has_more_clusters |= value.get("dynamic_resources").is_some()
             || (value.get("apiVersion").is_some() && value.get("kind").is_some());
-    }
-
-    /// Has traps look at an item of an EnvoyFilter, and at the filter that it adds.
-    fn patch(&mut self, patch: &DocumentValue<'d>) {
-        self.look(&Subject::Patch(patch));
-        if patch.text_of("apply_to") == Some("HTTP_FILTER")
-            && let Some(entry) = patch.at(&["patch", "value"])
-        {
-            self.look(&Subject::FilterEntry(&entry));
-        }
     }
 
     /// Has traps look at maps at these keys, which are meant for lists.
@@ -234,10 +209,7 @@ impl<'d> EnvoyWalk<'d> {
             if let Some(single) = value.get(key)
                 && single.is_map()
             {
-                self.look(&Subject::SingleItem {
-                    key,
-                    value: &single,
-                });
+                traps::single_item(key, &single, &mut self.findings);
             }
         }
     }
@@ -262,9 +234,9 @@ impl<'d> EnvoyWalk<'d> {
             host: place.host,
             manager: manager.as_ref(),
         };
-        self.look(&Subject::Items(&list));
+        traps::items(&list, &mut self.findings);
         for limit in list.items {
-            self.look(&Subject::Item { limit, holder });
+            traps::item(limit, holder, &mut self.findings);
             let mut item = RateLimitItem::new(limit.clone(), holder, value.text_of("domain"));
             item.shorter = list.shorter(limit);
             self.scope(place.scope).descriptors.push(item);

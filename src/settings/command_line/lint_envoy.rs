@@ -1,8 +1,8 @@
 //! The arguments of `tollgate lint-envoy`.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
-use clap::{Args, ValueEnum, builder::PossibleValuesParser};
+use clap::{Args, ValueEnum};
 
 use super::reading::Reading;
 
@@ -30,8 +30,8 @@ pub(crate) struct LintEnvoy {
     pub min_severity: TrapSeverity,
 
     /// Leave out findings of this trap; can be given several times
-    #[arg(long = "allow", value_parser = PossibleValuesParser::new(TRAP_NAMES), value_name = "TRAP")]
-    pub allowed: Vec<String>,
+    #[arg(long = "allow", value_enum, value_name = "TRAP")]
+    pub allowed: Vec<Trap>,
 
     #[command(flatten)]
     pub(crate) reading: Reading,
@@ -55,52 +55,61 @@ pub(crate) enum TrapSeverity {
     Advice,
 }
 
-impl TrapSeverity {
-    /// `error`, `warning` or `advice`.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Advice => "advice",
-        }
+/// A setting that Envoy accepts and that limits nothing, or not what its author meant. The names stay the same in
+/// later versions, and stand in the order of the alphabet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Trap {
+    AbsentValue,
+    Authority,
+    Descriptor,
+    DirectResponse,
+    Domain,
+    FailureMode,
+    FilterDisabled,
+    ForgedAddress,
+    Headers,
+    HiddenLimits,
+    HitsAddend,
+    Http2,
+    ListOfOne,
+    MisplacedLimits,
+    NoFilter,
+    NoHostYet,
+    NoMatch,
+    NoTrafficInterval,
+    NotEnforced,
+    NothingChecked,
+    PanicThreshold,
+    QueryString,
+    QuotaService,
+    Redirect,
+    Retries,
+    RouteDisabled,
+    RouteFilterName,
+    ServiceTimeout,
+    Stage,
+    Status,
+    StreamDone,
+    SwitchedOff,
+    TcpDescriptor,
+    Timeout,
+    UnknownCluster,
+}
+
+impl fmt::Display for TrapSeverity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(self, f)
     }
 }
 
-/// The names of all traps, in the order of the alphabet. They stay the same in later versions.
-pub(crate) const TRAP_NAMES: [&str; 35] = [
-    "absent-value",
-    "authority",
-    "descriptor",
-    "direct-response",
-    "domain",
-    "failure-mode",
-    "filter-disabled",
-    "forged-address",
-    "headers",
-    "hidden-limits",
-    "hits-addend",
-    "http2",
-    "list-of-one",
-    "misplaced-limits",
-    "no-filter",
-    "no-host-yet",
-    "no-match",
-    "no-traffic-interval",
-    "not-enforced",
-    "nothing-checked",
-    "panic-threshold",
-    "query-string",
-    "quota-service",
-    "redirect",
-    "retries",
-    "route-disabled",
-    "route-filter-name",
-    "service-timeout",
-    "stage",
-    "status",
-    "stream-done",
-    "switched-off",
-    "tcp-descriptor",
-    "timeout",
-    "unknown-cluster",
-];
+impl fmt::Display for Trap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(self, f)
+    }
+}
+
+/// Writes the name that the value has on the command line.
+fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let value = value.to_possible_value();
+    f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+}

@@ -16,8 +16,8 @@ impl LintReport<'_> {
                     "line": place.map(|place| place.line),
                     "column": place.map(|place| place.column),
                     "path": finding.path,
-                    "severity": finding.severity.name(),
-                    "trap": finding.trap,
+                    "severity": finding.severity.to_string(),
+                    "trap": finding.trap.to_string(),
                     "message": finding.text,
                     "fix": finding.fix,
                 })

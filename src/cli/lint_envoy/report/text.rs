@@ -2,7 +2,8 @@
 
 use super::{LintReport, LintedFile, UncheckedFile};
 use crate::{
-    cli::lint_envoy::seen::CountOf, config::position::Position, foundation::printable::on_one_line,
+    cli::lint_envoy::finding::CountOf, config::position::Position,
+    foundation::printable::on_one_line,
 };
 
 impl LintReport<'_> {

@@ -1,16 +1,16 @@
 //! Maps in the place of lists, which Envoy reads as lists of one.
 
-use super::{NAMED, TrapSeverity, findings, lint, manager, matcher};
+use super::{NAMED, Trap, TrapSeverity, findings, lint, manager, matcher};
 
 /// The traps of a text without `list-of-one`, and the number of these.
-fn traps(text: &str) -> (Vec<&'static str>, usize) {
+fn traps(text: &str) -> (Vec<Trap>, usize) {
     let rules = matcher(
         "domain: d\ndescriptors:\n- key: generic_key\n  rate_limit: {unit: day, requests_per_unit: 1}\n",
     );
     let found = lint(text, Some(&rules)).unwrap().findings;
     let (single, others): (Vec<_>, Vec<_>) = found
         .into_iter()
-        .partition(|finding| finding.trap == "list-of-one");
+        .partition(|finding| finding.trap == Trap::ListOfOne);
     assert!(
         single
             .iter()
@@ -57,7 +57,7 @@ fn a_trap_in_the_only_item_is_found() {
     let text = manager("", "", NAMED);
     let stage = format!("rate_limits: {{stage: 3, actions: {NAMED}}}");
     let text = text.replace(&format!("rate_limits: [{{actions: [{NAMED}]}}]"), &stage);
-    assert_eq!(traps(&text), (vec!["stage", "stage"], 2));
+    assert_eq!(traps(&text), (vec![Trap::Stage, Trap::Stage], 2));
     let none = manager(
         "",
         "",
@@ -66,7 +66,7 @@ fn a_trap_in_the_only_item_is_found() {
     let none = none
         .replace("actions: [", "actions: ")
         .replace("}}]}]", "}}}]");
-    assert_eq!(traps(&none), (vec!["descriptor"], 1), "{none}");
+    assert_eq!(traps(&none), (vec![Trap::Descriptor], 1), "{none}");
 }
 
 #[test]

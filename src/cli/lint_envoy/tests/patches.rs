@@ -1,6 +1,6 @@
 //! EnvoyFilters of Istio: what they match, and where their limits stand.
 
-use super::{Finding, NAMED, TrapSeverity, at, filter, findings};
+use super::{Finding, NAMED, Trap, TrapSeverity, at, filter, findings};
 
 /// An EnvoyFilter with one patch of this match and value.
 fn patch(apply_to: &str, of: &str, value: &str) -> String {
@@ -87,7 +87,7 @@ fn a_virtual_host_is_named_as_istio_names_it() {
         assert_eq!(found.len(), 1, "{context} {name}: {found:?}");
         assert_eq!(
             (found[0].severity, found[0].trap),
-            (TrapSeverity::Warning, "no-match")
+            (TrapSeverity::Warning, Trap::NoMatch)
         );
         assert!(
             found[0].fix.starts_with(fix),
@@ -130,7 +130,10 @@ fn a_star_matches_only_itself() {
     let found = |of: &str| {
         let text = patch("HTTP_ROUTE", of, &format!("{{route: {{{}}}}}", limits()));
         let found = findings(&text);
-        found.iter().map(|finding| finding.trap).collect::<Vec<_>>()
+        found
+            .iter()
+            .map(|finding| finding.trap.to_string())
+            .collect::<Vec<_>>()
     };
     for of in [
         "routeConfiguration: {name: '*'}",
@@ -188,7 +191,7 @@ fn limits_stand_where_envoy_looks_for_them() {
         (
             "HTTP_ROUTE",
             format!("{{route: {{{config}}}}}"),
-            "move it up, beside `match`",
+            "move it up, next to `match`",
         ),
         (
             "VIRTUAL_HOST",
@@ -216,7 +219,7 @@ fn limits_stand_where_envoy_looks_for_them() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
             (found[0].severity, found[0].trap),
-            (TrapSeverity::Error, "misplaced-limits")
+            (TrapSeverity::Error, Trap::MisplacedLimits)
         );
         assert!(found[0].fix.starts_with(fix), "{}", found[0].fix);
         assert!(
@@ -281,7 +284,7 @@ fn a_filter_of_the_old_api_is_an_error_with_the_form_of_today() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
             (found[0].severity, found[0].trap),
-            (TrapSeverity::Error, "no-filter")
+            (TrapSeverity::Error, Trap::NoFilter)
         );
         let fix = format!(
             "write `name: envoy.filters.http.ratelimit`, and `typed_config` with `\"@type\": {NEW}`"
@@ -327,7 +330,7 @@ fn an_authority_that_istio_makes_is_an_error() {
             Finding {
                 severity,
                 text,
-                trap: "authority",
+                trap: Trap::Authority,
                 ..
             },
         ] = found.as_slice()

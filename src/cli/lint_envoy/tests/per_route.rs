@@ -1,7 +1,7 @@
 //! Limits that routes configure for a filter: under the name that it has, with a domain of the rules, and beside
 //! filters that limit nothing.
 
-use super::{Finding, NAMED, TrapSeverity, findings, lint, manager, matcher};
+use super::{Finding, NAMED, Trap, TrapSeverity, findings, lint, manager, matcher};
 
 const TYPE: &str = "'@type': type.googleapis.com/envoy.extensions.filters";
 
@@ -41,7 +41,7 @@ fn placed(text: &str, config: &str) -> [String; 4] {
 }
 
 /// The severities of a trap in a text.
-fn severities(text: &str, trap: &str) -> Vec<TrapSeverity> {
+fn severities(text: &str, trap: Trap) -> Vec<TrapSeverity> {
     let findings = findings(text);
     let found = findings.iter().filter(|finding| finding.trap == trap);
     found.map(|finding| finding.severity).collect()
@@ -49,7 +49,7 @@ fn severities(text: &str, trap: &str) -> Vec<TrapSeverity> {
 
 #[track_caller]
 fn check_name(text: &str, expected: &[TrapSeverity]) {
-    assert_eq!(severities(text, "route-filter-name"), expected, "{text}");
+    assert_eq!(severities(text, Trap::RouteFilterName), expected, "{text}");
 }
 
 /// The filter of `manager` has the name `l`.
@@ -75,7 +75,7 @@ fn limits_under_a_name_that_no_filter_has_are_an_error_with_the_right_name() {
                 let findings = findings(&text);
                 let found = findings
                     .iter()
-                    .find(|found| found.trap == "route-filter-name");
+                    .find(|found| found.trap == Trap::RouteFilterName);
                 let Finding { text, fix, .. } = found.unwrap();
                 assert!(text.contains(&format!("has the name `{name}`")), "{text}");
                 assert!(
@@ -113,7 +113,7 @@ fn limits_in_a_typed_struct_are_those_of_the_message_in_it() {
         )
     };
     for text in placed(&manager("", "", NAMED), &entry("l")) {
-        assert_eq!(severities(&text, "hits-addend"), [], "{text}");
+        assert_eq!(severities(&text, Trap::HitsAddend), [], "{text}");
         check_name(&text, &[]);
     }
     for text in placed(&manager("", "", NAMED), &entry("other")) {
@@ -153,7 +153,7 @@ fn a_filter_over_xds_is_a_filter() {
     let text = format!("{before}- name: l\n  config_discovery: {{config_source: {{ads: {{}}}}}}\n");
     assert_eq!(findings(&text), []);
     let without = format!("{before}- name: l\n  typed_config: {{{TYPE}.http.cors.v3.Cors}}\n");
-    assert_eq!(severities(&without, "no-filter"), [TrapSeverity::Error]);
+    assert_eq!(severities(&without, Trap::NoFilter), [TrapSeverity::Error]);
 }
 
 /// A route configuration of this name, in a document of its own.
@@ -236,7 +236,7 @@ fn the_domain_of_a_route_has_to_be_in_the_rules() {
     );
     let domains = |text: &str| {
         let found = lint(text, Some(&rules)).unwrap().findings;
-        let found = found.iter().filter(|finding| finding.trap == "domain");
+        let found = found.iter().filter(|finding| finding.trap == Trap::Domain);
         found
             .map(|finding| finding.text.clone())
             .collect::<Vec<_>>()
@@ -280,8 +280,8 @@ fn the_domain_of_a_tcp_filter_has_to_be_in_the_rules() {
         let found = lint(&text, Some(&rules)).unwrap().findings;
         found.iter().map(|finding| finding.trap).collect::<Vec<_>>()
     };
-    assert_eq!(traps("d"), [""; 0]);
-    assert_eq!(traps("nope"), ["domain"]);
+    assert_eq!(traps("d"), []);
+    assert_eq!(traps("nope"), [Trap::Domain]);
 }
 
 /// A listener with filter chains that have the same filter, of this domain, and virtual hosts of these names; the last
@@ -318,7 +318,7 @@ fn chains(silent: &[(&str, &str)]) -> String {
 
 #[test]
 fn a_filter_that_a_control_plane_puts_into_every_chain_may_be_silent_in_some() {
-    let stage = |text: &str| severities(text, "stage");
+    let stage = |text: &str| severities(text, Trap::Stage);
     let catch_all = "'inbound|http|0'";
     assert_eq!(stage(&chains(&[(catch_all, "d")])), []);
     assert_eq!(stage(&chains(&[("shop", "d")])), [TrapSeverity::Advice]);
@@ -375,8 +375,8 @@ configs:
         )
     };
     for state in ["draining_state", "drainingState"] {
-        assert_eq!(severities(&dump(state), "no-filter"), []);
+        assert_eq!(severities(&dump(state), Trap::NoFilter), []);
     }
-    let warming = severities(&dump("warming_state"), "no-filter");
+    let warming = severities(&dump("warming_state"), Trap::NoFilter);
     assert_eq!(warming, [TrapSeverity::Error]);
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::document, Finding, TrapSeverity, lint, matcher};
+use super::{super::document, Finding, Trap, TrapSeverity, lint, matcher};
 
 const HTTP_FILTER: &str =
     "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit";
@@ -374,7 +374,7 @@ fn found(draft: &Draft) -> Vec<Finding> {
 }
 
 /// A trap, the forms that show it, and the change that makes it.
-type Plant = (&'static str, &'static [Form], fn(&mut Draft, &mut Dice));
+type Plant = (Trap, &'static [Form], fn(&mut Draft, &mut Dice));
 
 const WITH_FILTER: &[Form] = &[Form::Bootstrap, Form::Dump, Form::EnvoyFilter];
 const WITH_LISTENER: &[Form] = &[Form::Bootstrap, Form::Dump];
@@ -382,12 +382,12 @@ const PATCHES: &[Form] = &[Form::EnvoyFilter, Form::Actions];
 const WITHOUT_FILTER: &[Form] = &[Form::RouteDump, Form::RouteFile, Form::Actions];
 
 const PLANTS: [Plant; 10] = [
-    ("route-filter-name", WITH_FILTER, |draft, dice| {
+    (Trap::RouteFilterName, WITH_FILTER, |draft, dice| {
         give_config(draft, dice);
         let key = dice.pick(&["typed_config", "cors", "limit", "envoy.filters.http.local"]);
         draft.key = key.to_owned();
     }),
-    ("route-filter-name", WITHOUT_FILTER, |draft, dice| {
+    (Trap::RouteFilterName, WITHOUT_FILTER, |draft, dice| {
         give_config(draft, dice);
         let slips = [
             "typed_config",
@@ -396,33 +396,33 @@ const PLANTS: [Plant; 10] = [
         ];
         draft.key = dice.pick(&slips).to_owned();
     }),
-    ("domain", &FORMS, |draft, dice| {
+    (Trap::Domain, &FORMS, |draft, dice| {
         give_config(draft, dice);
         draft.own_domain = Some("nope");
     }),
-    ("domain", WITH_FILTER, |draft, _| draft.domain = "nope"),
-    ("stage", WITH_LISTENER, |draft, dice| {
+    (Trap::Domain, WITH_FILTER, |draft, _| draft.domain = "nope"),
+    (Trap::Stage, WITH_LISTENER, |draft, dice| {
         draft.owner = dice.pick(&[Owner::Host, Owner::Route]);
         draft.stage = 3;
     }),
-    ("descriptor", WITH_LISTENER, |draft, dice| {
+    (Trap::Descriptor, WITH_LISTENER, |draft, dice| {
         draft.action = dice.pick(&[
             json!({"generic_key": {"descriptor_value": "other"}}),
             json!({"source_cluster": {}}),
         ]);
     }),
-    ("no-match", PATCHES, |draft, dice| {
+    (Trap::NoMatch, PATCHES, |draft, dice| {
         draft.host = dice.pick(&["*", "shop.example.com", "shop:*", "inbound|http"]);
     }),
-    ("misplaced-limits", &FORMS, |draft, _| {
+    (Trap::MisplacedLimits, &FORMS, |draft, _| {
         draft.owner = Owner::Route;
         draft.is_misplaced = true;
     }),
-    ("authority", WITH_FILTER, |draft, _| {
+    (Trap::Authority, WITH_FILTER, |draft, _| {
         draft.cluster = "outbound|8081||tollgate.svc";
         draft.authority = None;
     }),
-    ("no-filter", WITH_FILTER, |draft, dice| {
+    (Trap::NoFilter, WITH_FILTER, |draft, dice| {
         draft.filter_type = dice.pick(&[
             "type.googleapis.com/envoy.config.filter.http.rate_limit.v2.RateLimit",
             "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimt",
@@ -442,7 +442,7 @@ fn correct_configurations_of_all_shapes_have_no_trap() {
     for form in FORMS.into_iter().cycle().take(600) {
         let draft = draft(&mut dice, form);
         let mut found = found(&draft);
-        let single = ("list-of-one", TrapSeverity::Advice);
+        let single = (Trap::ListOfOne, TrapSeverity::Advice);
         found.retain(|finding| (finding.trap, finding.severity) != single);
         assert!(found.is_empty(), "{draft:?}: {found:#?}\n{}", draft.text());
     }

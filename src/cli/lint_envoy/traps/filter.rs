@@ -2,125 +2,157 @@
 
 use super::super::{
     document::DocumentValue,
-    finding::TrapSeverity,
-    trap::{FilterSubject, Subject, Trap},
+    finding::{Findings, Trap, TrapSeverity},
 };
+
+/// Looks at an `envoy.filters.http.ratelimit`. A dump of a running Envoy leaves out values that are false or 0.
+pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
+    timeout(filter, found);
+    if !is_dump {
+        failure_mode(filter, "request", "refuse with 500", found);
+    }
+    let headers = filter.get("enable_x_ratelimit_headers");
+    let setting = headers.as_ref().and_then(DocumentValue::text);
+    if matches!(setting, None | Some("OFF" | "false" | "0")) {
+        found.advice(
+            Trap::Headers,
+            headers.as_ref().unwrap_or(filter),
+            "clients cannot see what is left of their limit",
+            "write `enable_x_ratelimit_headers: DRAFT_VERSION_03`",
+        );
+    }
+    if let Some(share) = share_of_none(filter, "filter_enabled") {
+        found.warning(
+            Trap::SwitchedOff,
+            &share,
+            "the filter is enabled for 0 % of the requests",
+            "remove `filter_enabled`, or give it a numerator",
+        );
+    }
+    if let Some(share) = share_of_none(filter, "filter_enforced") {
+        found.warning(
+            Trap::NotEnforced,
+            &share,
+            "0 % of the refusals are enforced: requests pass, yet their responses carry \
+             `x-envoy-ratelimited: true`",
+            "remove `filter_enforced`, or give it a numerator",
+        );
+    }
+    if let Some(status) = filter.get("rate_limited_status")
+        && let code = status.text_of("code").unwrap_or("Empty")
+        && is_below_400(code)
+    {
+        found.warning(
+            Trap::Status,
+            &status,
+            format!("a refusal cannot have the status {code}: Envoy sends 429 for codes below 400"),
+            "write a code of at least 400, or remove `rate_limited_status`",
+        );
+    }
+}
+
+/// Looks at an `envoy.filters.network.ratelimit`.
+pub(crate) fn tcp_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
+    timeout(filter, found);
+    if !is_dump {
+        failure_mode(filter, "connection", "close them", found);
+    }
+    for descriptor in filter.list("descriptors") {
+        for key in ["hits_addend", "limit"] {
+            if let Some(dropped) = descriptor.get(key) {
+                found.error(
+                    Trap::TcpDescriptor,
+                    &dropped,
+                    format!("the TCP filter sends entries only: `{key}` is dropped"),
+                    "remove it, and set it in the rules",
+                );
+            }
+        }
+    }
+}
+
+/// Looks at an `envoy.filters.http.rate_limit_quota`.
+pub(crate) fn quota_filter(filter: &DocumentValue<'_>, found: &mut Findings) {
+    found.error(
+        Trap::QuotaService,
+        filter,
+        "this filter speaks RLQS, which tollgate does not: `no_assignment_behavior` decides about every request",
+        "use `envoy.filters.http.ratelimit`",
+    );
+}
+
+/// The time that Envoy waits for a decision.
+fn timeout(filter: &DocumentValue<'_>, found: &mut Findings) {
+    let unused = filter.at(&["rate_limit_service", "grpc_service", "timeout"]);
+    let Some(timeout) = filter.get("timeout") else {
+        match unused {
+            None => found.warning(
+                Trap::Timeout,
+                filter,
+                "no timeout is set, so Envoy discards answers after 20 ms, its default",
+                "write `timeout: 0.25s`; fast answers are not delayed",
+            ),
+            Some(unused) => found.warning(
+                Trap::ServiceTimeout,
+                &unused,
+                "`timeout` under `grpc_service` is not used here, so Envoy discards answers after 20 ms, its default",
+                "move it up to the filter, next to `domain`",
+            ),
+        }
+        return;
+    };
+    if let Some(unused) = unused {
+        found.advice(
+            Trap::ServiceTimeout,
+            &unused,
+            "`timeout` under `grpc_service` is not used here: the `timeout` of the filter applies",
+            "remove it",
+        );
+    }
+    let text = timeout.text().unwrap_or_default();
+    let secs = text
+        .strip_suffix('s')
+        .and_then(|secs| secs.parse::<f64>().ok());
+    let (severity, problem) = match secs {
+        None => (
+            TrapSeverity::Error,
+            format!("`{text}` is not a valid duration"),
+        ),
+        Some(secs) if secs <= 0.0 => (
+            TrapSeverity::Warning,
+            "without a timeout, requests wait forever for a service that does not answer"
+                .to_owned(),
+        ),
+        Some(secs) if secs <= 0.02 => (
+            TrapSeverity::Warning,
+            format!("a pause of a busy machine can be longer than {text}"),
+        ),
+        Some(_) => return,
+    };
+    let fix = "write `timeout: 0.25s`";
+    found.add(severity, Trap::Timeout, &timeout, problem, fix);
+}
 
 /// No word on what passes while there is no decision.
-pub(super) const FAILURE_MODE: Trap = Trap {
-    name: "failure-mode",
-    look: |subject, report| match subject {
-        Subject::HttpFilter(FilterSubject {
+fn failure_mode(filter: &DocumentValue<'_>, passing: &str, refusal: &str, found: &mut Findings) {
+    let keys = ["failure_mode_deny", "failure_mode_deny_percent"];
+    if keys.iter().all(|key| filter.get(key).is_none()) {
+        found.warning(
+            Trap::FailureMode,
             filter,
-            is_dump: false,
-        }) if filter.get("failure_mode_deny").is_none()
-            && filter.get("failure_mode_deny_percent").is_none() =>
-        {
-            report.add(
-                filter,
-                TrapSeverity::Warning,
-                "`failure_mode_deny` is not set, so every request passes while there is no decision",
-                "write `failure_mode_deny: false` if that is meant, or `true` to refuse with 500",
-            );
-        }
-        Subject::TcpFilter(FilterSubject {
-            filter,
-            is_dump: false,
-        }) if filter.get("failure_mode_deny").is_none() => {
-            report.add(
-                filter,
-                TrapSeverity::Warning,
-                "`failure_mode_deny` is not set, so every connection passes while there is no \
-                 decision",
-                "write `failure_mode_deny: false` if that is meant, or `true` to close them",
-            );
-        }
-        _ => {}
-    },
-};
+            format!("`failure_mode_deny` is not set, so every {passing} passes while there is no decision"),
+            format!("write `failure_mode_deny: false` if that is meant, or `true` to {refusal}"),
+        );
+    }
+}
 
-/// Clients that cannot see their limit.
-pub(super) const HEADERS: Trap = Trap {
-    name: "headers",
-    look: |subject, report| {
-        let Subject::HttpFilter(FilterSubject { filter, .. }) = subject else {
-            return;
-        };
-        let headers = filter.get("enable_x_ratelimit_headers");
-        let setting = headers.as_ref().and_then(DocumentValue::text);
-        if matches!(setting, None | Some("OFF" | "false" | "0")) {
-            report.add(
-                headers.as_ref().unwrap_or(filter),
-                TrapSeverity::Advice,
-                "clients cannot see what is left of their limit",
-                "write `enable_x_ratelimit_headers: DRAFT_VERSION_03`",
-            );
-        }
-    },
-};
-
-/// A filter for 0 % of the requests.
-pub(super) const SWITCHED_OFF: Trap = Trap {
-    name: "switched-off",
-    look: |subject, report| {
-        if let Some(share) = share_of_none(subject, "filter_enabled") {
-            report.add(
-                &share,
-                TrapSeverity::Warning,
-                "the filter is enabled for 0 % of the requests",
-                "remove `filter_enabled`, or give it a numerator",
-            );
-        }
-    },
-};
-
-/// Refusals that are not enforced.
-pub(super) const NOT_ENFORCED: Trap = Trap {
-    name: "not-enforced",
-    look: |subject, report| {
-        if let Some(share) = share_of_none(subject, "filter_enforced") {
-            report.add(
-                &share,
-                TrapSeverity::Warning,
-                "0 % of the refusals are enforced: requests pass, yet their responses carry \
-                 `x-envoy-ratelimited: true`",
-                "remove `filter_enforced`, or give it a numerator",
-            );
-        }
-    },
-};
-
-/// The share of requests that an HTTP filter has at `key`, if it is 0.
-fn share_of_none<'d>(subject: &Subject<'_, 'd>, key: &str) -> Option<DocumentValue<'d>> {
-    let Subject::HttpFilter(FilterSubject { filter, .. }) = subject else {
-        return None;
-    };
+/// The share of requests that a filter has at `key`, if it is 0.
+fn share_of_none<'d>(filter: &DocumentValue<'d>, key: &str) -> Option<DocumentValue<'d>> {
     let share = filter.get(key)?;
     let default = share.get("default_value");
     let is_none = default.is_none_or(|value| value.number("numerator") == 0);
     is_none.then_some(share)
 }
-
-/// A status of refusals that Envoy does not send.
-pub(super) const STATUS: Trap = Trap {
-    name: "status",
-    look: |subject, report| {
-        if let Subject::HttpFilter(FilterSubject { filter, .. }) = subject
-            && let Some(status) = filter.get("rate_limited_status")
-            && let code = status.text_of("code").unwrap_or("Empty")
-            && is_below_400(code)
-        {
-            report.add(
-                &status,
-                TrapSeverity::Warning,
-                format!(
-                    "a refusal cannot have the status {code}: Envoy sends 429 for codes below 400"
-                ),
-                "write a code of at least 400, or remove `rate_limited_status`",
-            );
-        }
-    },
-};
 
 /// Whether a status code, a number or a name in Envoy's `StatusCode`, is below 400 and so no refusal.
 fn is_below_400(code: &str) -> bool {
@@ -150,41 +182,3 @@ fn is_below_400(code: &str) -> bool {
         Err(_) => NAMES.contains(&code),
     }
 }
-
-/// Parts of a descriptor that the TCP filter does not send.
-pub(super) const TCP_DESCRIPTOR: Trap = Trap {
-    name: "tcp-descriptor",
-    look: |subject, report| {
-        let Subject::TcpFilter(FilterSubject { filter, .. }) = subject else {
-            return;
-        };
-        for descriptor in filter.list("descriptors") {
-            for key in ["hits_addend", "limit"] {
-                if let Some(dropped) = descriptor.get(key) {
-                    report.add(
-                        &dropped,
-                        TrapSeverity::Error,
-                        format!("the TCP filter sends entries only: `{key}` is dropped"),
-                        "remove it, and set it in the rules",
-                    );
-                }
-            }
-        }
-    },
-};
-
-/// A filter that speaks another protocol.
-pub(super) const QUOTA_SERVICE: Trap = Trap {
-    name: "quota-service",
-    look: |subject, report| {
-        if let Subject::QuotaFilter(filter) = subject {
-            report.add(
-                filter,
-                TrapSeverity::Error,
-                "this filter speaks RLQS, which tollgate does not: `no_assignment_behavior` decides \
-                 about every request",
-                "use `envoy.filters.http.ratelimit`",
-            );
-        }
-    },
-};

@@ -1,107 +1,112 @@
-//! Traps in routes and in single items of `rate_limits`.
+//! Traps in items of `rate_limits`.
 
 use super::super::{
     actions::{self, Holder},
     document::DocumentValue,
-    finding::TrapSeverity,
-    trap::{Subject, Trap},
+    finding::{Findings, Trap},
+    surroundings::{ItemList, OptionalValue},
 };
 
-/// Limits on a route that answers by itself.
-pub(super) const DIRECT_RESPONSE: Trap = Trap {
-    name: "direct-response",
-    look: |subject, report| {
-        for direct in limited(subject, "direct_response") {
-            report.add(
-                &direct,
-                TrapSeverity::Warning,
-                "a direct response is never limited: the filter does nothing on such a route",
-                "route it to a cluster, or remove the limit",
-            );
+/// Looks at a list `rate_limits`: at limits that a client escapes by leaving something out.
+pub(crate) fn items<'d>(list: &ItemList<'_, 'd>, found: &mut Findings) {
+    if !list.has_fallback() {
+        for item in list.items {
+            absent_value(list, item, found);
         }
-    },
-};
-
-/// Limits on a route that redirects.
-pub(super) const REDIRECT: Trap = Trap {
-    name: "redirect",
-    look: |subject, report| {
-        for redirect in limited(subject, "redirect") {
-            report.add(
-                &redirect,
-                TrapSeverity::Warning,
-                "a redirect is never limited: the filter does nothing on such a route",
-                "route it to a cluster, or remove the limit",
-            );
-        }
-    },
-};
-
-/// The answers at `key` of routes that have limits, of their own or of their virtual host.
-fn limited<'d>(subject: &Subject<'_, 'd>, key: &str) -> Vec<DocumentValue<'d>> {
-    let Subject::VirtualHost(host) = subject else {
-        return Vec::new();
-    };
-    let has_limits = !host.list("rate_limits").is_empty();
-    let routes = host.list("routes").into_iter();
-    routes
-        .filter(|route| has_limits || actions::per_route(route).is_some())
-        .filter_map(|route| route.get(key))
-        .collect()
+    }
 }
 
-/// Hits that Envoy does not send from a route.
-pub(super) const HITS_ADDEND: Trap = Trap {
-    name: "hits-addend",
-    look: |subject, report| {
-        if let Subject::Item {
-            limit,
-            holder: Holder::Route,
-        } = subject
-            && let Some(addend) = limit.get("hits_addend")
-        {
-            report.add(
-                &addend,
-                TrapSeverity::Error,
-                "Envoy does not send `hits_addend` from here: every request counts as one hit",
-                "move this item to a RateLimitPerRoute in `typed_per_filter_config`, or to the \
-                 filter's own `rate_limits`",
-            );
-        }
-    },
-};
+fn absent_value<'d>(list: &ItemList<'_, 'd>, item: &DocumentValue<'d>, found: &mut Findings) {
+    // Hits that count after the response refuse no request.
+    if item.is_true("apply_on_stream_done") {
+        return;
+    }
+    let mut optional = list.optional_values(item);
+    let is_shortened = optional.iter().all(|value| value.is_skipped);
+    if is_shortened && item.list("actions").len() > optional.len() {
+        return;
+    }
+    if !is_shortened {
+        optional.retain(|value| !value.is_skipped);
+    }
+    let Some(first) = optional.first() else {
+        return;
+    };
+    let names: Vec<_> = optional.iter().map(OptionalValue::shown).collect();
+    let (separator, consequence) = if is_shortened {
+        (
+            " and the ",
+            "with `skip_if_absent` its descriptor is empty, and no rule matches that",
+        )
+    } else {
+        (" or the ", "Envoy then sends no descriptor for this item")
+    };
+    let names = names.join(separator);
+    found.warning(
+        Trap::AbsentValue,
+        &first.action,
+        format!("a client that leaves out the {names} is not limited: {consequence}"),
+        "add an item that every request matches, such as `actions: [{ remote_address: {} }]`, or \
+         refuse such requests",
+    );
+}
 
-/// An action that needs a host before one is chosen.
-pub(super) const NO_HOST_YET: Trap = Trap {
-    name: "no-host-yet",
-    look: |subject, report| {
-        let Subject::Item { limit, .. } = subject else {
-            return;
-        };
-        for locality in actions::early_localities(limit) {
-            report.add(
-                &locality,
-                TrapSeverity::Error,
-                "CLUSTER_LOCALITY_ENTRY is empty until Envoy has chosen a host: the descriptor is left out",
-                "add `apply_on_stream_done: true`, or use another source",
-            );
-        }
-    },
-};
-
-/// Hits that count after the response.
-pub(super) const STREAM_DONE: Trap = Trap {
-    name: "stream-done",
-    look: |subject, report| {
-        if let Subject::Item { limit, .. } = subject
-            && limit.is_true("apply_on_stream_done")
+/// Looks at an item of `rate_limits`.
+pub(crate) fn item(item: &DocumentValue<'_>, holder: Holder, found: &mut Findings) {
+    if holder == Holder::Route
+        && let Some(addend) = item.get("hits_addend")
+    {
+        found.error(
+            Trap::HitsAddend,
+            &addend,
+            "Envoy does not send `hits_addend` from here: every request counts as one hit",
+            "move this item to a RateLimitPerRoute in `typed_per_filter_config`, or to the \
+             filter's own `rate_limits`",
+        );
+    }
+    for locality in actions::early_localities(item) {
+        found.error(
+            Trap::NoHostYet,
+            &locality,
+            "CLUSTER_LOCALITY_ENTRY is empty until Envoy has chosen a host: the descriptor is left out",
+            "add `apply_on_stream_done: true`, or use another source",
+        );
+    }
+    if item.is_true("apply_on_stream_done") {
+        found.advice(
+            Trap::StreamDone,
+            item,
+            "hits that are counted after the response include those of refused requests",
+            "allow for that in the limit",
+        );
+    }
+    for action in item.list("actions") {
+        if let Some(headers) = action.get("request_headers")
+            && let Some(name @ (":path" | "x-envoy-original-path")) = headers.text_of("header_name")
         {
-            report.add(
-                limit,
-                TrapSeverity::Advice,
-                "hits that are counted after the response include those of refused requests",
-                "allow for that in the limit",
+            found.warning(
+                Trap::QueryString,
+                &headers,
+                format!(
+                    "`{name}` includes the query string: a client that changes it in each request has a \
+                     new counter each time, and a rule for the path alone does not match"
+                ),
+                "write a `generic_key` on each route, or an `extension` of type \
+                 envoy.extensions.rate_limit_descriptors.expr.v3.Descriptor with `text: request.url_path`",
             );
         }
-    },
-};
+    }
+}
+
+/// Looks at a map at `key`, where a list is meant.
+pub(crate) fn single_item(key: &str, value: &DocumentValue<'_>, found: &mut Findings) {
+    found.advice(
+        Trap::ListOfOne,
+        value,
+        format!(
+            "`{key}` is a list: Envoy reads this map as its only item, and other readers, such as Istio, \
+             refuse it"
+        ),
+        "write `- ` before the item, or put it in brackets",
+    );
+}

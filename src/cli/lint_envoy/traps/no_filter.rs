@@ -1,11 +1,8 @@
-//! Traps of limits without a filter that uses them.
+//! Traps of entries that are meant to be a rate limit filter and are none.
 
 use super::super::{
-    actions::Holder,
     document::DocumentValue,
-    finding::TrapSeverity,
-    seen::CountOf,
-    trap::{Report, Scope, Subject, Trap},
+    finding::{Findings, Trap},
 };
 
 /// The type of the filter, as it is written in `@type`.
@@ -42,34 +39,8 @@ pub(super) const OLD_NAMES: [(&str, &str); 5] = [
     ("envoy.tcp_proxy", "envoy.filters.network.tcp_proxy"),
 ];
 
-/// Limits in a connection manager without a rate limit filter.
-pub(super) const NO_FILTER: Trap = Trap {
-    name: "no-filter",
-    look: |subject, report| match subject {
-        Subject::UnknownFilter { filter, name } => unknown_type(filter, name, report),
-        Subject::FilterEntry(entry) => untyped(entry, report),
-        Subject::Scope { scope, .. } => {
-            if let Some(manager) = &scope.manager
-                && let Some(items) = items_without_filter(scope)
-            {
-                let filters = manager.get("http_filters");
-                report.add(
-                    filters.as_ref().unwrap_or(manager),
-                    TrapSeverity::Error,
-                    format!(
-                        "no rate limit filter in this connection manager: its {} of `rate_limits` limit{} nothing",
-                        CountOf(items, "item"),
-                        if items == 1 { "s" } else { "" }
-                    ),
-                    "add envoy.filters.http.ratelimit before the router",
-                );
-            }
-        }
-        _ => {}
-    },
-};
-
-fn unknown_type(filter: &DocumentValue<'_>, name: &str, report: &mut Report<'_>) {
+/// Looks at a filter whose `@type` resembles that of the rate limit filter, but is none that Envoy has.
+pub(crate) fn unknown_filter(filter: &DocumentValue<'_>, name: &str, found: &mut Findings) {
     let (text, fix) = match OLD_TYPES.iter().find(|(old, _)| *old == name) {
         Some((_, new)) => (
             format!("`{name}` is a type of Envoy's API v2, which is gone: Envoy refuses it"),
@@ -80,19 +51,19 @@ fn unknown_type(filter: &DocumentValue<'_>, name: &str, report: &mut Report<'_>)
             format!("did you mean `\"@type\": {TYPE}`?"),
         ),
     };
-    report.add(filter, TrapSeverity::Error, text, fix);
+    found.error(Trap::NoFilter, filter, text, fix);
 }
 
-/// A rate limit filter with its settings below `config`, as in Envoy's API v2.
-fn untyped(entry: &DocumentValue<'_>, report: &mut Report<'_>) {
+/// Looks at an item of `http_filters`, or of a patch that adds one: at settings below `config`, as in Envoy's API v2.
+pub(crate) fn untyped(entry: &DocumentValue<'_>, found: &mut Findings) {
     let name = entry.text_of("name").unwrap_or_default();
-    let Some(config) = entry.get("config") else {
-        return;
-    };
-    if is_usual_name(name) && entry.get("typed_config").is_none() {
-        report.add(
+    if let Some(config) = entry.get("config")
+        && is_usual_name(name)
+        && entry.get("typed_config").is_none()
+    {
+        found.error(
+            Trap::NoFilter,
             &config,
-            TrapSeverity::Error,
             format!("`config` of `{name}` is from Envoy's API v2, which is gone: it is not read"),
             format!("write `name: {USUAL_NAME}`, and `typed_config` with `\"@type\": {TYPE}`"),
         );
@@ -102,16 +73,6 @@ fn untyped(entry: &DocumentValue<'_>, report: &mut Report<'_>) {
 /// Whether a filter of this name is a rate limit filter, unless its type says otherwise.
 pub(crate) fn is_usual_name(name: &str) -> bool {
     name == USUAL_NAME || name == OLD_NAMES[0].0
-}
-
-/// The number of items of `rate_limits`, if there is any and no filter for them.
-fn items_without_filter(scope: &Scope<'_>) -> Option<usize> {
-    if !scope.filters.is_empty() || scope.has_unknown_filter || scope.has_unknown_entry() {
-        return None;
-    }
-    let items = scope.descriptors.iter();
-    let items = items.filter(|item| item.holder != Holder::Filter).count();
-    (items > 0).then_some(items)
 }
 
 /// Whether `name`, which is not the filter's, was probably meant to be it.
@@ -136,8 +97,8 @@ pub(crate) fn is_one_slip(one: &str, other: &str) -> bool {
     let common =
         |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();
     let before = common(&mut one.bytes().zip(other.bytes()));
-    let behind = common(&mut one.bytes().rev().zip(other.bytes().rev()));
-    let left = |text: &str| text.len().saturating_sub(before + behind);
+    let after = common(&mut one.bytes().rev().zip(other.bytes().rev()));
+    let left = |text: &str| text.len().saturating_sub(before + after);
     // A short name is close to many others.
     let bound = MAX_LETTERS.min(other.len() / 3);
     one != other && left(one).max(left(other)) <= bound

@@ -1,41 +1,77 @@
-//! Traps of Istio's EnvoyFilters, and of limits at a place where Envoy does not look for them.
+//! Traps of Istio's EnvoyFilters.
 
 use super::super::{
     document::DocumentValue,
-    finding::TrapSeverity,
-    trap::{Report, Subject, Trap},
+    finding::{Findings, Trap},
 };
-use super::no_filter::{OLD_NAMES, is_one_slip};
+use super::{
+    no_filter::{OLD_NAMES, is_one_slip, untyped},
+    routes::{misplaced, route},
+};
 
-/// A patch of limits that applies to nothing.
-pub(super) const NO_MATCH: Trap = Trap {
-    name: "no-match",
-    look: |subject, report| {
-        let Subject::Patch(patch) = subject else {
-            return;
-        };
-        let is_about_limits = patch
-            .at(&["patch", "value"])
-            .is_some_and(|value| limits(&value));
-        let Some(of) = patch.get("match").filter(|_| is_about_limits) else {
-            return;
-        };
-        if let Some(routes) = of.get("route_configuration") {
-            let context = of.text_of("context").unwrap_or("ANY");
-            // A host that is added is not matched.
-            let is_added = patch.text_of("apply_to") == Some("VIRTUAL_HOST")
-                && patch
-                    .at(&["patch", "operation"])
-                    .is_some_and(|operation| operation.text() == Some("ADD"));
-            if let Some(name) = routes.at(&["vhost", "name"]).filter(|_| !is_added) {
-                virtual_host(&name, context, report);
+/// Looks at an item of `configPatches` of an EnvoyFilter.
+pub(crate) fn patch(patch: &DocumentValue<'_>, found: &mut Findings) {
+    let Some(value) = patch.at(&["patch", "value"]) else {
+        return;
+    };
+    if let Some(of) = patch.get("match")
+        && limits(&value)
+    {
+        matches_nothing(patch, &of, found);
+    }
+    match patch.text_of("apply_to") {
+        Some("HTTP_ROUTE") => route(&value, found),
+        Some("VIRTUAL_HOST") => {
+            if let Some(route) = value.get("route") {
+                misplaced(
+                    &route,
+                    "a virtual host has no `route`, and so no `rate_limits` in it",
+                    "move them up to the virtual host, or write `applyTo: HTTP_ROUTE`",
+                    found,
+                );
             }
-            gateway(&routes, report);
         }
-        stars(&of, report);
-        filters(&of, report);
-    },
-};
+        Some("ROUTE_CONFIGURATION") => misplaced(
+            &value,
+            "a route configuration has no `rate_limits`",
+            "move them to its `virtual_hosts`, or write `applyTo: VIRTUAL_HOST`",
+            found,
+        ),
+        Some("HTTP_FILTER") => {
+            untyped(&value, found);
+            misplaced(
+                &value,
+                "a filter has no `rate_limits` next to its name",
+                "move them into its `typed_config`",
+                found,
+            );
+        }
+        Some("NETWORK_FILTER" | "FILTER_CHAIN" | "LISTENER" | "CLUSTER") => misplaced(
+            &value,
+            "such an object has no `rate_limits`",
+            "write `applyTo: VIRTUAL_HOST`, or `HTTP_ROUTE` with `route: { rate_limits: … }`",
+            found,
+        ),
+        _ => {}
+    }
+}
+
+/// A patch of limits whose `match` is of nothing.
+fn matches_nothing(patch: &DocumentValue<'_>, of: &DocumentValue<'_>, found: &mut Findings) {
+    if let Some(routes) = of.get("route_configuration") {
+        let context = of.text_of("context").unwrap_or("ANY");
+        let operation = patch.at(&["patch", "operation"]);
+        // A host that is added is not matched.
+        let is_added = patch.text_of("apply_to") == Some("VIRTUAL_HOST")
+            && operation.is_some_and(|operation| operation.text() == Some("ADD"));
+        if let Some(name) = routes.at(&["vhost", "name"]).filter(|_| !is_added) {
+            virtual_host(&name, context, found);
+        }
+        gateway(&routes, found);
+    }
+    stars(of, found);
+    filters(of, found);
+}
 
 /// Whether a value has a rate limit filter or `rate_limits` in it.
 fn limits(value: &DocumentValue<'_>) -> bool {
@@ -87,7 +123,7 @@ impl HostNames {
 }
 
 /// Checks the name of a virtual host that a patch is for.
-fn virtual_host(name: &DocumentValue<'_>, context: &str, report: &mut Report<'_>) {
+fn virtual_host(name: &DocumentValue<'_>, context: &str, found: &mut Findings) {
     let text = name.text().unwrap_or_default();
     // Templates are not filled in yet.
     if text.is_empty() || text.contains("{{") || text.contains("${") || context == "WAYPOINT" {
@@ -113,9 +149,9 @@ fn virtual_host(name: &DocumentValue<'_>, context: &str, report: &mut Report<'_>
             )
         }
     };
-    report.add(
+    found.warning(
+        Trap::NoMatch,
         name,
-        TrapSeverity::Warning,
         format!(
             "Istio names no virtual host `{text}` in the context {context}, and compares names as texts: this patch \
              changes nothing"
@@ -125,15 +161,15 @@ fn virtual_host(name: &DocumentValue<'_>, context: &str, report: &mut Report<'_>
 }
 
 /// Checks the name of a gateway that a patch is for.
-fn gateway(routes: &DocumentValue<'_>, report: &mut Report<'_>) {
+fn gateway(routes: &DocumentValue<'_>, found: &mut Findings) {
     let Some(gateway) = routes.get("gateway") else {
         return;
     };
     let name = gateway.text().unwrap_or_default();
     if !name.is_empty() && !name.contains('/') && !name.contains("{{") && !name.contains("${") {
-        report.add(
+        found.warning(
+            Trap::NoMatch,
             &gateway,
-            TrapSeverity::Warning,
             format!("`{name}` has no namespace, and names are compared as texts: this patch changes nothing"),
             format!("write `NAMESPACE/NAME`, such as `istio-system/{name}`"),
         );
@@ -141,7 +177,7 @@ fn gateway(routes: &DocumentValue<'_>, report: &mut Report<'_>) {
 }
 
 /// Checks names that `*` may be meant to match all of.
-fn stars(of: &DocumentValue<'_>, report: &mut Report<'_>) {
+fn stars(of: &DocumentValue<'_>, found: &mut Findings) {
     const NAMES: [&[&str]; 3] = [
         &["route_configuration", "name"],
         &["route_configuration", "vhost", "route", "name"],
@@ -149,9 +185,9 @@ fn stars(of: &DocumentValue<'_>, report: &mut Report<'_>) {
     ];
     for name in NAMES.iter().filter_map(|keys| of.at(keys)) {
         if name.text() == Some("*") {
-            report.add(
+            found.warning(
+                Trap::NoMatch,
                 &name,
-                TrapSeverity::Warning,
                 "names are compared as texts, and none is `*`: this patch changes nothing",
                 "remove `name` to match all",
             );
@@ -159,111 +195,38 @@ fn stars(of: &DocumentValue<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// Checks the names of the filters that a patch is beside.
-fn filters(of: &DocumentValue<'_>, report: &mut Report<'_>) {
+/// Checks the names of the filters that a patch is placed next to.
+fn filters(of: &DocumentValue<'_>, found: &mut Findings) {
     let filter = ["listener", "filter_chain", "filter"];
     let Some(filter) = of.at(&filter) else {
         return;
     };
-    for name in [filter.get("name"), filter.at(&["sub_filter", "name"])] {
-        if let Some(name) = name
-            && let Some(found) = name.text()
-        {
-            filter_name(&name, found, report);
-        }
+    let names = [filter.get("name"), filter.at(&["sub_filter", "name"])];
+    for name in names.into_iter().flatten() {
+        filter_name(&name, found);
     }
 }
 
-fn filter_name(name: &DocumentValue<'_>, found: &str, report: &mut Report<'_>) {
-    if let Some((_, new)) = OLD_NAMES.iter().find(|(old, _)| *old == found) {
-        report.add(
+fn filter_name(name: &DocumentValue<'_>, found: &mut Findings) {
+    let Some(written) = name.text() else {
+        return;
+    };
+    if let Some((_, new)) = OLD_NAMES.iter().find(|(old, _)| *old == written) {
+        found.advice(
+            Trap::NoMatch,
             name,
-            TrapSeverity::Advice,
-            format!("`{found}` is a name of Envoy's API v2, which Istio replaces"),
+            format!("`{written}` is a name of Envoy's API v2, which Istio replaces"),
             format!("write `{new}`"),
         );
         return;
     }
     let mut known = OLD_NAMES.iter().map(|(_, new)| *new);
-    if let Some(meant) = known.find(|known| is_one_slip(found, known)) {
-        report.add(
+    if let Some(meant) = known.find(|known| is_one_slip(written, known)) {
+        found.warning(
+            Trap::NoMatch,
             name,
-            TrapSeverity::Warning,
-            format!("Istio has no filter of the name `{found}`: this patch changes nothing"),
+            format!("Istio has no filter of the name `{written}`: this patch changes nothing"),
             format!("did you mean `{meant}`?"),
         );
-    }
-}
-
-/// Limits that are not where Envoy looks for them. Istio drops them silently.
-pub(super) const MISPLACED_LIMITS: Trap = Trap {
-    name: "misplaced-limits",
-    look: |subject, report| match subject {
-        Subject::Route(route) => in_route(route, report),
-        Subject::Patch(patch) => {
-            let Some(value) = patch.at(&["patch", "value"]) else {
-                return;
-            };
-            match patch.text_of("apply_to") {
-                Some("HTTP_ROUTE") => in_route(&value, report),
-                Some("VIRTUAL_HOST") => in_host(&value, report),
-                Some("ROUTE_CONFIGURATION") => misplaced(
-                    &value,
-                    "a route configuration has no `rate_limits`",
-                    "move them to its `virtual_hosts`, or write `applyTo: VIRTUAL_HOST`",
-                    report,
-                ),
-                Some("HTTP_FILTER") => misplaced(
-                    &value,
-                    "a filter has no `rate_limits` beside its name",
-                    "move them into its `typed_config`",
-                    report,
-                ),
-                Some("NETWORK_FILTER" | "FILTER_CHAIN" | "LISTENER" | "CLUSTER") => misplaced(
-                    &value,
-                    "such an object has no `rate_limits`",
-                    "write `applyTo: VIRTUAL_HOST`, or `HTTP_ROUTE` with `route: { rate_limits: … }`",
-                    report,
-                ),
-                _ => {}
-            }
-        }
-        _ => {}
-    },
-};
-
-fn in_route(route: &DocumentValue<'_>, report: &mut Report<'_>) {
-    misplaced(
-        route,
-        "a route has no `rate_limits`",
-        "move them below its `route`: `route: { rate_limits: … }`",
-        report,
-    );
-    if let Some(configs) = route.at(&["route", "typed_per_filter_config"]) {
-        report.add(
-            &configs,
-            TrapSeverity::Error,
-            "`route` has no `typed_per_filter_config`: it is not read",
-            "move it up, beside `match` and `route`",
-        );
-    }
-}
-
-fn in_host(host: &DocumentValue<'_>, report: &mut Report<'_>) {
-    if let Some(route) = host.get("route") {
-        misplaced(
-            &route,
-            "a virtual host has no `route`, and so no `rate_limits` in it",
-            "move them up to the virtual host, or write `applyTo: HTTP_ROUTE`",
-            report,
-        );
-    }
-}
-
-/// Reports the `rate_limits` of a value that cannot have them.
-fn misplaced(value: &DocumentValue<'_>, text: &str, fix: &str, report: &mut Report<'_>) {
-    if let Some(limits) = value.get("rate_limits") {
-        let text = format!("{text}: they are not read");
-        report.add(&limits, TrapSeverity::Error, text, fix);
     }
 }

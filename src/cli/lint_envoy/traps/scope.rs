@@ -3,100 +3,80 @@
 use std::collections::BTreeSet;
 
 use super::super::{
-    actions::{self, Holder, RateLimitItem},
+    actions::{self, Holder, KnownRules, RateLimitItem},
     document::DocumentValue,
-    finding::TrapSeverity,
-    trap::{CalledService, Filter, Report, Scope, Subject, Trap},
+    finding::{CountOf, Findings, Trap, TrapSeverity},
+    scope::{CalledService, Filter, Scope},
 };
+use super::{descriptors::descriptors, no_filter::USUAL_NAME};
 
-/// Items that lose against others.
-pub(super) const HIDDEN_LIMITS: Trap = Trap {
-    name: "hidden-limits",
-    look: |subject, report| match subject {
-        Subject::VirtualHost(host) => hidden_by_routes(host, report),
-        Subject::Scope { scope, .. } => hidden_by_filters(scope, report),
-        _ => {}
-    },
-};
-
-fn hidden_by_routes(host: &DocumentValue<'_>, report: &mut Report<'_>) {
-    let has_limits = !host.list("rate_limits").is_empty();
-    for route in host.list("routes") {
-        let Some(action) = route.get("route") else {
-            continue;
-        };
-        let own = actions::per_route(&route);
-        let own_limits = own.as_ref().and_then(|own| own.get("rate_limits"));
-        let limits = action.get("rate_limits");
-        let hides = own_limits.as_ref().or(limits.as_ref());
-        let includes = action.is_true("include_vh_rate_limits")
-            || own
-                .as_ref()
-                .is_some_and(|own| own.text_of("vh_rate_limits") == Some("INCLUDE"));
-        if let (true, Some(hides), false) = (has_limits, hides, includes) {
-            report.add(
-                hides,
-                TrapSeverity::Warning,
-                "these replace the `rate_limits` of the virtual host, which are not applied to this route",
-                "write `include_vh_rate_limits: true` if both are meant",
-            );
+/// Looks at a connection manager as a whole, with the rules if they are known.
+pub(crate) fn scope(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &mut Findings) {
+    no_filter(scope, found);
+    for item in &scope.descriptors {
+        if item.holder == Holder::Route && !scope.filters.is_empty() {
+            unused_item(scope, item, found);
         }
-        if let (Some(_), Some(limits)) = (&own_limits, &limits) {
-            report.add(
-                limits,
-                TrapSeverity::Warning,
-                "the route has a RateLimitPerRoute whose `rate_limits` win: these are not applied",
-                "move them there, or remove them",
-            );
-        }
+    }
+    filters_without_item(scope, found);
+    forged_address(scope, found);
+    disabled_filters(scope, found);
+    disabled_for_routes(scope, found);
+    if let Some(rules) = rules {
+        descriptors(scope, rules, found);
     }
 }
 
-fn hidden_by_filters(scope: &Scope<'_>, report: &mut Report<'_>) {
-    for item in of_routes(scope) {
-        let stage = item.stage();
-        let mut of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
-        if of_stage.clone().next().is_some() && of_stage.all(|filter| filter.has_own) {
-            report.add(
-                &item.value,
-                TrapSeverity::Warning,
-                "the filter's own `rate_limits` win: this item is not applied",
-                "move it there, or remove those",
-            );
-        }
-    }
-}
-
-/// Filters without items to send, and items that no filter uses.
-pub(super) const STAGE: Trap = Trap {
-    name: "stage",
-    look: |subject, report| {
-        if let Subject::Scope { scope, .. } = subject {
-            items_without_filter(scope, report);
-            filters_without_item(scope, report);
-        }
-    },
-};
-
-fn items_without_filter(scope: &Scope<'_>, report: &mut Report<'_>) {
-    // Without any filter the reason is another one, and outside of a connection manager filters may be elsewhere.
-    if scope.filters.is_empty() || scope.has_unknown_entry() {
+/// Limits in a connection manager without a rate limit filter.
+fn no_filter(scope: &Scope<'_>, found: &mut Findings) {
+    let Some(manager) = &scope.manager else {
+        return;
+    };
+    if !scope.filters.is_empty() || scope.has_unknown_filter || scope.has_unknown_entry() {
         return;
     }
-    for item in of_routes(scope) {
-        let stage = item.stage();
-        if !scope.filters.iter().any(|filter| filter.stage == stage) {
-            report.add(
+    let items = scope.descriptors.iter();
+    let items = items.filter(|item| item.holder != Holder::Filter).count();
+    if items > 0 {
+        let filters = manager.get("http_filters");
+        found.error(
+            Trap::NoFilter,
+            filters.as_ref().unwrap_or(manager),
+            format!(
+                "no rate limit filter in this connection manager: its {} of `rate_limits` limit{} nothing",
+                CountOf(items, "item"),
+                if items == 1 { "s" } else { "" }
+            ),
+            "add envoy.filters.http.ratelimit before the router",
+        );
+    }
+}
+
+/// An item of a route or a virtual host that none of the filters uses.
+fn unused_item(scope: &Scope<'_>, item: &RateLimitItem<'_>, found: &mut Findings) {
+    let stage = item.stage();
+    let mut of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
+    if of_stage.clone().next().is_none() {
+        if !scope.has_unknown_entry() {
+            found.error(
+                Trap::Stage,
                 &item.value,
-                TrapSeverity::Error,
                 format!("no rate limit filter has the stage {stage}: this item is never used"),
                 "give the filter and its items the same `stage`",
             );
         }
+    } else if of_stage.all(|filter| filter.has_own) {
+        found.warning(
+            Trap::HiddenLimits,
+            &item.value,
+            "the filter's own `rate_limits` win: this item is not applied",
+            "move it there, or remove those",
+        );
     }
 }
 
-fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
+/// Filters without items to send.
+fn filters_without_item(scope: &Scope<'_>, found: &mut Findings) {
     if !scope.has_routes && scope.descriptors.is_empty() {
         return;
     }
@@ -105,9 +85,10 @@ fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
         let Some((severity, hint)) = silence(scope, filter) else {
             continue;
         };
-        report.add(
-            &filter.value,
+        found.add(
             severity,
+            Trap::Stage,
+            &filter.value,
             format!(
                 "no route and no virtual host has `rate_limits` of stage {}: this filter \
                  never calls the service{hint}",
@@ -120,8 +101,8 @@ fn filters_without_item(scope: &Scope<'_>, report: &mut Report<'_>) {
 
 /// Whether the filter calls the service for some request.
 fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) -> bool {
-    let is_asked = |found: &RateLimitItem<'_>| match found.holder {
-        Holder::Route => found.stage() == filter.stage,
+    let is_asked = |item: &RateLimitItem<'_>| match item.holder {
+        Holder::Route => item.stage() == filter.stage,
         Holder::PerRoute => true,
         Holder::Filter => false,
     };
@@ -171,33 +152,80 @@ fn is_catch_all(scope: &Scope<'_>) -> bool {
     !hosts.is_empty() && hosts.iter().all(is_catch_all)
 }
 
-/// Items of routes and virtual hosts.
-fn of_routes<'s, 'd>(scope: &'s Scope<'d>) -> impl Iterator<Item = &'s RateLimitItem<'d>> {
-    let items = scope.descriptors.iter();
-    items.filter(|found| found.holder == Holder::Route)
+/// Limits by address where the connection manager trusts every client's `X-Forwarded-For`.
+fn forged_address(scope: &Scope<'_>, found: &mut Findings) {
+    let Some(manager) = &scope.manager else {
+        return;
+    };
+    let shows_address = scope.descriptors.iter().any(RateLimitItem::shows_address);
+    let knows_address = manager.is_true("use_remote_address")
+        || manager.get("original_ip_detection_extensions").is_some();
+    if shows_address && !knows_address && !scope.filters.is_empty() {
+        found.warning(
+            Trap::ForgedAddress,
+            manager,
+            "addresses are limited, but `X-Forwarded-For` is trusted: a client that sends \
+             another one with each request is never limited",
+            "write `use_remote_address: true`, and `xff_num_trusted_hops` behind your own proxies",
+        );
+    }
 }
 
-/// Limits by address where the connection manager trusts every client's `X-Forwarded-For`.
-pub(super) const FORGED_ADDRESS: Trap = Trap {
-    name: "forged-address",
-    look: |subject, report| {
-        let Subject::Scope { scope, .. } = subject else {
-            return;
-        };
-        let Some(manager) = &scope.manager else {
-            return;
-        };
-        let shows_address = scope.descriptors.iter().any(RateLimitItem::shows_address);
-        let knows_address = manager.is_true("use_remote_address")
-            || manager.get("original_ip_detection_extensions").is_some();
-        if shows_address && !knows_address && !scope.filters.is_empty() {
-            report.add(
-                manager,
-                TrapSeverity::Warning,
-                "addresses are limited, but `X-Forwarded-For` is trusted: a client that sends \
-                 another one with each request is never limited",
-                "write `use_remote_address: true`, and `xff_num_trusted_hops` behind your own proxies",
+/// Disabled filters that no route enables.
+fn disabled_filters(scope: &Scope<'_>, found: &mut Findings) {
+    // Routes that are not visible may enable it.
+    if !scope.has_routes {
+        return;
+    }
+    for filter in &scope.filters {
+        // Any configuration for a filter enables it, but one that disables it.
+        let mut configs = scope.configured.iter().flat_map(actions::filter_configs);
+        if let Some(disabled) = &filter.disabled
+            && !configs.any(|(name, config)| name == filter.name && !is_disabling(&config))
+        {
+            found.warning(
+                Trap::FilterDisabled,
+                disabled,
+                "the filter is disabled, and no route enables it: it never calls the service",
+                "remove `disabled: true`, or enable the filter in the `typed_per_filter_config` of routes",
             );
         }
-    },
-};
+    }
+}
+
+fn is_disabling(config: &DocumentValue<'_>) -> bool {
+    let message = config.message();
+    message.is_some_and(|(name, config)| {
+        name == "envoy.config.route.v3.FilterConfig" && config.is_true("disabled")
+    })
+}
+
+/// Routes that have limits and disable the filter.
+fn disabled_for_routes(scope: &Scope<'_>, found: &mut Findings) {
+    for value in &scope.configured {
+        let holders = [value.get("route"), Some(value.clone())];
+        let mut holders = holders.iter().flatten();
+        if holders.all(|holder| holder.list("rate_limits").is_empty()) {
+            continue;
+        }
+        for (name, config) in actions::filter_configs(value) {
+            if is_disabling(&config) && is_rate_limit(name, scope) {
+                found.advice(
+                    Trap::RouteDisabled,
+                    &config,
+                    "the rate limit filter is disabled here: the `rate_limits` next to it are not used",
+                    "remove them, or remove `disabled: true`",
+                );
+            }
+        }
+    }
+}
+
+/// Whether all rate limit filters of a connection manager have this name.
+fn is_rate_limit(name: &str, scope: &Scope<'_>) -> bool {
+    let mut filters = scope.filters.iter().map(|filter| filter.name);
+    if scope.filters.is_empty() {
+        return name == USUAL_NAME;
+    }
+    filters.all(|own| own == name)
+}

@@ -4,8 +4,8 @@ use super::{EnvoyWalk, LOOSE, WalkPlace};
 use crate::cli::lint_envoy::{
     actions::Holder,
     document::DocumentValue,
-    trap::{Filter, FilterEntry, FilterSubject, MayLimit, Subject},
-    traps::{is_usual_name, resembles_filter},
+    scope::{Filter, FilterEntry, MayLimit},
+    traps::{self, is_usual_name, resembles_filter},
 };
 
 /// The message of the rate limit filter.
@@ -38,16 +38,13 @@ impl<'d> EnvoyWalk<'d> {
             "extensions.filters.network.ratelimit.v3.RateLimit" => self.tcp_filter(&message),
             "extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig" => {
                 self.seen.filters += 1;
-                self.look(&Subject::QuotaFilter(&message));
+                traps::quota_filter(&message, &mut self.findings);
             }
             "config.cluster.v3.Cluster" => self.cluster(&message),
             _ if is_typed_config(value) && resembles_filter(full_name) => {
                 self.has_envoy = true;
                 self.scope(scope).has_unknown_filter = true;
-                self.look(&Subject::UnknownFilter {
-                    filter: value,
-                    name: full_name,
-                });
+                traps::unknown_filter(value, full_name, &mut self.findings);
             }
             _ => {}
         }
@@ -60,7 +57,7 @@ impl<'d> EnvoyWalk<'d> {
         self.single_items(manager, &["http_filters"]);
         let entries = manager.list("http_filters");
         for entry in &entries {
-            self.look(&Subject::FilterEntry(entry));
+            traps::untyped(entry, &mut self.findings);
         }
         let scope = self.scope(id);
         scope.manager = Some(manager.clone());
@@ -74,9 +71,8 @@ impl<'d> EnvoyWalk<'d> {
     }
 
     fn http_filter(&mut self, filter: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) {
-        let is_dump = self.is_dump;
         self.seen.filters += 1;
-        self.look(&Subject::HttpFilter(FilterSubject { filter, is_dump }));
+        traps::http_filter(filter, self.is_dump, &mut self.findings);
         self.service(filter);
         let entry = place.parent;
         let disabled = entry.and_then(|entry| entry.get("disabled"));
@@ -94,10 +90,9 @@ impl<'d> EnvoyWalk<'d> {
     }
 
     fn tcp_filter(&mut self, filter: &DocumentValue<'d>) {
-        let is_dump = self.is_dump;
         self.seen.filters += 1;
         self.single_items(filter, &["descriptors"]);
-        self.look(&Subject::TcpFilter(FilterSubject { filter, is_dump }));
+        traps::tcp_filter(filter, self.is_dump, &mut self.findings);
         self.scope(LOOSE).tcp_filters.push(filter.clone());
         self.service(filter);
     }
@@ -107,7 +102,7 @@ impl<'d> EnvoyWalk<'d> {
         let Some(service) = filter.at(&["rate_limit_service", "grpc_service"]) else {
             return;
         };
-        self.look(&Subject::Service(&service));
+        traps::service(&service, &mut self.findings);
         if let Some(envoy) = service.get("envoy_grpc") {
             let cluster = envoy.text_of("cluster_name").unwrap_or_default();
             self.calls

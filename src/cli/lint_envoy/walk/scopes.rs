@@ -11,8 +11,8 @@ use super::{EnvoyWalk, LOOSE, RouteConfig};
 use crate::cli::lint_envoy::{
     actions::KnownRules,
     document::DocumentValue,
-    trap::{Callers, FilterNames, FiltersKnown, MayLimit, Scope, Subject},
-    traps::called_services,
+    scope::{Callers, FilterNames, FiltersKnown, MayLimit, Scope},
+    traps::{self, called_services},
 };
 
 impl<'d> EnvoyWalk<'d> {
@@ -55,7 +55,7 @@ impl<'d> EnvoyWalk<'d> {
             scope.callers = callers.clone();
         }
         for scope in &scopes {
-            self.look(&Subject::Scope { scope, rules });
+            traps::scope(scope, rules, &mut self.findings);
         }
     }
 
@@ -73,7 +73,7 @@ impl<'d> EnvoyWalk<'d> {
                 LOOSE => names_of(&[], added, FiltersKnown::Some),
                 _ => names_of(&[scope], added, FiltersKnown::All),
             };
-            self.look_at_configured(&scope.configured, &names);
+            self.look_at(&scope.configured, &names);
         }
         let mut users: BTreeMap<&str, Vec<&Scope<'d>>> = BTreeMap::new();
         for scope in scopes {
@@ -87,13 +87,13 @@ impl<'d> EnvoyWalk<'d> {
                 true => FiltersKnown::None,
                 false => FiltersKnown::All,
             };
-            self.look_at_configured(&came.configured, &names_of(&users, added, known));
+            self.look_at(&came.configured, &names_of(&users, added, known));
         }
     }
 
-    fn look_at_configured(&mut self, configured: &[DocumentValue<'d>], names: &FilterNames<'d>) {
+    fn look_at(&mut self, configured: &[DocumentValue<'d>], names: &FilterNames<'d>) {
         for value in configured {
-            self.look(&Subject::Configured { value, names });
+            traps::configured(value, names, &mut self.findings);
         }
     }
 }

@@ -1,89 +1,11 @@
-//! Traps, the parts of a configuration that they look at, and reports of them.
+//! Connection managers, with all that traps need to know of their filters and routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
 };
 
-use super::{
-    actions::{Holder, KnownRules, RateLimitItem},
-    document::DocumentValue,
-    finding::{Finding, TrapSeverity},
-    surroundings::ItemList,
-};
-
-/// A setting that Envoy accepts and that limits nothing, or not what its author meant.
-#[derive(Debug)]
-pub(super) struct Trap {
-    /// Its name, stable across versions.
-    pub(super) name: &'static str,
-    /// Reports it, with the fix, wherever a subject has it.
-    pub(super) look: fn(&Subject<'_, '_>, &mut Report<'_>),
-}
-
-/// A part of a configuration that traps look at.
-#[derive(Debug)]
-pub(super) enum Subject<'s, 'd> {
-    /// `envoy.filters.http.ratelimit`
-    HttpFilter(FilterSubject<'s, 'd>),
-    /// `envoy.filters.network.ratelimit`
-    TcpFilter(FilterSubject<'s, 'd>),
-    /// `envoy.filters.http.rate_limit_quota`
-    QuotaFilter(&'s DocumentValue<'d>),
-    /// A filter whose `@type` resembles that of `envoy.filters.http.ratelimit`, but is none that Envoy has.
-    UnknownFilter {
-        filter: &'s DocumentValue<'d>,
-        name: &'s str,
-    },
-    /// The `grpc_service` that a filter calls.
-    Service(&'s DocumentValue<'d>),
-    /// The `envoy_grpc` of a filter, in a bootstrap that has all clusters there are.
-    Call {
-        envoy_grpc: &'s DocumentValue<'d>,
-        clusters: &'s BTreeMap<String, DocumentValue<'d>>,
-    },
-    VirtualHost(&'s DocumentValue<'d>),
-    Route(&'s DocumentValue<'d>),
-    /// An item of `configPatches` of an EnvoyFilter.
-    Patch(&'s DocumentValue<'d>),
-    /// A map at `key`, where a list is meant.
-    SingleItem {
-        key: &'s str,
-        value: &'s DocumentValue<'d>,
-    },
-    /// An item of `http_filters`, or of a patch that adds one.
-    FilterEntry(&'s DocumentValue<'d>),
-    /// A route or the like with a `typed_per_filter_config`.
-    Configured {
-        value: &'s DocumentValue<'d>,
-        names: &'s FilterNames<'d>,
-    },
-    /// A list `rate_limits`.
-    Items(&'s ItemList<'s, 'd>),
-    /// An item of `rate_limits`.
-    Item {
-        limit: &'s DocumentValue<'d>,
-        holder: Holder,
-    },
-    /// A cluster that a filter calls.
-    Cluster {
-        name: &'s str,
-        cluster: &'s DocumentValue<'d>,
-    },
-    /// A connection manager as a whole, with the rules if they are known.
-    Scope {
-        scope: &'s Scope<'d>,
-        rules: Option<&'s KnownRules<'s>>,
-    },
-}
-
-/// A filter, and where it was found.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FilterSubject<'s, 'd> {
-    pub(super) filter: &'s DocumentValue<'d>,
-    /// Whether it is in a dump of a running Envoy, which leaves out values that are false or 0.
-    pub(super) is_dump: bool,
-}
+use super::{actions::RateLimitItem, document::DocumentValue};
 
 /// The rate limit filters of a connection manager and the descriptors of its routes.
 #[derive(Debug, Default)]
@@ -222,31 +144,4 @@ pub(super) struct Filter<'d> {
     pub(super) name: &'d str,
     /// The setting that disables it, unless a route enables it.
     pub(super) disabled: Option<DocumentValue<'d>>,
-}
-
-/// Collects the findings of one trap.
-#[derive(Debug)]
-pub(super) struct Report<'f> {
-    pub(super) trap: &'static str,
-    pub(super) findings: &'f mut Vec<Finding>,
-}
-
-impl Report<'_> {
-    /// Reports the trap at `value`.
-    pub(super) fn add(
-        &mut self,
-        value: &DocumentValue<'_>,
-        severity: TrapSeverity,
-        text: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.findings.push(Finding {
-            position: value.position(),
-            path: value.path(),
-            severity,
-            trap: self.trap,
-            text: text.into(),
-            fix: fix.into(),
-        });
-    }
 }

@@ -1,0 +1,132 @@
+//! Traps in routes and virtual hosts.
+
+use super::super::{
+    actions::{self, per_route_config},
+    document::DocumentValue,
+    finding::{Findings, Trap},
+    scope::{FilterNames, FiltersKnown},
+};
+use super::no_filter::{OLD_NAMES, USUAL_NAME, is_one_slip};
+
+/// Looks at a virtual host and its routes.
+pub(crate) fn virtual_host(host: &DocumentValue<'_>, found: &mut Findings) {
+    let has_limits = !host.list("rate_limits").is_empty();
+    for route in host.list("routes") {
+        let own = actions::per_route(&route);
+        if has_limits || own.is_some() {
+            never_limited(&route, found);
+        }
+        let Some(action) = route.get("route") else {
+            continue;
+        };
+        let own_limits = own.as_ref().and_then(|own| own.get("rate_limits"));
+        let limits = action.get("rate_limits");
+        let hides = own_limits.as_ref().or(limits.as_ref());
+        if let (true, Some(hides), false) = (has_limits, hides, actions::includes_host(&route)) {
+            found.warning(
+                Trap::HiddenLimits,
+                hides,
+                "these replace the `rate_limits` of the virtual host, which are not applied to this route",
+                "write `include_vh_rate_limits: true` if both are meant",
+            );
+        }
+        if let (Some(_), Some(limits)) = (&own_limits, &limits) {
+            found.warning(
+                Trap::HiddenLimits,
+                limits,
+                "the route has a RateLimitPerRoute whose `rate_limits` win: these are not applied",
+                "move them there, or remove them",
+            );
+        }
+    }
+}
+
+/// Limits on a route that answers by itself.
+fn never_limited(route: &DocumentValue<'_>, found: &mut Findings) {
+    for (trap, key, answer) in [
+        (Trap::DirectResponse, "direct_response", "direct response"),
+        (Trap::Redirect, "redirect", "redirect"),
+    ] {
+        if let Some(own) = route.get(key) {
+            found.warning(
+                trap,
+                &own,
+                format!("a {answer} is never limited: the filter does nothing on such a route"),
+                "route it to a cluster, or remove the limit",
+            );
+        }
+    }
+}
+
+/// Looks at a route, or at the value of a patch of one, for limits that are not where Envoy looks for them.
+pub(crate) fn route(route: &DocumentValue<'_>, found: &mut Findings) {
+    misplaced(
+        route,
+        "a route has no `rate_limits`",
+        "move them below its `route`: `route: { rate_limits: … }`",
+        found,
+    );
+    if let Some(configs) = route.at(&["route", "typed_per_filter_config"]) {
+        found.error(
+            Trap::MisplacedLimits,
+            &configs,
+            "`route` has no `typed_per_filter_config`: it is not read",
+            "move it up, next to `match` and `route`",
+        );
+    }
+}
+
+/// Reports the `rate_limits` of a value that cannot have them. Istio drops them silently.
+pub(super) fn misplaced(value: &DocumentValue<'_>, text: &str, fix: &str, found: &mut Findings) {
+    if let Some(limits) = value.get("rate_limits") {
+        let text = format!("{text}: they are not read");
+        found.error(Trap::MisplacedLimits, &limits, text, fix);
+    }
+}
+
+/// Looks at a route or the like with a `typed_per_filter_config`: at limits under a name that no filter has.
+pub(crate) fn configured(value: &DocumentValue<'_>, names: &FilterNames<'_>, found: &mut Findings) {
+    for (name, config) in actions::filter_configs(value) {
+        if per_route_config(&config).is_some() && !names.names.contains(name) {
+            unread(name, &config, names, found);
+        }
+    }
+}
+
+/// Reports limits under a name that none of the rate limit filters has, as far as they are known.
+fn unread(name: &str, config: &DocumentValue<'_>, names: &FilterNames<'_>, found: &mut Findings) {
+    let of = match names.known {
+        FiltersKnown::All => "",
+        FiltersKnown::Some => " of this file",
+        FiltersKnown::None if is_slip(name) => {
+            return found.advice(
+                Trap::RouteFilterName,
+                config,
+                format!("these settings are read by a filter with the name `{name}` only"),
+                format!("write the name in the list of filters, such as `{USUAL_NAME}`"),
+            );
+        }
+        FiltersKnown::None => return,
+    };
+    let listed: Vec<_> = names.names.iter().map(|name| format!("`{name}`")).collect();
+    // Without any filter another trap says so.
+    if !listed.is_empty() {
+        found.error(
+            Trap::RouteFilterName,
+            config,
+            format!("no rate limit filter{of} has the name `{name}`: these settings are not read"),
+            format!(
+                "write {} instead of `{name}`: the key is the name in the list of filters",
+                listed.join(" or ")
+            ),
+        );
+    }
+}
+
+/// Whether a name was probably meant to be the usual one.
+fn is_slip(name: &str) -> bool {
+    let is_field = matches!(name, "typed_config" | "typedConfig");
+    let is_old = OLD_NAMES.iter().any(|(old, _)| *old == name);
+    let is_close = name.replace('_', "") == USUAL_NAME || is_one_slip(name, USUAL_NAME);
+    name != USUAL_NAME && (is_field || is_old || is_close)
+}
