@@ -21,7 +21,7 @@ mod rule;
 mod tests;
 mod track;
 
-pub(crate) use process::{ProcessStep, ProcessTotals, SampleTime};
+pub(crate) use process::{ProcessStep, ProcessTotals, STEP_VALUES, SampleTime};
 pub(crate) use rule::{LimitStep, RuleStep};
 
 use rule::RuleHistory;

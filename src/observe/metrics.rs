@@ -129,9 +129,7 @@ impl RuleSetStats {
             over,
             ..Default::default()
         };
-        self.rules[rule.0]
-            .of(0)
-            .record(hits, fell, &hits.into(), false);
+        self.rules[rule.0].record(0, hits, fell, &hits.into(), false);
         if over > 0 {
             self.rules[rule.0].record_limit(0, fell, 0);
         }

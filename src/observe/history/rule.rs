@@ -1,40 +1,22 @@
 //! Steps of one rule and of each of its limits.
 
+use std::array;
+
 use super::track::{Total, Track, difference, max_bytes};
 use crate::observe::metrics::{LimitTotals, RuleTotals};
 
-/// The hits on a rule during one step, as its binding limit sees them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RuleStep {
-    pub(crate) hits: u32,
-    pub(crate) within: u32,
-    pub(crate) near: u32,
-    pub(crate) over: u32,
-    /// Those of `over` that shadow mode lets pass.
-    pub(crate) shadow: u32,
-    /// Hits that were judged without the store.
-    pub(crate) degraded: u32,
-}
+/// The hits on a rule during one step, as its binding limit sees them: all, within, near, over, those of over that shadow
+/// mode lets pass, and those that were decided without the store.
+pub(crate) type RuleStep = [u32; 6];
 
 /// The hits near and over one limit during one step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitStep {
-    pub(crate) near: u32,
-    pub(crate) over: u32,
-}
+pub(crate) type LimitStep = [u32; 2];
 
 impl Total for RuleTotals {
     type Step = RuleStep;
 
     fn since(&self, earlier: &Self) -> RuleStep {
-        RuleStep {
-            hits: difference(self.total_hits, earlier.total_hits),
-            within: difference(self.within_limit, earlier.within_limit),
-            near: difference(self.near_limit, earlier.near_limit),
-            over: difference(self.over_limit, earlier.over_limit),
-            shadow: difference(self.shadow_mode, earlier.shadow_mode),
-            degraded: difference(self.degraded, earlier.degraded),
-        }
+        array::from_fn(|index| difference(self[index], earlier[index]))
     }
 }
 
@@ -42,10 +24,7 @@ impl Total for LimitTotals {
     type Step = LimitStep;
 
     fn since(&self, earlier: &Self) -> LimitStep {
-        LimitStep {
-            near: difference(self.near, earlier.near),
-            over: difference(self.over, earlier.over),
-        }
+        array::from_fn(|index| difference(self[index], earlier[index]))
     }
 }
 
@@ -74,7 +53,7 @@ impl RuleHistory {
         new
     }
 
-    /// Begins the histories of its limits anew, because one of them has changed.
+    /// Starts the histories of its limits again, because one of them has changed.
     pub(super) fn set_limits<'l>(&mut self, labels: impl Iterator<Item = &'l str>) {
         let track = Track::new(&LimitTotals::default());
         self.limits = labels.map(|label| (label.into(), track.clone())).collect();

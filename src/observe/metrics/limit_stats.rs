@@ -1,9 +1,6 @@
 //! Counts of the hits near and over each limit of a rule, because a rule's own counts do not tell its limits apart.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::OnceLock;
 
 use crate::{
     core::{
@@ -13,7 +10,7 @@ use crate::{
     foundation::{metric_name::sanitize, sample::SampleWriter},
 };
 
-use super::worker_stats::add_alone;
+use super::worker_stats::OwnCounts;
 
 /// Counts of a rule's hits by the limit that was binding, so that they add up to the counts of the rule. They exist
 /// from the first hit near a limit on, because few rules come that far.
@@ -22,23 +19,11 @@ pub(super) struct LimitStats {
     /// The labels of the limits, in the rule's order.
     labels: Box<[Box<str>]>,
     /// Those of worker 0 for each limit, then those of worker 1, and so on.
-    counts: OnceLock<Box<[LimitCounts]>>,
+    counts: OnceLock<Box<[OwnCounts<2>]>>,
 }
 
-/// Written by one worker only, so no two share a cache line.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct LimitCounts {
-    near: AtomicU64,
-    over: AtomicU64,
-}
-
-/// Totals of [`LimitStats`] over all workers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LimitTotals {
-    pub(crate) near: u64,
-    pub(crate) over: u64,
-}
+/// Hits near and over a limit, in this order, of all workers.
+pub(crate) type LimitTotals = [u64; 2];
 
 impl LimitStats {
     /// No counts yet, for limits with these labels.
@@ -62,31 +47,27 @@ impl LimitStats {
     pub(super) fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
         let new = || {
             let count = workers * self.labels.len();
-            (0..count).map(|_| LimitCounts::default()).collect()
+            (0..count).map(|_| OwnCounts::default()).collect()
         };
         let at = worker * self.labels.len() + limit;
         if let Some(counts) = self.counts.get_or_init(new).get(at) {
-            add_alone(&counts.near, fell.near);
-            add_alone(&counts.over, fell.over);
+            counts.add(0, fell.near);
+            counts.add(1, fell.over);
         }
     }
 
     /// The totals of the limit with this index.
     pub(super) fn totals(&self, limit: usize) -> LimitTotals {
         let counts = self.counts.get().map_or(&[][..], |counts| counts);
-        let mut totals = LimitTotals::default();
-        for counts in counts.iter().skip(limit).step_by(self.labels.len().max(1)) {
-            totals.near += counts.near.load(Relaxed);
-            totals.over += counts.over.load(Relaxed);
-        }
-        totals
+        let of_limit = counts.iter().skip(limit);
+        OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
     }
 
     /// Passes on the totals of each limit of the rule at `path`.
     pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
         let path = sanitize(path);
         for (limit, label) in self.labels.iter().enumerate() {
-            let LimitTotals { near, over } = self.totals(limit);
+            let [near, over] = self.totals(limit);
             list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
             list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
         }

@@ -16,8 +16,9 @@ use crate::{
 
 use super::{
     Metrics, RuleSetStats,
+    domain_stats::{NO_LIMIT, NO_RULE},
     rule_stats::RuleStats,
-    worker_stats::{WorkerStats, add_alone},
+    worker_stats::{CallCount, WorkerStats},
 };
 
 /// A worker's handle for recording.
@@ -55,10 +56,10 @@ impl Recorder {
     ) -> bool {
         let mut is_any_over = false;
         let own = self.stats();
-        add_alone(&own.global_shadow_mode, u64::from(decision.is_shadowed));
+        own.add(CallCount::GlobalShadowMode, decision.is_shadowed.into());
         match decision.overall {
-            Code::Ok => add_alone(&own.decisions_ok, 1),
-            Code::OverLimit => add_alone(&own.decisions_over_limit, 1),
+            Code::Ok => own.add(CallCount::Ok, 1),
+            Code::OverLimit => own.add(CallCount::OverLimit, 1),
         }
         for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
             match (outcome, &status.binding) {
@@ -68,8 +69,7 @@ impl Recorder {
                     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
                     let hits = counted.hits.added();
                     self.with_stats(&stats.rules, counted, |stats| {
-                        let counts = stats.of(self.worker);
-                        counts.record(hits, fell, &count, is_shadowed);
+                        stats.record(self.worker, hits, fell, &count, is_shadowed);
                     });
                     if fell.near | fell.over != 0 {
                         is_any_over |= fell.over != 0;
@@ -103,12 +103,14 @@ impl Recorder {
     }
 
     fn record_unmatched(&self, stats: &RuleSetStats, domain: &[u8], reason: NoMatch) {
-        let of = |DomainId(id)| stats.domains[id].of(self.worker);
-        match reason {
-            NoMatch::UnknownDomain => lock(&self.metrics.dynamic_names).unknown_domain(domain),
-            NoMatch::NoRule(id) => of(id).record_no_rule(),
-            NoMatch::NoLimit(id) => of(id).record_no_limit(),
-        }
+        let (DomainId(id), cause) = match reason {
+            NoMatch::UnknownDomain => {
+                return lock(&self.metrics.dynamic_names).unknown_domain(domain);
+            }
+            NoMatch::NoRule(id) => (id, NO_RULE),
+            NoMatch::NoLimit(id) => (id, NO_LIMIT),
+        };
+        stats.domains[id].record(self.worker, cause);
     }
 
     fn with_stats(
@@ -132,22 +134,22 @@ impl Recorder {
 
     /// Records a gRPC call, with any result.
     pub fn record_call(&self, took: Duration) {
-        add_alone(&self.stats().calls, 1);
+        self.stats().add(CallCount::Calls, 1);
         self.stats().response_time.record(took);
     }
 
     /// Records a request without an answer, because it was invalid or there are no rules.
     pub fn record_bad_request(&self) {
-        add_alone(&self.stats().bad_requests, 1);
+        self.stats().add(CallCount::BadRequests, 1);
     }
 
     /// Records a request without an answer, because the store did not return counts.
     pub fn record_store_failure(&self) {
-        add_alone(&self.stats().store_failures, 1);
+        self.stats().add(CallCount::StoreFailures, 1);
     }
 
     /// Records a call that was answered after its deadline, or whose caller gave up.
     pub fn record_late_call(&self) {
-        add_alone(&self.stats().late_calls, 1);
+        self.stats().add(CallCount::LateCalls, 1);
     }
 }

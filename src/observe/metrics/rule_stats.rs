@@ -3,10 +3,7 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use crate::{
@@ -16,41 +13,20 @@ use crate::{
 
 use super::{
     limit_stats::{self, LimitStats, LimitTotals},
-    worker_stats::add_alone,
+    worker_stats::OwnCounts,
 };
 
 /// Counts of one rule's hits, by their binding limit, per worker. The counters of a worker are created on first use,
 /// because most rules are rarely matched.
 #[derive(Debug)]
 pub(super) struct RuleStats {
-    counts: Arc<[OnceLock<Box<RuleCounts>>]>,
+    counts: Arc<[OnceLock<Box<OwnCounts<7>>>]>,
     limits: LimitStats,
 }
 
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub(super) struct RuleCounts {
-    total_hits: AtomicU64,
-    within_limit: AtomicU64,
-    near_limit: AtomicU64,
-    over_limit: AtomicU64,
-    over_limit_with_local_cache: AtomicU64,
-    shadow_mode: AtomicU64,
-    /// Hits that were judged without the store, which did not reply.
-    degraded: AtomicU64,
-}
-
-/// Totals of [`RuleStats`] over all workers and all rules with one name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RuleTotals {
-    pub(crate) total_hits: u64,
-    pub(crate) within_limit: u64,
-    pub(crate) near_limit: u64,
-    pub(crate) over_limit: u64,
-    pub(crate) over_limit_with_local_cache: u64,
-    pub(crate) shadow_mode: u64,
-    pub(crate) degraded: u64,
-}
+/// Totals of [`RuleStats`] over all workers and all rules with one name: all hits, those within, near and over the limit,
+/// those that shadow mode let pass, those decided without the store, and those over by the local cache.
+pub(crate) type RuleTotals = [u64; 7];
 
 impl RuleStats {
     /// Counters for so many workers, without any of single limits.
@@ -77,10 +53,27 @@ impl RuleStats {
         Arc::new(Self { counts, limits })
     }
 
-    /// The counters of one worker; shared statistics have only the first.
-    pub(super) fn of(&self, worker: usize) -> &RuleCounts {
+    /// Adds the hits of a request, as they `fell` against the binding limit, whose `count` is that after them. Shared
+    /// statistics have counters of the first worker only.
+    pub(super) fn record(
+        &self,
+        worker: usize,
+        hits: u64,
+        fell: Tally,
+        count: &CounterState,
+        is_shadowed: bool,
+    ) {
         let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
-        counts.get_or_init(Box::default)
+        let counts = counts.get_or_init(Box::default);
+        let over_if = |is_it| if is_it { fell.over } else { 0 };
+        let degraded = if count.is_degraded { hits } else { 0 };
+        counts.add(0, hits);
+        counts.add(1, fell.within);
+        counts.add(2, fell.near);
+        counts.add(3, fell.over);
+        counts.add(4, over_if(is_shadowed));
+        counts.add(5, degraded);
+        counts.add(6, over_if(count.is_cached));
     }
 
     /// Counts hits that `fell` near or over the limit with this index.
@@ -100,73 +93,17 @@ impl RuleStats {
 
     /// The totals, if the rule is used; 0 where requests count under names of their own (`detailed_metric`).
     pub(super) fn totals(&self) -> Option<RuleTotals> {
-        self.is_used().then(|| {
-            let mut totals = RuleTotals::default();
-            totals.absorb(self);
-            totals
-        })
+        self.is_used().then(|| self.sums())
+    }
+
+    fn sums(&self) -> RuleTotals {
+        let counts = self.counts.iter().filter_map(OnceLock::get);
+        OwnCounts::totals(counts.map(|counts| &**counts))
     }
 
     /// Whether a request has ever counted under the rule's own name, or come near one of its limits.
     fn is_used(&self) -> bool {
         self.limits.is_used() || self.counts.iter().any(|counts| counts.get().is_some())
-    }
-}
-
-impl RuleCounts {
-    /// Adds the hits of a request, as they `fell` against the binding limit, whose `count` is that after them.
-    pub(super) fn record(&self, hits: u64, fell: Tally, count: &CounterState, is_shadowed: bool) {
-        add_alone(&self.total_hits, hits);
-        add_alone(&self.within_limit, fell.within);
-        add_alone(&self.near_limit, fell.near);
-        add_alone(&self.over_limit, fell.over);
-        if count.is_cached {
-            add_alone(&self.over_limit_with_local_cache, fell.over);
-        }
-        if is_shadowed {
-            add_alone(&self.shadow_mode, fell.over);
-        }
-        if count.is_degraded {
-            add_alone(&self.degraded, hits);
-        }
-    }
-}
-
-impl RuleTotals {
-    /// Adds the counts of `stats`.
-    fn absorb(&mut self, stats: &RuleStats) {
-        for counts in stats.counts.iter().filter_map(OnceLock::get) {
-            self.total_hits += counts.total_hits.load(Relaxed);
-            self.within_limit += counts.within_limit.load(Relaxed);
-            self.near_limit += counts.near_limit.load(Relaxed);
-            self.over_limit += counts.over_limit.load(Relaxed);
-            self.over_limit_with_local_cache += counts.over_limit_with_local_cache.load(Relaxed);
-            self.shadow_mode += counts.shadow_mode.load(Relaxed);
-            self.degraded += counts.degraded.load(Relaxed);
-        }
-    }
-
-    fn samples(&self, key: &str, list: &mut SampleWriter<'_>) {
-        let mut push = |stat: &str, total: u64| {
-            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
-            list.counter(name, total);
-        };
-        push("total_hits", self.total_hits);
-        push("within_limit", self.within_limit);
-        push("near_limit", self.near_limit);
-        push("over_limit", self.over_limit);
-        // Few rules ever have these.
-        for (stat, total) in [
-            (
-                "over_limit_with_local_cache",
-                self.over_limit_with_local_cache,
-            ),
-            ("shadow_mode", self.shadow_mode),
-        ] {
-            if total > 0 {
-                push(stat, total);
-            }
-        }
     }
 }
 
@@ -181,18 +118,44 @@ pub(super) fn samples(
 ) {
     let mut by_name: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
     for (path, stats) in rules {
-        by_name.entry(sanitize(path)).or_default().absorb(stats);
+        absorb(by_name.entry(sanitize(path)).or_default(), stats);
     }
     for (name, stats) in values {
         let name = Cow::Borrowed(&**name);
-        by_name.entry(name).or_default().absorb(stats);
+        absorb(by_name.entry(name).or_default(), stats);
     }
     for (name, totals) in &by_name {
-        totals.samples(name, list);
+        name_samples(name, totals, list);
     }
     for (path, stats) in rules {
         if stats.is_used() {
             stats.limits.samples(path, list);
+        }
+    }
+}
+
+/// Adds the counts of `stats`.
+fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
+    for (total, more) in totals.iter_mut().zip(stats.sums()) {
+        *total += more;
+    }
+}
+
+/// Passes on the totals of one name.
+fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
+    let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
+    for (stat, total, is_rare) in [
+        ("total_hits", hits, false),
+        ("within_limit", within, false),
+        ("near_limit", near, false),
+        ("over_limit", over, false),
+        ("over_limit_with_local_cache", cached, true),
+        ("shadow_mode", shadowed, true),
+    ] {
+        // Few rules ever have the rare ones.
+        if total > 0 || !is_rare {
+            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
+            list.counter(name, total);
         }
     }
 }

@@ -33,9 +33,7 @@ fn a_rule_that_stays_keeps_its_counts_and_one_that_goes_is_forgotten() {
         within: 3,
         ..Tally::default()
     };
-    metrics.rules(&[rule("d.a"), rule("d.b")])[0]
-        .of(0)
-        .record(3, fell, &3.into(), false);
+    metrics.rules(&[rule("d.a"), rule("d.b")])[0].record(0, 3, fell, &3.into(), false);
     metrics.rules(&[rule("d.c"), rule("d.a")]);
     let within = |key: &str| {
         value(
@@ -61,7 +59,7 @@ fn what_each_core_counts_is_told_as_one_number() {
             is_cached: true,
             ..3.into()
         };
-        stats.of(core).record(3, fell, &cached, false);
+        stats.record(core, 3, fell, &cached, false);
         let recorder = metrics.clone().recorder(core);
         recorder.record_call(Duration::from_micros(10));
     }
@@ -90,11 +88,9 @@ fn what_a_request_calls_like_a_rule_is_counted_with_it() {
         within: 3,
         ..Tally::default()
     };
-    metrics.rules(&[rule("d.a")])[0]
-        .of(0)
-        .record(3, fell, &3.into(), false);
+    metrics.rules(&[rule("d.a")])[0].record(0, 3, fell, &3.into(), false);
     let dynamic_names = lock(&metrics.dynamic_names).stats("d.a").unwrap();
-    dynamic_names.of(0).record(3, fell, &3.into(), false);
+    dynamic_names.record(0, 3, fell, &3.into(), false);
     let name = "ratelimit.service.rate_limit.d.a.within_limit";
     let samples = metrics.samples(None);
     let found: Vec<_> = samples

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     foundation::lock::lock,
-    observe::history::{History, LimitStep, ProcessStep, RuleStep},
+    observe::history::{History, STEP_VALUES},
     service::{held_bytes::Account, limiter::Rules},
 };
 
@@ -71,56 +71,19 @@ fn writer(history: History) -> PageWriter {
     json_list(head, rules, "]}\n".to_owned())
 }
 
-/// A column of the page, and the value that it takes from a step.
-pub(super) type Column<S> = (&'static str, fn(&S) -> u64);
+const RULE: [&str; 6] = ["hits", "within", "near", "over", "shadow", "degraded"];
 
-pub(super) const PROCESS: [Column<ProcessStep>; 22] = [
-    ("calls", |step| step.calls.into()),
-    ("ok", |step| step.ok.into()),
-    ("overLimit", |step| step.over_limit.into()),
-    ("shadowed", |step| step.shadowed.into()),
-    ("degraded", |step| step.degraded.into()),
-    ("badRequests", |step| step.bad_requests.into()),
-    ("storeFailures", |step| step.store_failures.into()),
-    ("late", |step| step.late.into()),
-    ("p50Micros", |step| step.p50.into()),
-    ("p90Micros", |step| step.p90.into()),
-    ("p99Micros", |step| step.p99.into()),
-    ("p999Micros", |step| step.p999.into()),
-    ("batches", |step| step.pipelines.into()),
-    ("commands", |step| step.commands.into()),
-    ("redisFailures", |step| step.redis_failures.into()),
-    ("storesLost", |step| step.gauges.stores_lost),
-    ("nodesLost", |step| step.gauges.nodes_lost),
-    ("nodesSuspected", |step| step.gauges.nodes_suspected),
-    ("residentBytes", |step| step.gauges.resident_bytes),
-    ("heldBytes", |step| step.gauges.held_bytes),
-    ("counters", |step| step.gauges.counters),
-    ("counterBytes", |step| step.gauges.counter_bytes),
-];
+const LIMIT: [&str; 2] = ["near", "over"];
 
-const RULE: [Column<RuleStep>; 6] = [
-    ("hits", |step| step.hits.into()),
-    ("within", |step| step.within.into()),
-    ("near", |step| step.near.into()),
-    ("over", |step| step.over.into()),
-    ("shadow", |step| step.shadow.into()),
-    ("degraded", |step| step.degraded.into()),
-];
+/// Some steps as columns: the names of their values, and the values of each step.
+struct Columns<T, const N: usize>(&'static [&'static str; N], Vec<[T; N]>);
 
-const LIMIT: [Column<LimitStep>; 2] = [
-    ("near", |step| step.near.into()),
-    ("over", |step| step.over.into()),
-];
-
-/// Some steps as columns.
-struct Columns<S: 'static>(&'static [Column<S>], Vec<S>);
-
-impl<S> Serialize for Columns<S> {
+impl<T: Serialize, const N: usize> Serialize for Columns<T, N> {
     fn serialize<Z: Serializer>(&self, serializer: Z) -> Result<Z::Ok, Z::Error> {
-        let Self(columns, steps) = self;
-        let column = |value: &fn(&S) -> u64| steps.iter().map(value).collect::<Vec<_>>();
-        serializer.collect_map(columns.iter().map(|(name, value)| (name, column(value))))
+        let Self(names, steps) = self;
+        let column = |index: usize| steps.iter().map(|step| &step[index]).collect::<Vec<_>>();
+        let columns = names.iter().enumerate();
+        serializer.collect_map(columns.map(|(index, name)| (name, column(index))))
     }
 }
 
@@ -128,7 +91,7 @@ impl<S> Serialize for Columns<S> {
 struct RuleColumns<'a> {
     rule: &'a str,
     #[serde(flatten)]
-    steps: Columns<RuleStep>,
+    steps: Columns<u32, 6>,
     limits: Vec<LimitColumns<'a>>,
 }
 
@@ -136,21 +99,22 @@ struct RuleColumns<'a> {
 struct LimitColumns<'a> {
     limit: &'a str,
     #[serde(flatten)]
-    steps: Columns<LimitStep>,
+    steps: Columns<u32, 2>,
 }
 
 /// The page up to its rules.
 fn process(history: &History) -> String {
     let steps: Vec<_> = history.process_steps().copied().collect();
+    let values = steps.iter().map(|step| step.values).collect();
     let ends: Vec<_> = steps.iter().map(|step| step.ends_at.millis()).collect();
     let lengths: Vec<_> = steps.iter().map(|step| step.lasted.as_millis()).collect();
     format!(
         "{{\"endMillis\":{},\n\"lengthMillis\":{},\n\"nodes\":{},\"omittedRules\":{},\n\"process\":{},\n\"rules\":[",
         json(&ends),
         json(&lengths),
-        steps.last().map_or(0, |step| step.gauges.nodes),
+        steps.last().map_or(0, |step| step.nodes),
         history.omitted(),
-        json(&Columns(&PROCESS, steps))
+        json(&Columns(&STEP_VALUES, values))
     )
 }
 

@@ -1,15 +1,15 @@
 //! The state of the server at a moment, and its event: one line of JSON.
 
-use std::{cmp::Reverse, sync::Arc, time::Instant};
+use std::{array, cmp::Reverse, sync::Arc, time::Instant};
 
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 
-use super::super::{health::Components, history::PROCESS, page::json, statistics::Statistics};
+use super::super::{health::Components, page::json, statistics::Statistics};
 use crate::{
     observe::{
-        history::{ProcessStep, ProcessTotals},
-        metrics::LoadHistory,
+        history::{ProcessTotals, STEP_VALUES},
+        metrics::{LoadHistory, RuleTotals},
     },
     service::limiter::{RuleSet, Rules},
 };
@@ -30,15 +30,7 @@ pub(super) struct LiveState {
     process: ProcessTotals,
     rules: Option<Arc<RuleSet>>,
     /// By the number of the rule.
-    hits: Vec<RuleHits>,
-}
-
-/// Hits on a rule since the start.
-#[derive(Clone, Copy, Default)]
-struct RuleHits {
-    all: u64,
-    over: u64,
-    near: u64,
+    hits: Vec<RuleTotals>,
 }
 
 /// An event.
@@ -48,20 +40,11 @@ struct EventDocument<'a> {
     end_millis: u64,
     length_millis: u128,
     nodes: u64,
-    process: ProcessColumns<'a>,
+    process: Map<String, Value>,
     rules: Vec<RuleChange<'a>>,
     omitted_rules: usize,
     loads: Value,
     components: Vec<Value>,
-}
-
-struct ProcessColumns<'a>(&'a ProcessStep);
-
-impl Serialize for ProcessColumns<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let columns = PROCESS.iter();
-        serializer.collect_map(columns.map(|(name, value)| (name, value(self.0))))
-    }
 }
 
 /// A rule with hits since the state before.
@@ -100,12 +83,14 @@ impl LiveSource {
             bytes <= MAX_RULE_BYTES
         });
         rules.truncate(fitting.count());
+        let process = STEP_VALUES.iter().zip(step.values);
+        let process = process.map(|(name, value)| ((*name).to_owned(), value.into()));
         let components = (self.components)().into_iter();
         json(&EventDocument {
             end_millis: step.ends_at.millis(),
             length_millis: step.lasted.as_millis(),
-            nodes: step.gauges.nodes,
-            process: ProcessColumns(&step),
+            nodes: step.nodes,
+            process: process.collect(),
             omitted_rules: all - rules.len(),
             rules,
             loads: loads(&self.statistics.metrics.loads()),
@@ -116,15 +101,9 @@ impl LiveSource {
     }
 }
 
-fn hits(rules: &RuleSet) -> Vec<RuleHits> {
-    let each = rules.matcher.rules().iter().map(|rule| {
-        let totals = rules.stats.totals(rule.id).unwrap_or_default();
-        RuleHits {
-            all: totals.total_hits,
-            over: totals.over_limit,
-            near: totals.near_limit,
-        }
-    });
+fn hits(rules: &RuleSet) -> Vec<RuleTotals> {
+    let all = rules.matcher.rules().iter();
+    let each = all.map(|rule| rules.stats.totals(rule.id).unwrap_or_default());
     each.collect()
 }
 
@@ -138,15 +117,18 @@ fn changes<'a>(now: &'a LiveState, before: &LiveState) -> Vec<RuleChange<'a>> {
     }
     let rules = rules.matcher.rules().iter();
     let all = rules.zip(now.hits.iter().zip(&before.hits));
-    let mut changes: Vec<_> = all
-        .filter(|(_, (now, before))| now.all != before.all || now.over != before.over)
-        .map(|(rule, (now, before))| RuleChange {
+    let changes = all.map(|(rule, (now, before))| {
+        let change: RuleTotals = array::from_fn(|index| now[index].saturating_sub(before[index]));
+        let [hits, _within, near, over, ..] = change;
+        RuleChange {
             rule: &rule.path,
-            hits: now.all.saturating_sub(before.all),
-            over: now.over.saturating_sub(before.over),
-            near: now.near.saturating_sub(before.near),
-        })
-        .collect();
+            hits,
+            over,
+            near,
+        }
+    });
+    let changes = changes.filter(|change| change.hits > 0 || change.over > 0);
+    let mut changes: Vec<_> = changes.collect();
     changes.sort_by_key(|change| Reverse(change.hits));
     changes
 }
