@@ -18,13 +18,7 @@ pub(crate) const MAX_ENTRIES: usize = 100;
 #[command(next_help_heading = "Bounds on requests")]
 pub(crate) struct Bounds {
     /// Largest message in bytes: four times the headers that Envoy accepts by default
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_MESSAGE_BYTES",
-        default_value_t = 256 << 10,
-        value_parser = number::<usize>(1..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", text = ("N", "262144"), value_parser = number::<usize>(1..))]
     pub max_message_bytes: usize,
 
     /// How long a message, or a body at /json, may take to arrive
@@ -34,42 +28,20 @@ pub(crate) struct Bounds {
     /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers,
     /// pages. Above it the connection that has held the most for the longest is closed, or new input is refused with
     /// RESOURCE_EXHAUSTED, or 503 over HTTP [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_HELD_BYTES",
-        value_parser = number::<usize>(1 << 20..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_held_bytes: Option<usize>,
 
     /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_TEXT_BYTES",
-        default_value_t = 64 << 10,
-        value_parser = number::<usize>(1..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", text = ("N", "65536"), value_parser = number::<usize>(1..))]
     pub max_text_bytes: usize,
 
     /// Most gRPC connections, unless the limit of open files allows fewer. For more, the oldest that have not made a
     /// call in 100 ms are closed, or else the one without a call for the longest, a second at least, or else they wait
     /// [default: 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_CONNECTIONS",
-        value_parser = number::<usize>(1..=1_000_000),
-        value_name = "N"
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_parser = number::<usize>(1..=1_000_000), value_name = "N")]
     pub max_connections: Option<usize>,
 
     /// Most concurrent calls on one connection
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_STREAMS",
-        default_value_t = 1024,
-        value_parser = number::<u32>(1..=u32::MAX.into()),
-        value_name = "N"
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_STREAMS", text = ("N", "1024"), value_parser = number::<u32>(1..=u32::MAX.into()))]
     pub max_streams: u32,
 }

@@ -27,33 +27,15 @@ pub(crate) struct Decisions {
     pub response_headers: bool,
 
     /// Name of the header with the limit
-    #[arg(
-        long,
-        env = "LIMIT_LIMIT_HEADER",
-        default_value = "RateLimit-Limit",
-        value_parser = header_name,
-        value_name = "NAME",
-    )]
+    #[arg(long, env = "LIMIT_LIMIT_HEADER", text = ("NAME", "RateLimit-Limit"), value_parser = header_name)]
     pub limit_header: String,
 
     /// Name of the header with the remaining hits
-    #[arg(
-        long,
-        env = "LIMIT_REMAINING_HEADER",
-        default_value = "RateLimit-Remaining",
-        value_parser = header_name,
-        value_name = "NAME",
-    )]
+    #[arg(long, env = "LIMIT_REMAINING_HEADER", text = ("NAME", "RateLimit-Remaining"), value_parser = header_name)]
     pub remaining_header: String,
 
     /// Name of the header with the seconds until reset
-    #[arg(
-        long,
-        env = "LIMIT_RESET_HEADER",
-        default_value = "RateLimit-Reset",
-        value_parser = header_name,
-        value_name = "NAME",
-    )]
+    #[arg(long, env = "LIMIT_RESET_HEADER", text = ("NAME", "RateLimit-Reset"), value_parser = header_name)]
     pub reset_header: String,
 
     /// Add the header fields RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off,
@@ -70,13 +52,7 @@ pub(crate) struct Decisions {
     pub dynamic_metadata: bool,
 
     /// Share of a limit above which hits count as near it: above 0, and at most 1
-    #[arg(
-        long,
-        env = "NEAR_LIMIT_RATIO",
-        default_value_t = 0.8,
-        value_parser = share,
-        value_name = "RATIO"
-    )]
+    #[arg(long, env = "NEAR_LIMIT_RATIO", text = ("RATIO", "0.8"), value_parser = share)]
     pub near_limit_ratio: f32,
 }
 

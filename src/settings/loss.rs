@@ -25,13 +25,7 @@ pub(crate) struct StoreLoss {
 pub(crate) struct ReplicaSettings {
     /// Number of replicas that share the limits, for counting locally; 0 detects those that use this Redis with the
     /// same --key-prefix, by a counter in Redis that each replica updates every ten seconds
-    #[arg(
-        long,
-        env = "TOLLGATE_REPLICAS",
-        default_value_t = 0,
-        value_parser = number::<u32>(0..=u32::MAX.into()),
-        value_name = "N"
-    )]
+    #[arg(long, env = "TOLLGATE_REPLICAS", text = ("N", "0"), value_parser = number::<u32>(0..=u32::MAX.into()))]
     pub replicas: u32,
 }
 

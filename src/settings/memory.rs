@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::shapes::ArgShape as _;
 use super::{bounds::Bounds, values::number};
 use crate::{
     foundation::megabytes::Megabytes,
@@ -15,33 +16,17 @@ pub(crate) struct MemorySettings {
     /// Memory budget of the process in bytes: counters, connections, requests, replies, pages and rules together. The
     /// bounds that are not set are derived from it [default: 80 % of the memory limit of the container or control
     /// group, or else as much as the defaults of the single bounds need]
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_MEMORY_BYTES",
-        value_parser = number::<usize>(32 << 20..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_MEMORY_BYTES", value_parser = number::<usize>(32 << 20..), value_name = "N")]
     pub max_memory_bytes: Option<usize>,
 
     /// Most counters held in memory. Above it new values are counted together in a fixed amount of memory: never less
     /// than their hits, so that some are refused early
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_COUNTERS",
-        default_value_t = 1_000_000,
-        value_parser = number::<usize>(1..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_COUNTERS", text = ("N", "1000000"), value_parser = number::<usize>(1..))]
     pub max_counters: usize,
 
     /// Most bytes that counters take in memory, a quarter of them for values above the bounds. A sliding log
     /// takes up to 32 bytes for each hit [default: 192 MiB, or the share of --max-memory-bytes: six tenths or more]
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_COUNTER_BYTES",
-        value_parser = number::<usize>(1 << 20..),
-        value_name = "N",
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_COUNTER_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_counter_bytes: Option<usize>,
 }
 

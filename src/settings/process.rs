@@ -19,13 +19,7 @@ use crate::observe::decision_log::{
 #[command(next_help_heading = "Process")]
 pub(crate) struct Process {
     /// Worker threads, each with its own runtime; 0 means one per core
-    #[arg(
-        long,
-        env = "TOLLGATE_WORKERS",
-        default_value_t = 0,
-        value_parser = number::<usize>(0..=1024),
-        value_name = "N"
-    )]
+    #[arg(long, env = "TOLLGATE_WORKERS", text = ("N", "0"), value_parser = number::<usize>(0..=1024))]
     pub workers: usize,
 
     /// How long to keep serving after SIGTERM, with health already failing, before connections get a GOAWAY

@@ -108,13 +108,7 @@ pub(crate) struct Redis {
 
     /// Memory for remembering counters that are over their limit, so that they are refused without asking Redis; 0
     /// turns this off
-    #[arg(
-        long,
-        env = "LOCAL_CACHE_SIZE_IN_BYTES",
-        default_value_t = 8 << 20,
-        value_parser = number::<usize>(..),
-        value_name = "BYTES"
-    )]
+    #[arg(long, env = "LOCAL_CACHE_SIZE_IN_BYTES", text = ("BYTES", "8388608"), value_parser = number::<usize>(..))]
     pub local_cache_bytes: usize,
 
     /// Report healthy only while Redis answers; otherwise the process stays in rotation

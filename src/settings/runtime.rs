@@ -21,12 +21,7 @@ pub(crate) struct RuntimeSettings {
     pub runtime_subdirectory: Option<PathBuf>,
 
     /// Last part of the folder
-    #[arg(
-        long,
-        env = "RUNTIME_APPDIRECTORY", value_parser = file_path,
-        default_value = "config",
-        value_name = "DIR"
-    )]
+    #[arg(long, env = "RUNTIME_APPDIRECTORY", text = ("DIR", "config"), value_parser = file_path)]
     pub runtime_app_directory: PathBuf,
 
     /// Ignore names that begin with a dot

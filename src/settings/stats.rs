@@ -83,13 +83,7 @@ pub(crate) struct Stats {
 
     /// Most names of statistics that requests can create: values of detailed_metric and value_to_metric, limit
     /// overrides, unknown domains; of 128 bytes each on average
-    #[arg(
-        long,
-        env = "TOLLGATE_MAX_METRIC_NAMES",
-        default_value_t = 10_000,
-        value_parser = number::<usize>(..),
-        value_name = "N"
-    )]
+    #[arg(long, env = "TOLLGATE_MAX_METRIC_NAMES", text = ("N", "10000"), value_parser = number::<usize>(..))]
     pub max_metric_names: usize,
 }
 

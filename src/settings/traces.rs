@@ -32,23 +32,11 @@ pub(crate) struct Traces {
     pub tracing_service_instance_id: Option<String>,
 
     /// Protocol of the collector: http (protobuf over HTTP) or grpc
-    #[arg(
-        long,
-        env = "TRACING_EXPORTER_PROTOCOL",
-        default_value = "http",
-        value_parser = protocol,
-        value_name = "PROTOCOL"
-    )]
+    #[arg(long, env = "TRACING_EXPORTER_PROTOCOL", text = ("PROTOCOL", "http"), value_parser = protocol)]
     pub tracing_protocol: export::Protocol,
 
     /// Share of calls to sample, from 0 to 1, where the caller has not decided
-    #[arg(
-        long,
-        env = "TRACING_SAMPLING_RATE",
-        default_value_t = 1.0,
-        value_parser = decimal,
-        value_name = "RATE"
-    )]
+    #[arg(long, env = "TRACING_SAMPLING_RATE", text = ("RATE", "1"), value_parser = decimal)]
     pub tracing_sampling_rate: f64,
 
     /// URL of the collector; over HTTP, v1/traces is appended [default: http://localhost:4318, or
@@ -65,13 +53,7 @@ pub(crate) struct Traces {
     pub otlp_headers: Option<Hidden>,
 
     /// How long the collector may take to answer, in milliseconds
-    #[arg(
-        long,
-        env = "OTEL_EXPORTER_OTLP_TIMEOUT",
-        default_value = "10000",
-        value_parser = milliseconds,
-        value_name = "MS",
-    )]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TIMEOUT", text = ("MS", "10000"), value_parser = milliseconds)]
     pub otlp_timeout: Duration,
 
     /// CA certificate to verify the collector, in PEM; required for an https:// URL
@@ -91,13 +73,7 @@ pub(crate) struct Traces {
     pub otel_resource_attributes: Option<String>,
 
     /// Most spans that may wait to be sent; any more are dropped and counted
-    #[arg(
-        long,
-        env = "OTEL_BSP_MAX_QUEUE_SIZE",
-        default_value_t = 2048,
-        value_parser = number::<usize>(1..=1_000_000),
-        value_name = "N",
-    )]
+    #[arg(long, env = "OTEL_BSP_MAX_QUEUE_SIZE", text = ("N", "2048"), value_parser = number::<usize>(1..=1_000_000))]
     pub otel_max_queue: usize,
 
     /// Most spans in one message
@@ -111,13 +87,7 @@ pub(crate) struct Traces {
     pub otel_max_batch: usize,
 
     /// How long a span may wait for others, in milliseconds
-    #[arg(
-        long,
-        env = "OTEL_BSP_SCHEDULE_DELAY",
-        default_value = "5000",
-        value_parser = milliseconds,
-        value_name = "MS",
-    )]
+    #[arg(long, env = "OTEL_BSP_SCHEDULE_DELAY", text = ("MS", "5000"), value_parser = milliseconds)]
     pub otel_delay: Duration,
 }
 

@@ -71,13 +71,7 @@ pub(crate) struct Xds {
     pub xds_empty_push: EmptyPush,
 
     /// Largest push in bytes; 0 means 4 MiB, which is gRPC's default
-    #[arg(
-        long,
-        env = "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        default_value_t = 0,
-        value_parser = number::<usize>(..),
-        value_name = "N"
-    )]
+    #[arg(long, env = "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", text = ("N", "0"), value_parser = number::<usize>(..))]
     pub xds_max_message_bytes: usize,
 
     /// Wait before the first attempt to reconnect
@@ -89,13 +83,7 @@ pub(crate) struct Xds {
     pub xds_backoff_max: Duration,
 
     /// Each wait is this many times the one before; with 1 or less all waits equal the first
-    #[arg(
-        long,
-        env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR",
-        default_value_t = 2.0,
-        value_parser = decimal,
-        value_name = "FACTOR"
-    )]
+    #[arg(long, env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", text = ("FACTOR", "2"), value_parser = decimal)]
     pub xds_backoff_factor: f64,
 
     /// Randomise waits, so that processes that lost one control plane do not all come back at once

@@ -24,9 +24,17 @@ pub(super) struct RuleStats {
     limits: LimitStats,
 }
 
-/// Totals of [`RuleStats`] over all workers and all rules with one name: all hits, those within, near and over the limit,
-/// those that shadow mode let pass, those decided without the store, and those over by the local cache.
+/// Totals of [`RuleStats`] over all workers and all rules with one name: all hits, those within, near and over the
+/// limit, those that shadow mode let pass, those decided without the store, and those over by the local cache.
 pub(crate) type RuleTotals = [u64; 7];
+
+const HITS: usize = 0;
+const WITHIN: usize = 1;
+const NEAR: usize = 2;
+const OVER: usize = 3;
+const SHADOWED: usize = 4;
+const DEGRADED: usize = 5;
+const CACHED: usize = 6;
 
 impl RuleStats {
     /// Counters for so many workers, without any of single limits.
@@ -67,13 +75,13 @@ impl RuleStats {
         let counts = counts.get_or_init(Box::default);
         let over_if = |is_it| if is_it { fell.over } else { 0 };
         let degraded = if count.is_degraded { hits } else { 0 };
-        counts.add(0, hits);
-        counts.add(1, fell.within);
-        counts.add(2, fell.near);
-        counts.add(3, fell.over);
-        counts.add(4, over_if(is_shadowed));
-        counts.add(5, degraded);
-        counts.add(6, over_if(count.is_cached));
+        counts.add(HITS, hits);
+        counts.add(WITHIN, fell.within);
+        counts.add(NEAR, fell.near);
+        counts.add(OVER, fell.over);
+        counts.add(SHADOWED, over_if(is_shadowed));
+        counts.add(DEGRADED, degraded);
+        counts.add(CACHED, over_if(count.is_cached));
     }
 
     /// Counts hits that `fell` near or over the limit with this index.
@@ -144,7 +152,7 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
 /// Passes on the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
     let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
-    for (stat, total, is_rare) in [
+    for (stat, total, is_seldom) in [
         ("total_hits", hits, false),
         ("within_limit", within, false),
         ("near_limit", near, false),
@@ -152,8 +160,8 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
         ("over_limit_with_local_cache", cached, true),
         ("shadow_mode", shadowed, true),
     ] {
-        // Few rules ever have the rare ones.
-        if total > 0 || !is_rare {
+        // Few rules ever have the others.
+        if total > 0 || !is_seldom {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
             list.counter(name, total);
         }
