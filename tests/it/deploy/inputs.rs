@@ -231,6 +231,21 @@ fn the_workflow_of_releases_runs_what_people_run() {
 }
 
 #[test]
+fn the_workflow_of_pull_requests_runs_all_tests_and_can_write_nothing() {
+    let workflow: Value = serde_yaml::from_str(&read(".github/workflows/test.yml")).unwrap();
+    assert_eq!(workflow["permissions"], json!({}));
+    let job = &workflow["jobs"]["test"];
+    assert_eq!(job["permissions"], json!({ "contents": "read" }));
+    // Of a fork nothing may be trusted: no secret, and the actions that releases have.
+    assert!(!job.to_string().contains("secrets."), "{job}");
+    let of_releases = release();
+    let build = steps(&of_releases["jobs"]["build"]);
+    let own = steps(job);
+    assert_eq!(own[..2], [build[0], build[1]]);
+    assert_eq!(own[2..], ["make test"]);
+}
+
+#[test]
 fn the_job_that_builds_a_release_can_write_nothing() {
     let workflow = release();
     let [build, publish] = ["build", "publish"].map(|job| &workflow["jobs"][job]);
