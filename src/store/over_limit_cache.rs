@@ -161,7 +161,7 @@ struct StoreQuestion {
 }
 
 fn gives_back(batch: &Batch) -> bool {
-    batch.all_specs().any(|spec| spec.operation.takes_off())
+    batch.all_specs().any(|spec| spec.taken_off() > 0)
 }
 
 impl<S: Store> OverLimitCache<S> {
@@ -266,6 +266,9 @@ impl Caches {
                 Operation::Look | Operation::Add(_) => {}
                 Operation::GiveBack => {
                     rest_of_one.spec.hits = take_back(&caches, increment.key, increment.hits);
+                    if rest_of_one.hits == 0 {
+                        rest_of_one.spec.operation = Operation::Look;
+                    }
                 }
                 // Hits above the limit leave first, so that those which were refused let nothing pass.
                 Operation::Grant => {
@@ -281,7 +284,7 @@ impl Caches {
     fn doubt(&self, batch: &Batch) {
         for known in lock(&self.all).iter() {
             let entries = lock(&known.entries);
-            for increment in batch.iter().filter(|one| one.operation.takes_off()) {
+            for increment in batch.iter().filter(|one| one.taken_off() > 0) {
                 entries.doubt(increment.key);
             }
         }

@@ -81,7 +81,7 @@ impl IncrementSpec {
         let Self {
             operation,
             method,
-            hits: _,
+            hits,
             descriptor_bytes: _,
             limit: _,
             enforcement: _,
@@ -92,15 +92,18 @@ impl IncrementSpec {
             expires_at: _,
             age_millis: _,
         } = *self;
-        method == CounterKind::Window && operation == Operation::Add(Charge::Always)
+        let is_peek = operation == Operation::Look && hits == 0;
+        method == CounterKind::Window && (is_peek || operation == Operation::Add(Charge::Always))
     }
 
     /// Whether the increment can be applied without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
-        matches!(
-            self.operation,
-            Operation::Add(Charge::Always | Charge::Within) | Operation::GiveBack
-        )
+        match self.operation {
+            Operation::Add(charge) => matches!(charge, Charge::Always | Charge::Within),
+            Operation::GiveBack => true,
+            Operation::Look => self.hits == 0,
+            Operation::Grant => false,
+        }
     }
 }
 

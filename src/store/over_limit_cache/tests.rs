@@ -213,6 +213,22 @@ fn refused_hits_that_are_given_back_make_no_room() {
     }
 }
 
+#[test]
+fn a_refused_hit_that_is_given_back_asks_nothing_and_leaves_the_counter_known() {
+    let one = one(Algorithm::FixedWindow, Charge::Always);
+    let handle = Handle::new();
+    handle.send(&one.hits(Hits::add(3)), 1_000);
+    let asked = handle.times_asked();
+    for back in 1..=3 {
+        assert!(handle.send(&one, 1_000 + back).is_cached, "{back}");
+        handle.send(&one.hits(Hits::give_back(1)), 1_000 + back);
+    }
+    assert_eq!(handle.times_asked(), asked);
+    // One more was never refused here.
+    handle.send(&one.hits(Hits::give_back(1)), 1_005);
+    assert_eq!(handle.times_asked(), asked + 1);
+}
+
 /// Two processes with caches of their own count in one store.
 #[test]
 fn a_reset_through_another_replica_is_noticed_within_a_second_and_ends_what_was_refused_here() {
