@@ -281,7 +281,6 @@ mod cli {
     pub(crate) mod command;
     mod counters;
     mod debug_port;
-    mod durations;
     mod explain;
     mod healthcheck;
     mod lint_envoy;

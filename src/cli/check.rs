@@ -1,9 +1,7 @@
 //! `tollgate check`: every problem of rule files, and a summary of their rules.
 
-mod github;
-mod json;
+mod formats;
 mod report;
-mod sarif;
 
 use std::{
     path::{Path, PathBuf},
@@ -34,9 +32,9 @@ pub(crate) fn check_files(check: &Check) -> anyhow::Result<ExitCode> {
     let report = report(check);
     let text = match check.format {
         ReportFormat::Text => report.to_text(),
-        ReportFormat::Json => json::json(&report),
-        ReportFormat::Sarif => sarif::sarif(&report),
-        ReportFormat::Github => github::github(&report),
+        ReportFormat::Json => formats::json(&report),
+        ReportFormat::Sarif => formats::sarif(&report),
+        ReportFormat::Github => formats::github(&report),
     };
     print(&text)?;
     Ok(report.exit_code())

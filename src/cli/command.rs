@@ -1,6 +1,6 @@
 //! Runs the command that the command line asks for.
 
-use std::{io, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Context as _;
 
@@ -18,10 +18,7 @@ use crate::{
     config::schema::schema,
     server::{log, run::run},
     settings::{
-        command_line::{
-            Ask, Cli, Command, Explain, HealthCheck, Manual,
-            counters::{CountersAction, CountersCommand},
-        },
+        command_line::{Ask, Cli, Command, Manual, counters::CountersCommand},
         environment::{UsageError, UsageErrorKind},
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -47,10 +44,10 @@ pub fn run_command() -> ExitCode {
         Command::Serve(settings) => (serve(&settings), FAILURE),
         Command::Check(check) => (check_files(&check), BAD_USAGE),
         Command::Ask(ask) => (print_answer(ask), FAILURE),
-        Command::Counters(CountersCommand { action }) => (print_counters(action), FAILURE),
-        Command::Explain(explain) => (print_explanation(&explain), FAILURE),
+        Command::Counters(CountersCommand { action }) => (print_called(counters(action)), FAILURE),
+        Command::Explain(explain) => (print_called(explain::explanation(&explain)), FAILURE),
         Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
-        Command::Healthcheck(settings) => (print_health(settings), FAILURE),
+        Command::Healthcheck(settings) => (print_called(healthcheck(settings)), FAILURE),
         Command::Size(size) => (print_size(&size), BAD_USAGE),
         Command::Schema => (print_all(format!("{:#}\n", schema()).as_bytes()), FAILURE),
         Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
@@ -111,33 +108,27 @@ fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn client_runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-}
-
-fn print_counters(action: CountersAction) -> anyhow::Result<ExitCode> {
-    let text = client_runtime()?.block_on(counters(action))?;
-    print(&text)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn print_explanation(explain: &Explain) -> anyhow::Result<ExitCode> {
-    let text = client_runtime()?.block_on(explain::explanation(explain))?;
-    print(&text)?;
+/// Prints the text that a call of a server results in.
+fn print_called<E: Into<anyhow::Error>>(
+    call: impl Future<Output = Result<String, E>>,
+) -> anyhow::Result<ExitCode> {
+    print(&called(call)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
-    let answer = client_runtime()?.block_on(ask::ask(ask))?;
+    let answer = called(ask::ask(ask))?;
     print(&answer.text)?;
     Ok(answer.code)
 }
 
-fn print_health(settings: HealthCheck) -> anyhow::Result<ExitCode> {
-    print(&client_runtime()?.block_on(healthcheck(settings))?)?;
-    Ok(ExitCode::SUCCESS)
+/// The result of a call of a server.
+fn called<T, E: Into<anyhow::Error>>(
+    call: impl Future<Output = Result<T, E>>,
+) -> anyhow::Result<T> {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build()?;
+    runtime.block_on(call).map_err(Into::into)
 }
 
 fn print_manual(manual: &Manual) -> anyhow::Result<ExitCode> {

@@ -22,32 +22,23 @@ const MOST_ON_A_PAGE: usize = 1_000;
 ///
 /// If the server cannot be reached or refuses.
 pub(super) async fn counters(action: CountersAction) -> Result<String, CallError> {
-    match action {
-        CountersAction::List(list) => list_counters(list).await,
-        CountersAction::Get(GetCounters { of, port }) => {
-            let server = DebugPort::new(&port.server, port.timeout)?;
-            let of = request(&of, None);
-            let answer = server.post("/counters/get", &of, None).await?;
-            Ok(shown(&answer, port.json, text::descriptors))
-        }
+    let (path, of, hits, token, port) = match action {
+        CountersAction::List(list) => return list_counters(list).await,
+        CountersAction::Get(GetCounters { of, port }) => ("/counters/get", of, None, None, port),
         CountersAction::Reset(ResetCounters { of, token, port }) => {
-            let server = DebugPort::new(&port.server, port.timeout)?;
-            let of = request(&of, None);
-            let answer = server.post("/counters/reset", &of, Some(&token)).await?;
-            Ok(shown(&answer, port.json, text::descriptors))
+            ("/counters/reset", of, None, Some(token), port)
         }
         CountersAction::Grant(GrantCounters {
             of,
             hits,
             token,
             port,
-        }) => {
-            let server = DebugPort::new(&port.server, port.timeout)?;
-            let of = request(&of, Some(hits));
-            let answer = server.post("/counters/grant", &of, Some(&token)).await?;
-            Ok(shown(&answer, port.json, text::descriptors))
-        }
-    }
+        }) => ("/counters/grant", of, Some(hits), Some(token), port),
+    };
+    let server = DebugPort::new(&port.server, port.timeout)?;
+    let body = request(&of, hits);
+    let answer = server.post(path, &body, token.as_ref()).await?;
+    Ok(shown(&answer, port.json, text::descriptors))
 }
 
 fn shown(answer: &Value, is_json: bool, text: fn(&Value) -> String) -> String {

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use self::{
     costs::Costs,
-    model::{CounterPlace, Load, MOST_USE, SizePlan, Use},
+    model::{Load, MOST_USE, SizePlan, Use},
 };
 use super::print::print;
 use crate::settings::command_line::{Size, SizeStore};
@@ -40,19 +40,18 @@ fn costs_of(path: &Path) -> anyhow::Result<Costs> {
 }
 
 fn load(size: &Size) -> Load<'_> {
-    let place = match size.store {
-        SizeStore::Memory => CounterPlace::Memory,
-        SizeStore::Redis => CounterPlace::Redis,
-        SizeStore::RedisCluster => CounterPlace::RedisCluster,
-    };
     // One replica that restarts must not be the only one. In memory a second one would count for itself.
-    let fewest = if place == CounterPlace::Memory { 1 } else { 2 };
+    let fewest = if size.store == SizeStore::Memory {
+        1
+    } else {
+        2
+    };
     Load {
         decisions_per_second: size.rps.into(),
         values: size.keys.into(),
         limits: size.limits.into(),
         algorithm: &size.algorithm,
-        place,
+        store: size.store,
         replica_cores: size.cores.into(),
         least_replicas: size.replicas.unwrap_or(fewest).into(),
         connections: size.connections.into(),
@@ -78,7 +77,7 @@ fn text(size: &Size, load: &Load<'_>, plan: &SizePlan) -> String {
         "memory      {:.0} MB for a replica at most",
         plan.replica_bytes / 1e6
     );
-    if load.place != CounterPlace::Memory {
+    if load.store != SizeStore::Memory {
         let _ = writeln!(
             text,
             "Redis       {}: {:.2} cores are busy, {:.0} MB of counters",
@@ -121,11 +120,10 @@ fn notes(load: &Load<'_>, plan: &SizePlan) -> Vec<String> {
         let mut uses = plan.uses.iter();
         uses.any(|used| used.part == part && used.share > MOST_USE)
     };
-    if load.place == CounterPlace::Memory && plan.replicas > 1.0 {
+    if load.store == SizeStore::Memory && plan.replicas > 1.0 {
         notes.push("each replica counts for itself, so that together they admit more".to_owned());
     }
-    if load.place == CounterPlace::Redis
-        && (is_full("threads of Redis") || is_full("memory of Redis"))
+    if load.store == SizeStore::Redis && (is_full("threads of Redis") || is_full("memory of Redis"))
     {
         notes.push("one Redis is not enough: --store redis-cluster".to_owned());
     }

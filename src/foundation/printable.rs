@@ -30,6 +30,18 @@ pub(crate) fn file_name(name: &str) -> String {
     shown
 }
 
+/// A number and its noun: `1 filter`, `2 filters`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CountOf(pub(crate) usize, pub(crate) &'static str);
+
+impl fmt::Display for CountOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number, noun) = self;
+        let plural = if *number == 1 { "" } else { "s" };
+        write!(f, "{number} {noun}{plural}")
+    }
+}
+
 /// Most bytes of a text that [`Shown`] shows.
 const MAX_SHOWN_BYTES: usize = 256;
 

@@ -1,7 +1,7 @@
 //! All statistics of the process, and the samples of them that sinks render.
 //!
 //! Names are the reference's where it has one (`ratelimit.…`); tollgate's own metrics are called `tollgate.…`. Each
-//! part names its own, in a function `samples` beside its stats.
+//! part names its own, in a function `samples` next to its stats.
 
 use std::{
     collections::BTreeMap,
@@ -30,12 +30,10 @@ use crate::{
     },
 };
 
-pub(crate) mod build_info;
 mod config_stats;
 mod domain_stats;
 mod dynamic_names;
 mod held;
-mod http2;
 mod limit_stats;
 pub(crate) mod mapper;
 pub(crate) mod mogrifier;
@@ -43,21 +41,18 @@ pub(crate) mod process;
 pub(crate) mod prometheus;
 mod recorder;
 mod rule_stats;
+mod server;
 pub(crate) mod statsd;
-mod tasks;
 #[cfg(test)]
 mod tests;
-mod tls;
 mod worker_stats;
 
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
 pub(crate) use held::{CutOff, HeldStats};
-pub(crate) use http2::{Authorities, StreamsReset};
 pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleTotals;
-pub(crate) use tasks::EndedTasks;
-pub(crate) use tls::Handshakes;
+pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
 pub(crate) use worker_stats::CallTotals;
 
 use super::{decision_log::queue::DecisionLogStats, log_lines::LogStats, traces::TraceStats};

@@ -22,7 +22,6 @@ use crate::{
 
 mod label;
 mod merged;
-mod room;
 mod sketch;
 #[cfg(test)]
 mod tests;

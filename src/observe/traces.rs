@@ -105,19 +105,9 @@ impl Tracer {
 impl Sampler {
     fn samples(&self, trace_id: u128) -> bool {
         // As OpenTelemetry's TraceIdRatioBased, so that all services of a trace agree.
-        let (_, low) = halves(trace_id);
-        low >> 1 < self.threshold
+        let low = trace_id & u128::from(u64::MAX);
+        low >> 1 < self.threshold.into()
     }
-}
-
-fn halves(id: u128) -> (u64, u64) {
-    let bytes = id.to_be_bytes();
-    let half = |from: usize| {
-        let mut half = [0; 8];
-        half.copy_from_slice(&bytes[from..from + 8]);
-        u64::from_be_bytes(half)
-    };
-    (half(0), half(8))
 }
 
 /// 2^63 times the rate.

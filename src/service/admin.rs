@@ -23,7 +23,6 @@ mod json;
 mod live;
 mod origin;
 mod page;
-mod query;
 mod rlconfig;
 mod rules;
 mod start_page;

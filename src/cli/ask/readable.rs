@@ -3,8 +3,8 @@
 use std::fmt::{self, Write as _};
 
 use crate::{
-    cli::durations::duration,
-    core::{descriptor_text::Entries, window::Unit},
+    cli::counters::text::{duration, named},
+    core::descriptor_text::Entries,
     foundation::printable::on_one_line,
     service::grpc::{
         proto::envoy::service::ratelimit::v3::{
@@ -63,7 +63,7 @@ pub(super) fn readable(
     text
 }
 
-/// A count beside its limit.
+/// A count next to its limit.
 struct Standing {
     requests: u64,
     per: String,
@@ -119,29 +119,11 @@ impl From<&ReportedLimit> for Standing {
 
 fn period(limit: &RateLimit) -> String {
     let unit = match limit.unit() {
-        rate_limit::Unit::Unknown => "unknown unit",
-        rate_limit::Unit::Second => Unit::Second.name(),
-        rate_limit::Unit::Minute => Unit::Minute.name(),
-        rate_limit::Unit::Hour => Unit::Hour.name(),
-        rate_limit::Unit::Day => Unit::Day.name(),
-        rate_limit::Unit::Week => Unit::Week.name(),
-        rate_limit::Unit::Month => Unit::Month.name(),
-        rate_limit::Unit::Year => Unit::Year.name(),
+        rate_limit::Unit::Unknown => "unknown unit".to_owned(),
+        known => known.as_str_name().to_ascii_lowercase(),
     };
     let multiplier = limit.unit_multiplier.unwrap_or(1);
-    named(unit, multiplier.into(), &limit.name)
-}
-
-/// A period, and the name of its limit.
-pub(in crate::cli) fn named(unit: &str, multiplier: u64, name: &str) -> String {
-    let period = match multiplier {
-        1 => unit.to_owned(),
-        multiplier => format!("{multiplier} {unit}s"),
-    };
-    match name {
-        "" => period,
-        name => format!("{period} ({name})"),
-    }
+    named(&unit, multiplier.into(), &limit.name)
 }
 
 fn code(number: i32) -> &'static str {

@@ -1,10 +1,13 @@
 //! The result of a check: problems, and the number of rules.
 
-use std::{fmt, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
-use crate::config::{
-    fault::{FaultLevel, Problem},
-    source::STDIN,
+use crate::{
+    config::{
+        fault::{FaultLevel, Problem},
+        source::STDIN,
+    },
+    foundation::printable::CountOf,
 };
 
 /// The result of a check.
@@ -64,14 +67,14 @@ impl CheckReport {
 
     /// One line, such as `ok: 1 rule with 4 limits in 1 domain`.
     pub(super) fn summary(&self) -> String {
-        let warnings = Plural(self.count(FaultLevel::Warning), "warning");
-        let errors = Plural(self.count(FaultLevel::Error), "error");
-        let behind = match warnings.0 {
+        let warnings = CountOf(self.count(FaultLevel::Warning), "warning");
+        let errors = CountOf(self.count(FaultLevel::Error), "error");
+        let more = match warnings.0 {
             0 => String::new(),
             _ => format!(", {warnings}"),
         };
         if errors.0 > 0 {
-            return format!("failed: {errors}{behind}");
+            return format!("failed: {errors}{more}");
         }
         if !self.is_ok() {
             return format!("failed: {warnings}, and --deny-warnings is set");
@@ -83,10 +86,10 @@ impl CheckReport {
             ..
         } = self.rules;
         format!(
-            "ok: {} with {} in {}{behind}",
-            Plural(rules, "rule"),
-            Plural(limits, "limit"),
-            Plural(domains, "domain"),
+            "ok: {} with {} in {}{more}",
+            CountOf(rules, "rule"),
+            CountOf(limits, "limit"),
+            CountOf(domains, "domain"),
         )
     }
 
@@ -113,15 +116,4 @@ pub(super) fn message(problem: &Problem) -> String {
         message += &format!("{}: ", problem.path);
     }
     message + &problem.fault.to_string()
-}
-
-/// A number with a noun, in the plural unless the number is 1.
-struct Plural(usize, &'static str);
-
-impl fmt::Display for Plural {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(count, noun) = self;
-        let ending = if *count == 1 { "" } else { "s" };
-        write!(f, "{count} {noun}{ending}")
-    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use crate::{
-    cli::{counters::text::left, durations::duration},
+    cli::counters::text::{duration, left},
     foundation::printable::on_one_line,
     service::explain::account::{
         ExplainedDescriptor, ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedStep,

@@ -3,7 +3,10 @@
 use std::fmt;
 
 use super::document::DocumentValue;
-use crate::{config::position::Position, foundation::printable::on_one_line};
+use crate::{
+    config::position::Position,
+    foundation::printable::{CountOf, on_one_line},
+};
 
 pub(crate) use crate::settings::command_line::lint_envoy::{Trap, TrapSeverity};
 
@@ -129,17 +132,5 @@ impl fmt::Display for SeenParts {
             CountOf(routes, "route"),
             CountOf(clusters, "cluster")
         )
-    }
-}
-
-/// A number and its noun: `1 filter`, `2 filters`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CountOf(pub(crate) usize, pub(crate) &'static str);
-
-impl fmt::Display for CountOf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(number, noun) = self;
-        let plural = if *number == 1 { "" } else { "s" };
-        write!(f, "{number} {noun}{plural}")
     }
 }

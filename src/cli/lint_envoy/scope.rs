@@ -77,32 +77,25 @@ pub(super) enum FiltersKnown {
 /// How many connection managers have a filter that calls a service for some route.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
-    all: BTreeMap<CalledService, usize>,
-    /// By the path of the listener.
-    of_listeners: BTreeMap<(String, CalledService), usize>,
+    /// By the path of the listener, and once more without it.
+    counts: BTreeMap<(Option<String>, CalledService), usize>,
 }
 
 impl Callers {
     /// Adds the services that a connection manager calls, each once.
     pub(super) fn add(&mut self, listener: Option<&str>, called: BTreeSet<CalledService>) {
         for called in called {
-            if let Some(listener) = listener {
-                let of_listener = (listener.to_owned(), called.clone());
-                *self.of_listeners.entry(of_listener).or_default() += 1;
+            for listener in [None].into_iter().chain(listener.map(Some)) {
+                let of_listener = (listener.map(str::to_owned), called.clone());
+                *self.counts.entry(of_listener).or_default() += 1;
             }
-            *self.all.entry(called).or_default() += 1;
         }
     }
 
-    /// How many call this service.
-    pub(super) fn count(&self, called: &CalledService) -> usize {
-        self.all.get(called).copied().unwrap_or_default()
-    }
-
-    /// How many of this listener call this service.
-    pub(super) fn count_of(&self, listener: &str, called: &CalledService) -> usize {
-        let key = (listener.to_owned(), called.clone());
-        self.of_listeners.get(&key).copied().unwrap_or_default()
+    /// How many of this listener, or of all, call this service.
+    pub(super) fn count(&self, listener: Option<&str>, called: &CalledService) -> usize {
+        let key = (listener.map(str::to_owned), called.clone());
+        self.counts.get(&key).copied().unwrap_or_default()
     }
 }
 

@@ -1,17 +1,10 @@
 //! From a load and measured costs to processors, memory, Redis and network. Arithmetic only.
 
 use super::costs::Costs;
+use crate::settings::command_line::SizeStore;
 
 /// Most of a processor that a plan uses: above it, waiting times grow quickly.
 pub(crate) const MOST_USE: f64 = 0.6;
-
-/// Where counters are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CounterPlace {
-    Memory,
-    Redis,
-    RedisCluster,
-}
 
 /// The demand on the service.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +16,7 @@ pub(crate) struct Load<'a> {
     pub limits: f64,
     /// As in the table: `fixed_window`, `first_hit`, …
     pub algorithm: &'a str,
-    pub place: CounterPlace,
+    pub store: SizeStore,
     pub replica_cores: f64,
     pub least_replicas: f64,
     /// Connections of all Envoys to a replica.
@@ -71,13 +64,13 @@ impl SizePlan {
         // More replicas have fewer calls at a time, which costs more: each round adds replicas or is the last.
         loop {
             let plan = Self::with(load, costs, replicas, shards);
-            let wanted = match load.place {
+            let wanted = match load.store {
                 // Each replica counts for itself.
-                CounterPlace::Memory => replicas,
+                SizeStore::Memory => replicas,
                 _ => (plan.busy_cores / MOST_USE / load.replica_cores).ceil(),
             };
-            let wanted_shards = match load.place {
-                CounterPlace::RedisCluster => {
+            let wanted_shards = match load.store {
+                SizeStore::RedisCluster => {
                     let for_memory = plan.redis_bytes / MOST_USE / load.shard_bytes;
                     (plan.redis_busy / MOST_USE).max(for_memory).ceil()
                 }
@@ -93,7 +86,7 @@ impl SizePlan {
 
     fn with(load: &Load<'_>, costs: &Costs, replicas: f64, shards: f64) -> Self {
         let rate = load.decisions_per_second;
-        let has_redis = load.place != CounterPlace::Memory;
+        let has_redis = load.store != SizeStore::Memory;
         let wait = costs.get(if has_redis {
             "redis.wait"
         } else {
@@ -152,7 +145,7 @@ impl SizePlan {
             part: "processors of tollgate",
             share: self.busy_cores / cores,
         }];
-        if load.place == CounterPlace::Memory {
+        if load.store == SizeStore::Memory {
             // Three quarters of the default of --max-counter-bytes are for counters.
             let bound = 0.75 * f64::from(192 << 20);
             uses.push(Use {
@@ -189,13 +182,13 @@ mod tests {
     use super::*;
     use crate::{core::limit::Algorithm, settings::command_line::Size};
 
-    fn load(place: CounterPlace) -> Load<'static> {
+    fn load(place: SizeStore) -> Load<'static> {
         Load {
             decisions_per_second: 100_000.0,
             values: 100_000.0,
             limits: 2.0,
             algorithm: "fixed_window",
-            place,
+            store: place,
             replica_cores: 2.0,
             least_replicas: 1.0,
             connections: 4.0,
@@ -218,14 +211,14 @@ mod tests {
     fn measured_installations_are_met_within_a_fifth() {
         let costs = Costs::measured();
         for (place, values, rate, together, cores, redis, resident) in [
-            (CounterPlace::Memory, 1e3, 340_328.0, 64.0, 5.0, 0.0, 16.0),
-            (CounterPlace::Memory, 1e5, 329_778.0, 64.0, 5.16, 0.0, 29.6),
-            (CounterPlace::Memory, 1e5, 113_468.0, 8.0, 11.74, 0.0, 29.4),
-            (CounterPlace::Memory, 1e3, 29_614.0, 1.0, 24.47, 0.0, 15.4),
-            (CounterPlace::Redis, 1e5, 167_156.0, 64.0, 6.84, 2.23, 20.4),
-            (CounterPlace::Redis, 1e5, 124_359.0, 32.0, 8.78, 2.94, 20.2),
-            (CounterPlace::Redis, 1e5, 52_982.0, 8.0, 19.84, 6.42, 19.7),
-            (CounterPlace::Redis, 1e3, 14_011.0, 1.0, 48.47, 16.41, 15.0),
+            (SizeStore::Memory, 1e3, 340_328.0, 64.0, 5.0, 0.0, 16.0),
+            (SizeStore::Memory, 1e5, 329_778.0, 64.0, 5.16, 0.0, 29.6),
+            (SizeStore::Memory, 1e5, 113_468.0, 8.0, 11.74, 0.0, 29.4),
+            (SizeStore::Memory, 1e3, 29_614.0, 1.0, 24.47, 0.0, 15.4),
+            (SizeStore::Redis, 1e5, 167_156.0, 64.0, 6.84, 2.23, 20.4),
+            (SizeStore::Redis, 1e5, 124_359.0, 32.0, 8.78, 2.94, 20.2),
+            (SizeStore::Redis, 1e5, 52_982.0, 8.0, 19.84, 6.42, 19.7),
+            (SizeStore::Redis, 1e3, 14_011.0, 1.0, 48.47, 16.41, 15.0),
         ] {
             let load = Load {
                 decisions_per_second: rate,
@@ -235,7 +228,7 @@ mod tests {
             };
             let plan = SizePlan::with(&load, &costs, 1.0, 1.0);
             check_close("cores", plan.busy_cores, rate * cores / 1e6);
-            if place == CounterPlace::Redis {
+            if place == SizeStore::Redis {
                 check_close("Redis", plan.redis_busy, rate * redis / 1e6);
             }
             let used = plan.replica_bytes - costs.get("process.bounds");
@@ -246,7 +239,7 @@ mod tests {
     #[test]
     fn a_plan_has_room_and_names_its_bottleneck() {
         let costs = Costs::measured();
-        for place in [CounterPlace::Redis, CounterPlace::RedisCluster] {
+        for place in [SizeStore::Redis, SizeStore::RedisCluster] {
             let plan = SizePlan::new(&load(place), &costs);
             assert!(
                 plan.busy_cores <= plan.replicas * 2.0 * MOST_USE,
@@ -256,14 +249,14 @@ mod tests {
         }
         let many = Load {
             decisions_per_second: 5e6,
-            ..load(CounterPlace::Redis)
+            ..load(SizeStore::Redis)
         };
         let plan = SizePlan::new(&many, &costs);
         assert_eq!(plan.uses[0].part, "threads of Redis");
         assert!(plan.uses[0].share > 1.0, "one Redis is not enough");
         let plan = SizePlan::new(
             &Load {
-                place: CounterPlace::RedisCluster,
+                store: SizeStore::RedisCluster,
                 ..many
             },
             &costs,
@@ -278,11 +271,7 @@ mod tests {
     #[test]
     fn more_of_anything_never_needs_less() {
         let costs = Costs::measured();
-        for place in [
-            CounterPlace::Memory,
-            CounterPlace::Redis,
-            CounterPlace::RedisCluster,
-        ] {
+        for place in [SizeStore::Memory, SizeStore::Redis, SizeStore::RedisCluster] {
             let base = load(place);
             let plan = SizePlan::new(&base, &costs);
             for more in [
@@ -327,7 +316,7 @@ mod tests {
             );
         }
         for algorithm in Size::algorithms() {
-            for place in [CounterPlace::Memory, CounterPlace::Redis] {
+            for place in [SizeStore::Memory, SizeStore::Redis] {
                 let plan = SizePlan::new(
                     &Load {
                         algorithm,

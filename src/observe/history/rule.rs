@@ -5,8 +5,8 @@ use std::array;
 use super::track::{Total, Track, difference, max_bytes};
 use crate::observe::metrics::{LimitTotals, RuleTotals};
 
-/// The hits on a rule during one step, as its binding limit sees them: all, within, near, over, those of over that
-/// shadow mode lets pass, and those that were decided without the store.
+/// The hits on a rule during one step, as its binding limit sees them: all, within, near and over it, over it but let
+/// pass by shadow mode, and decided without the store.
 pub(crate) type RuleStep = [u32; 6];
 
 /// The hits near and over one limit during one step.

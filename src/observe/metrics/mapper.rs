@@ -9,18 +9,15 @@ use regex::Regex;
 
 use crate::foundation::sample::SampleKind;
 
-mod error;
 mod file;
-mod glob;
+mod pattern;
 mod reader;
-mod template;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use reader::ResponseTime;
 
-use glob::Glob;
-use template::MappingTemplate;
+use pattern::{Glob, MappingTemplate};
 
 /// A valid mapping file.
 #[derive(Debug)]

@@ -1,14 +1,35 @@
-//! The process as the kernel sees it: the `process_*` families that dashboards expect.
+//! The process as the kernel sees it, in the `process_*` families that dashboards expect, and as it was built.
 
 use std::{fmt::Write as _, fs};
 
-/// The families that [`render`] writes; no sample may use these names.
-pub(super) const NAMES: [&str; 5] = [
-    "process_cpu_seconds_total",
-    "process_open_fds",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_virtual_memory_bytes",
+use crate::foundation::build;
+
+/// The family of the build that [`render`] writes; no sample may use this name.
+pub(super) const BUILD_INFO: &str = "tollgate_build_info";
+
+/// The other families that [`render`] writes, with their types and descriptions; no sample may use these names.
+pub(super) const FAMILIES: [(&str, &str, &str); 5] = [
+    (
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time in user and kernel mode, in seconds.",
+    ),
+    ("process_open_fds", "gauge", "Open file descriptors."),
+    (
+        "process_resident_memory_bytes",
+        "gauge",
+        "Memory in use, in bytes.",
+    ),
+    (
+        "process_start_time_seconds",
+        "gauge",
+        "When the process started, in seconds since the Unix epoch.",
+    ),
+    (
+        "process_virtual_memory_bytes",
+        "gauge",
+        "Address space in use, in bytes.",
+    ),
 ];
 
 /// `USER_HZ`, the unit of times in /proc: 100 on every Linux architecture that Rust supports, except Alpha.
@@ -24,80 +45,63 @@ pub(crate) fn render() -> String {
         &read("/proc/self/status"),
         &read("/proc/stat"),
         open_fds.ok(),
+    ) + &build_info()
+}
+
+/// Always 1, with the facts as labels.
+fn build_info() -> String {
+    let (version, rustc) = (build::VERSION, build::RUSTC);
+    let commit = match build::COMMIT {
+        "" => "unknown",
+        commit => commit,
+    };
+    format!(
+        "# HELP {BUILD_INFO} The version of this program, the commit that it was built from, and the compiler.\n\
+         # TYPE {BUILD_INFO} gauge\n\
+         {BUILD_INFO}{{version=\"{version}\",commit=\"{commit}\",rustc=\"{rustc}\"}} 1\n"
     )
 }
 
-/// The memory in use, in bytes; `None` if the kernel does not tell.
+/// The memory in use, in bytes; `None` if the kernel does not show it.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let kilobytes = value(&status, "VmRSS:")?.trim_end_matches("kB").trim();
-    Some(kilobytes.parse::<u64>().ok()? * 1024)
+    Some(kilobytes(&status, "VmRSS:")? * 1024)
 }
 
 fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> String {
     // The second field is the name of the program in parentheses, and may contain any character.
     let fields: Vec<&str> = match stat.rsplit_once(')') {
-        Some((_, behind)) => behind.split_whitespace().collect(),
+        Some((_, after)) => after.split_whitespace().collect(),
         None => Vec::new(),
     };
     // Numbered as in proc(5), where the first field after the name is 3.
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     let seconds = |number| Some(field(number)? / TICKS_PER_SEC);
-    let bytes = |key: &str| {
-        Some(
-            value(status, key)?
-                .trim_end_matches("kB")
-                .trim()
-                .parse::<f64>()
-                .ok()?
-                * 1024.0,
-        )
-    };
+    let bytes = |key: &str| Some(kilobytes(status, key)? as f64 * 1024.0);
     let booted = value(machine, "btime").and_then(|text| text.parse::<f64>().ok());
+    let sum = |(one, other): (f64, f64)| one + other;
+    let values = [
+        seconds(14).zip(seconds(15)).map(sum),
+        open_fds.map(|count| count as f64),
+        bytes("VmRSS:"),
+        booted.zip(seconds(22)).map(sum),
+        bytes("VmSize:"),
+    ];
     let mut page = String::new();
-    let mut add = |name: &str, kind: &str, help: &str, value: Option<f64>| {
+    for ((name, kind, help), value) in FAMILIES.iter().zip(values) {
         if let Some(value) = value {
             let _ = writeln!(
                 page,
                 "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}"
             );
         }
-    };
-    add(
-        "process_cpu_seconds_total",
-        "counter",
-        "Processor time in user and kernel mode, in seconds.",
-        seconds(14)
-            .zip(seconds(15))
-            .map(|(user, kernel)| user + kernel),
-    );
-    add(
-        "process_open_fds",
-        "gauge",
-        "Open file descriptors.",
-        open_fds.map(|count| count as f64),
-    );
-    add(
-        "process_resident_memory_bytes",
-        "gauge",
-        "Memory in use, in bytes.",
-        bytes("VmRSS:"),
-    );
-    add(
-        "process_start_time_seconds",
-        "gauge",
-        "When the process started, in seconds since the Unix epoch.",
-        booted
-            .zip(seconds(22))
-            .map(|(booted, started)| booted + started),
-    );
-    add(
-        "process_virtual_memory_bytes",
-        "gauge",
-        "Address space in use, in bytes.",
-        bytes("VmSize:"),
-    );
+    }
     page
+}
+
+fn kilobytes(status: &str, key: &str) -> Option<u64> {
+    let text = value(status, key)?.trim_end_matches("kB");
+    text.trim().parse().ok()
 }
 
 /// The text after a key at the start of a line.
@@ -144,7 +148,7 @@ mod tests {
     #[test]
     fn this_process_is_known() {
         let page = render();
-        for name in NAMES {
+        for (name, ..) in FAMILIES {
             let line = page
                 .lines()
                 .find_map(|line| line.strip_prefix(name))

@@ -1,11 +1,13 @@
 //! Samples → a page in Prometheus' text format, version 0.0.4.
 
-use std::{borrow::Cow, sync::atomic::Ordering::Relaxed};
+use std::{
+    borrow::Cow,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use super::mapper::{Mapper, MappingOutcome, is_label};
 use crate::foundation::sample::Sample;
 
-mod conflicts;
 mod draft;
 mod family;
 mod page;
@@ -16,8 +18,7 @@ mod text;
 
 pub(crate) use page::MetricsPage;
 
-use conflicts::Conflicts;
-use draft::PageDraft;
+use draft::{PageDraft, conflict_family};
 use text::{Labels, escape_name};
 
 /// The `Content-Type` of a page.
@@ -29,7 +30,8 @@ pub struct Renderer {
     mapper: Mapper,
     /// EXTRA_TAGS, on every series. A label of the mapping with an equal name wins.
     extra_labels: Labels,
-    conflicts: Conflicts,
+    /// Counts of samples that could not be shown, by their kind.
+    conflicts: [AtomicU64; 3],
 }
 
 impl Renderer {
@@ -42,7 +44,7 @@ impl Renderer {
         Self {
             mapper,
             extra_labels,
-            conflicts: Conflicts::default(),
+            conflicts: Default::default(),
         }
     }
 
@@ -71,12 +73,10 @@ impl Renderer {
                 }
             };
             if shown.is_err() {
-                self.conflicts.of(sample.value.kind()).fetch_add(1, Relaxed);
+                self.conflicts[sample.value.kind() as usize].fetch_add(1, Relaxed);
             }
         });
-        let mut end = String::new();
-        self.conflicts.write(&mut end);
-        draft.finish(end)
+        draft.finish(conflict_family(&self.conflicts))
     }
 
     fn labels(&self, mapped: Vec<(&str, String)>) -> Labels {

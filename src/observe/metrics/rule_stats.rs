@@ -25,7 +25,7 @@ pub(super) struct RuleStats {
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules with one name: all hits, those within, near and over the
-/// limit, those that shadow mode let pass, those decided without the store, and those over by the local cache.
+/// limit, over it but let pass by shadow mode, decided without the store, and over it by the local cache.
 pub(crate) type RuleTotals = [u64; 7];
 
 const HITS: usize = 0;
@@ -152,7 +152,7 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
 /// Passes on the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
     let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
-    for (stat, total, is_seldom) in [
+    for (stat, total, is_optional) in [
         ("total_hits", hits, false),
         ("within_limit", within, false),
         ("near_limit", near, false),
@@ -160,8 +160,8 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
         ("over_limit_with_local_cache", cached, true),
         ("shadow_mode", shadowed, true),
     ] {
-        // Few rules ever have the others.
-        if total > 0 || !is_seldom {
+        // Few rules ever have any of these.
+        if total > 0 || !is_optional {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
             list.counter(name, total);
         }

@@ -25,19 +25,18 @@ use crate::{
     net::resolve::resolve,
 };
 
-mod collector_state;
+mod collector;
 mod datagrams;
 mod flusher;
 mod line;
-mod options;
 mod queue;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use collector::{Dialect, Options, Transport};
 pub(crate) use flusher::Flusher;
-pub(crate) use options::{Dialect, Options, Transport};
 
-use collector_state::CollectorState;
+use collector::CollectorState;
 use datagrams::{Datagrams, connect_udp, send_datagram};
 use queue::LineQueue;
 

@@ -5,7 +5,7 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::{ValueForm, room::ByteRoom};
+use super::ValueForm;
 use crate::core::request::Entry;
 
 /// Most bytes of a label.
@@ -102,7 +102,7 @@ impl Label {
         while let Some((head, texts)) = rest.split_first_chunk::<HEAD_BYTES>() {
             let [key, value, length @ ..] = *head;
             let (key, texts) = texts.split_at(key.into());
-            let (value, behind) = texts.split_at(value.into());
+            let (value, after) = texts.split_at(value.into());
             let length = u32::from_le_bytes(length);
             let read = EntryValue {
                 shown: value.to_vec(),
@@ -112,7 +112,7 @@ impl Label {
                 key: key.to_vec(),
                 value: (length != HIDDEN).then_some(read),
             });
-            rest = behind;
+            rest = after;
         }
         (usize::from(*count).max(entries.len()), entries)
     }
@@ -149,6 +149,35 @@ fn hash(value: &[u8]) -> [u8; 2 * HASH_BYTES] {
         };
         b"0123456789abcdef"[usize::from(digit)]
     })
+}
+
+/// Bytes that may still be taken.
+#[derive(Debug)]
+pub(super) struct ByteRoom {
+    left: usize,
+}
+
+impl ByteRoom {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { left: bytes }
+    }
+
+    /// Takes bytes; returns whether there were as many.
+    pub(super) fn take(&mut self, bytes: usize) -> bool {
+        let left = self.left.checked_sub(bytes);
+        self.left = left.unwrap_or(self.left);
+        left.is_some()
+    }
+
+    /// Gives bytes back.
+    pub(super) fn give_back(&mut self, bytes: usize) {
+        self.left += bytes;
+    }
+
+    #[cfg(test)]
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! So a slot never counts too few: the true hits are between its hits without the error and its hits. A value with more
 //! than one part of all hits, of as many parts as there are slots, always has a slot.
 
-use super::{label::Label, room::ByteRoom};
+use super::label::{ByteRoom, Label};
 
 /// Slots of a sketch, if there is room.
 pub(super) const SLOTS: usize = 32;

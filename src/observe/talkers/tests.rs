@@ -3,9 +3,9 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::{
+    label::ByteRoom,
     label::Label,
     merged::merge,
-    room::ByteRoom,
     sketch::{SLOTS, TopSketch},
     *,
 };

@@ -3,8 +3,7 @@
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
 use super::{
-    label::Label,
-    room::ByteRoom,
+    label::{ByteRoom, Label},
     sketch::{NewHits, TopSketch},
 };
 

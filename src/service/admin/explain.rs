@@ -9,9 +9,8 @@ use axum::{
 };
 
 use super::{
-    json::{json_headers, plain},
+    json::{json_headers, parameters, plain},
     page::BlockingQueue,
-    query::parameters,
 };
 use crate::{
     core::descriptor_text::Entries,

@@ -14,60 +14,32 @@ use axum::{
 
 use super::json::plain;
 
-/// A file of the page.
-struct PageFile {
-    name: &'static str,
-    content_type: &'static str,
-    bytes: &'static [u8],
-}
-
-const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-
 const INDEX: &[u8] = include_bytes!("start_page/index.html");
 
-/// The files that the page asks for; their sources have the same names.
-const FILES: [PageFile; 14] = [
-    PageFile {
-        name: "page.css",
-        content_type: CSS,
-        bytes: include_bytes!("start_page/page.css"),
-    },
-    PageFile {
-        name: "icon.svg",
-        content_type: "image/svg+xml",
-        bytes: include_bytes!("start_page/icon.svg"),
-    },
-    PageFile {
-        name: "uPlot.iife.min.js",
-        content_type: JAVASCRIPT,
-        bytes: include_bytes!("start_page/uPlot/uPlot.iife.min.js"),
-    },
-    PageFile {
-        name: "uPlot.min.css",
-        content_type: CSS,
-        bytes: include_bytes!("start_page/uPlot/uPlot.min.css"),
-    },
-    module("main.js", include_bytes!("start_page/main.js")),
-    module("live.js", include_bytes!("start_page/live.js")),
-    module("dom.js", include_bytes!("start_page/dom.js")),
-    module("charts.js", include_bytes!("start_page/charts.js")),
-    module("now.js", include_bytes!("start_page/now.js")),
-    module("rules.js", include_bytes!("start_page/rules.js")),
-    module("descriptor.js", include_bytes!("start_page/descriptor.js")),
-    module("explain.js", include_bytes!("start_page/explain.js")),
-    module("counters.js", include_bytes!("start_page/counters.js")),
-    module("tables.js", include_bytes!("start_page/tables.js")),
-];
-
-/// A file of our own code.
-const fn module(name: &'static str, bytes: &'static [u8]) -> PageFile {
-    PageFile {
-        name,
-        content_type: JAVASCRIPT,
-        bytes,
-    }
+/// Files by their paths in the sources.
+macro_rules! files {
+    ($($path:literal,)*) => {
+        [$(($path, include_bytes!(concat!("start_page/", $path)) as &[u8])),*]
+    };
 }
+
+/// The files that the page asks for, by the last parts of their paths.
+const FILES: [(&str, &[u8]); 14] = files![
+    "page.css",
+    "icon.svg",
+    "uPlot/uPlot.iife.min.js",
+    "uPlot/uPlot.min.css",
+    "main.js",
+    "live.js",
+    "dom.js",
+    "charts.js",
+    "now.js",
+    "rules.js",
+    "descriptor.js",
+    "explain.js",
+    "counters.js",
+    "tables.js",
+];
 
 /// Headers of all files. The page loads nothing from elsewhere, runs no script but its own files, and makes no markup
 /// of texts: Trusted Types refuse `innerHTML` and its like.
@@ -104,10 +76,16 @@ pub(super) fn start_page(headers: &HeaderMap, listing: &'static str) -> Response
 
 /// A file of the page.
 pub(super) fn file(name: &str) -> Response {
-    match FILES.iter().find(|file| file.name == name) {
-        Some(file) => (HEADERS, [(CONTENT_TYPE, file.content_type)], file.bytes).into_response(),
-        None => plain(StatusCode::NOT_FOUND, "404 page not found\n"),
-    }
+    let mut files = FILES.iter();
+    let Some((path, bytes)) = files.find(|(path, _)| path.rsplit('/').next() == Some(name)) else {
+        return plain(StatusCode::NOT_FOUND, "404 page not found\n");
+    };
+    let content_type = match path.rsplit('.').next() {
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/javascript; charset=utf-8",
+    };
+    (HEADERS, [(CONTENT_TYPE, content_type)], *bytes).into_response()
 }
 
 /// Whether the caller names HTML, and does not like plain text at least as much.
@@ -162,7 +140,7 @@ mod tests {
     /// The bytes of all files together, before any compression.
     #[test]
     fn the_page_is_small() {
-        let bytes = FILES.iter().map(|file| file.bytes.len()).sum::<usize>() + INDEX.len();
+        let bytes = FILES.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() + INDEX.len();
         assert!(bytes < 150_000, "{bytes}");
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     observe::{
         history::{ProcessTotals, SampleTime},
         metrics::{
-            Metrics, build_info, process,
+            Metrics, process,
             prometheus::{self, Renderer},
         },
     },
@@ -52,7 +52,7 @@ impl Statistics {
             let memory = self.memory.as_deref();
             let each =
                 |take: &mut dyn FnMut(Sample)| self.metrics.each_histogram_sample(memory, take);
-            let end = process::render() + &build_info::render();
+            let end = process::render();
             let mut page = self.renderer.page(each).ending_with(&end);
             let bytes = page.bytes();
             let writer: PageWriter = Box::new(move |text| page.write_some(text, PIECE_BYTES));

@@ -2,8 +2,8 @@
 
 use super::{LintReport, LintedFile, UncheckedFile};
 use crate::{
-    cli::lint_envoy::finding::CountOf, config::position::Position,
-    foundation::printable::on_one_line,
+    config::position::Position,
+    foundation::printable::{CountOf, on_one_line},
 };
 
 impl LintReport<'_> {

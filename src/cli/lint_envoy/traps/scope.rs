@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use super::super::{
     actions::{self, Holder, KnownRules, RateLimitItem},
     document::DocumentValue,
-    finding::{CountOf, Findings, Trap, TrapSeverity},
+    finding::{Findings, Trap, TrapSeverity},
     scope::{CalledService, Filter, Scope},
 };
 use super::{descriptors::descriptors, no_filter::USUAL_NAME};
+use crate::foundation::printable::CountOf;
 
 /// Looks at a connection manager as a whole, with the rules if they are known.
 pub(crate) fn scope(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &mut Findings) {
@@ -124,17 +125,16 @@ fn silence(scope: &Scope<'_>, filter: &Filter<'_>) -> Option<(TrapSeverity, &'st
     let called = CalledService::of(&filter.value);
     // Another filter of this connection manager does not explain it.
     let own = usize::from(called_services(scope).contains(&called));
-    let is_beside = scope
-        .listener
-        .as_ref()
-        .is_some_and(|listener| scope.callers.count_of(listener, &called) > own);
+    let others_call = |listener| scope.callers.count(listener, &called) > own;
+    let listener = scope.listener.as_deref();
+    let is_beside = listener.is_some() && others_call(listener);
     if is_beside && is_catch_all(scope) {
         return None;
     }
     Some(if is_beside {
         let hint = ", unlike that of another filter chain of this listener";
         (TrapSeverity::Advice, hint)
-    } else if scope.is_dump && scope.callers.count(&called) > own {
+    } else if scope.is_dump && others_call(None) {
         (TrapSeverity::Advice, ", unlike that of another listener")
     } else {
         (TrapSeverity::Error, "")

@@ -15,8 +15,8 @@ pub(super) struct MappingFile {
 
 pub(super) type Unknown = BTreeMap<String, IgnoredAny>;
 
-/// Keys without effect here: totals do not expire, and summaries have no quantiles.
-pub(super) type Ignored = Option<IgnoredAny>;
+/// Keys of defaults and of rules without effect here: totals do not expire, and summaries have no quantiles.
+pub(super) const IGNORED: [&str; 3] = ["ttl", "quantiles", "summary_options"];
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct MappingDefaults {
@@ -26,12 +26,6 @@ pub(super) struct MappingDefaults {
     pub(super) histogram_options: Option<HistogramOptions>,
     pub(super) match_type: Option<MatchType>,
     pub(super) glob_disable_ordering: Option<bool>,
-    #[serde(rename = "ttl")]
-    _ttl: Ignored,
-    #[serde(rename = "quantiles")]
-    _quantiles: Ignored,
-    #[serde(rename = "summary_options")]
-    _summary_options: Ignored,
     #[serde(flatten)]
     pub(super) unknown: Unknown,
 }
@@ -51,12 +45,6 @@ pub(super) struct MappingEntry {
     pub(super) buckets: Option<Vec<f64>>,
     pub(super) histogram_options: Option<HistogramOptions>,
     pub(super) scale: Option<f64>,
-    #[serde(rename = "ttl")]
-    _ttl: Ignored,
-    #[serde(rename = "quantiles")]
-    _quantiles: Ignored,
-    #[serde(rename = "summary_options")]
-    _summary_options: Ignored,
     #[serde(flatten)]
     pub(super) unknown: Unknown,
 }

@@ -6,16 +6,40 @@ use regex::Regex;
 
 use super::{
     Mapper, Mapping, MappingTarget, Observer,
-    error::MappingError,
     file::{
-        Action, HistogramOptions, MappingDefaults, MappingEntry, MappingFile, MatchType,
+        Action, HistogramOptions, IGNORED, MappingDefaults, MappingEntry, MappingFile, MatchType,
         MetricType, ObserverType, Unknown,
     },
-    glob::Glob,
     is_label,
-    template::MappingTemplate,
+    pattern::{Glob, MappingTemplate},
 };
 use crate::foundation::sample::SampleKind;
+
+/// Why a mapping file is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum MappingError {
+    /// The source has the line and the column.
+    #[error("not a mapping file")]
+    Format(#[source] serde_yaml::Error),
+    #[error("mappings[{at}]: no `match`")]
+    NoMatch { at: usize },
+    #[error("mappings[{at}]: no `name` for the match `{matches}`")]
+    NoName { at: usize, matches: String },
+    #[error("mappings[{at}]: every segment of a glob must be a word or `*`: `{matches}`")]
+    Glob { at: usize, matches: String },
+    #[error("mappings[{at}]: `match` is not a regular expression")]
+    Regex {
+        at: usize,
+        #[source]
+        source: Box<regex::Error>,
+    },
+    #[error("mappings[{at}]: a label consists of letters, digits and `_`, not `{label}`")]
+    Label { at: usize, label: String },
+    #[error("mappings[{at}]: a scale must be more than 0, not {scale}")]
+    Scale { at: usize, scale: f64 },
+    #[error("{location}: buckets must ascend: {buckets:?}")]
+    Buckets { location: String, buckets: Vec<f64> },
+}
 
 /// The result of reading a file.
 #[derive(Debug)]
@@ -231,9 +255,10 @@ impl MappingReader {
 
     fn warn(&mut self, location: &str, unknown: &Unknown) {
         let dot = if location.is_empty() { "" } else { "." };
-        let warnings = unknown
+        let unknown = unknown
             .keys()
-            .map(|key| format!("{location}{dot}{key}: unknown key, ignored"));
+            .filter(|key| !IGNORED.contains(&key.as_str()));
+        let warnings = unknown.map(|key| format!("{location}{dot}{key}: unknown key, ignored"));
         self.warnings.extend(warnings);
     }
 }

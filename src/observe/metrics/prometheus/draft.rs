@@ -1,9 +1,14 @@
 //! The samples of one page, sorted into families and series.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use super::{
-    conflicts::CONFLICTS,
     family::{FamilyType, MetricFamily},
     page::{MetricsPage, Series},
     series::SeriesValue,
@@ -12,11 +17,30 @@ use super::{
 use crate::{
     foundation::sample::SampleValue,
     observe::metrics::{
-        build_info,
         mapper::{MappingTarget, Observer},
         process,
     },
 };
+
+/// The family that [`conflict_family`] writes.
+pub(super) const CONFLICTS: &str = "statsd_exporter_events_conflict_total";
+
+/// Counts of samples that could not be shown, by [`SampleKind`], as a family of their own; empty if there are none.
+///
+/// [`SampleKind`]: crate::foundation::sample::SampleKind
+pub(super) fn conflict_family(counts: &[AtomicU64; 3]) -> String {
+    let counts = counts.iter().map(|count| count.load(Relaxed));
+    let by_type = ["counter", "gauge", "observer"].into_iter().zip(counts);
+    let lines: String = by_type
+        .filter(|(_, count)| *count > 0)
+        .map(|(kind, count)| format!("{CONFLICTS}{{type=\"{kind}\"}} {count}\n"))
+        .collect();
+    if lines.is_empty() {
+        return lines;
+    }
+    let help = "Samples that were not shown because their family is of another type.";
+    format!("# HELP {CONFLICTS} {help}\n# TYPE {CONFLICTS} counter\n{lines}")
+}
 
 /// A sample that would make the page invalid.
 pub(super) struct Conflict;
@@ -35,10 +59,11 @@ impl PageDraft {
     /// An empty draft.
     pub(super) fn new() -> Self {
         // Names that other code writes on the page.
-        let others = process::NAMES.iter().chain([&build_info::NAME, &CONFLICTS]);
+        let others = process::FAMILIES.iter().map(|(name, ..)| *name);
+        let others = others.chain([process::BUILD_INFO, CONFLICTS]);
         Self {
             families: Vec::new(),
-            owners: others.map(|&name| (name.into(), None)).collect(),
+            owners: others.map(|name| (name.into(), None)).collect(),
             series: Vec::new(),
         }
     }

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
 
-use super::{conflicts::CONFLICTS, series::micros, text::go_float, *};
+use super::{draft::CONFLICTS, series::micros, text::go_float, *};
 use crate::{
     foundation::sample::make::{counter, gauge, timer},
     observe::metrics::{mapper::ResponseTime, process},

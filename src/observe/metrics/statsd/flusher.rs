@@ -8,8 +8,8 @@ use std::{
 use crate::foundation::sample::{Sample, SampleKind, SampleValue};
 
 use super::{
+    collector::Dialect,
     line::{form, write_timer},
-    options::Dialect,
 };
 
 /// Turns snapshots into lines with the changes since the last snapshot.

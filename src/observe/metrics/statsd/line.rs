@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use super::options::Dialect;
+use super::collector::Dialect;
 use crate::{
     foundation::{histogram::TimerValues, metric_name::breaks_line},
     observe::metrics::mogrifier::{Mogrified, mogrify},

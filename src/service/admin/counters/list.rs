@@ -9,7 +9,10 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    super::{json::json_headers, page::json_list, query::parameters},
+    super::{
+        json::{json_headers, parameters},
+        page::json_list,
+    },
     Counters, KeySource, RedisKeys, refused,
     report::{CounterReport, text},
     without_store,

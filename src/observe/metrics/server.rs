@@ -1,8 +1,27 @@
-//! Counts of repaired and refused authorities, and of streams that HTTP/2 reset.
+//! Counts of the server: TLS handshakes that failed, authorities that were repaired or refused, streams that HTTP/2
+//! reset, tasks that ended while it served.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::foundation::sample::SampleWriter;
+use crate::{foundation::sample::SampleWriter, net::tls::refusal::HandshakeFailure};
+
+/// Handshakes with clients that failed, by reason.
+#[derive(Debug, Default)]
+pub struct Handshakes([AtomicU64; HandshakeFailure::ALL.len()]);
+
+impl Handshakes {
+    /// Counts one handshake that failed.
+    pub fn count(&self, failure: HandshakeFailure) {
+        self.0[failure as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        for failure in HandshakeFailure::ALL {
+            let name = format!("tollgate.tls_handshakes_failed_total.{}", failure.name());
+            list.counter(name, self.0[failure as usize].load(Relaxed));
+        }
+    }
+}
 
 /// Counts of connections with an invalid `:authority`.
 #[derive(Debug, Default)]
@@ -74,5 +93,20 @@ impl StreamsReset {
             let code = code.to_ascii_lowercase();
             list.counter(format!("tollgate.streams_reset_total.{code}"), total);
         }
+    }
+}
+
+/// Tasks that ended although they should have gone on.
+#[derive(Debug, Default)]
+pub struct EndedTasks(AtomicU64);
+
+impl EndedTasks {
+    /// Counts one end.
+    pub fn count(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
+        list.counter("tollgate.tasks_ended_total", self.0.load(Relaxed));
     }
 }

@@ -1,0 +1,136 @@
+//! The forms of a report for programs: our own JSON, which docs/rules/check.md describes; SARIF 2.1.0 (OASIS), which
+//! code hosts show next to the lines of a change; and workflow commands of GitHub Actions, which do the same.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::report::{CheckReport, message};
+use crate::config::fault::{FaultLevel, Problem};
+
+/// The report as our own JSON.
+pub(super) fn json(report: &CheckReport) -> String {
+    let problems = report.problems.iter().map(|problem| {
+        let place = problem.position;
+        json!({
+            "file": report.path(problem),
+            "line": place.map(|place| place.line),
+            "column": place.map(|place| place.column),
+            "inside": problem.inside,
+            "path": problem.path,
+            "severity": problem.fault.level().name(),
+            "code": problem.fault.code(),
+            "message": problem.fault.to_string(),
+        })
+    });
+    let rules = &report.rules;
+    let report = json!({
+        "version": 1,
+        "ok": report.is_ok(),
+        "errors": report.count(FaultLevel::Error),
+        "warnings": report.count(FaultLevel::Warning),
+        "files": rules.files,
+        "domains": rules.domains,
+        "rules": rules.rules,
+        "limits": rules.limits,
+        "problems": problems.collect::<Vec<_>>(),
+    });
+    format!("{report:#}")
+}
+
+/// The report as a SARIF log with one run.
+pub(super) fn sarif(report: &CheckReport) -> String {
+    let codes: BTreeSet<_> = report
+        .problems
+        .iter()
+        .map(|problem| problem.fault.code())
+        .collect();
+    let rules: Vec<_> = codes.iter().map(|code| json!({ "id": code })).collect();
+    let results = report.problems.iter();
+    let results: Vec<_> = results.map(|problem| result(report, problem)).collect();
+    let log = json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": { "driver": {
+                "name": "tollgate check",
+                "version": env!("CARGO_PKG_VERSION"),
+                "rules": rules,
+            } },
+            "columnKind": "unicodeCodePoints",
+            "results": results,
+        }],
+    });
+    format!("{log:#}")
+}
+
+fn result(report: &CheckReport, problem: &Problem) -> Value {
+    let mut location = json!({ "artifactLocation": { "uri": uri(&report.path(problem)) } });
+    if let Some(place) = problem.position {
+        location["region"] = json!({ "startLine": place.line, "startColumn": place.column });
+    }
+    json!({
+        "ruleId": problem.fault.code(),
+        "level": problem.fault.level().name(),
+        "message": { "text": message(problem) },
+        "locations": [{ "physicalLocation": location }],
+    })
+}
+
+/// A path as a URI (RFC 3986), relative unless the path is absolute.
+fn uri(path: &str) -> String {
+    let mut uri = String::new();
+    if path.starts_with('/') {
+        uri += "file://";
+    }
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            uri.push(byte.into());
+        } else {
+            uri += &format!("%{byte:02X}");
+        }
+    }
+    uri
+}
+
+/// A command for each problem, and the summary.
+pub(super) fn github(report: &CheckReport) -> String {
+    let commands = report.problems.iter().map(|problem| {
+        let command = match problem.fault.level() {
+            FaultLevel::Error => "error",
+            FaultLevel::Warning => "warning",
+            FaultLevel::Note => "notice",
+        };
+        let mut line = format!("::{command} file={}", property(&report.path(problem)));
+        if let Some(place) = problem.position {
+            line += &format!(",line={},col={}", place.line, place.column);
+        }
+        let title = property(&format!("tollgate check: {}", problem.fault.code()));
+        line + &format!(",title={title}::{}", data(&message(problem)))
+    });
+    let lines: Vec<_> = commands.chain([report.summary()]).collect();
+    lines.join("\n")
+}
+
+/// Escapes the text of a command.
+fn data(text: &str) -> String {
+    let text = text.replace('%', "%25");
+    text.replace('\r', "%0D").replace('\n', "%0A")
+}
+
+/// Escapes the value of a property of a command.
+fn property(text: &str) -> String {
+    data(text).replace(':', "%3A").replace(',', "%2C")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_and_properties_are_escaped_as_github_reads_them() {
+        let text = "100%: a,\r\nb";
+        assert_eq!(data(text), "100%25: a,%0D%0Ab");
+        assert_eq!(property(text), "100%25%3A a%2C%0D%0Ab");
+    }
+}
