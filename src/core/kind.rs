@@ -18,7 +18,7 @@ pub enum CounterKind {
 #[derive(Debug)]
 pub(crate) struct KindFacts {
     /// Its name in reports.
-    pub(crate) name: &'static str,
+    pub(crate) report_name: &'static str,
     /// The value of `algorithm` in a rule.
     pub(crate) word: &'static str,
     /// Its letter in `step.lua` and, but for windows, at the end of a key.
@@ -42,7 +42,7 @@ pub(crate) enum HitLife {
 }
 
 const WINDOW: KindFacts = KindFacts {
-    name: "fixed_window",
+    report_name: "fixed_window",
     word: "fixed_window",
     letter: b'w',
     looks_first: false,
@@ -51,13 +51,13 @@ const WINDOW: KindFacts = KindFacts {
 };
 
 const FIRST_HIT: KindFacts = KindFacts {
-    name: "first_hit",
+    report_name: "first_hit",
     letter: b'f',
     ..WINDOW
 };
 
 const SLIDING_WINDOW: KindFacts = KindFacts {
-    name: "sliding_window",
+    report_name: "sliding_window",
     word: "sliding_window",
     letter: b's',
     looks_first: true,
@@ -66,7 +66,7 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
 };
 
 const SLIDING_LOG: KindFacts = KindFacts {
-    name: "sliding_log",
+    report_name: "sliding_log",
     word: "sliding_log",
     letter: b'l',
     life: HitLife::OnePeriod,
@@ -74,7 +74,7 @@ const SLIDING_LOG: KindFacts = KindFacts {
 };
 
 const TOKEN_BUCKET: KindFacts = KindFacts {
-    name: "token_bucket",
+    report_name: "token_bucket",
     word: "token_bucket",
     letter: b't',
     life: HitLife::UntilFull,
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn every_kind_has_a_name_a_letter_and_a_word_of_a_rule() {
         let facts = CounterKind::ALL.map(CounterKind::facts);
-        let names: HashSet<_> = facts.iter().map(|facts| facts.name).collect();
+        let names: HashSet<_> = facts.iter().map(|facts| facts.report_name).collect();
         let letters: HashSet<_> = facts.iter().map(|facts| facts.letter).collect();
         assert_eq!((names.len(), letters.len()), (facts.len(), facts.len()));
         assert!(facts.iter().all(|facts| WORDS.contains(&facts.word)));

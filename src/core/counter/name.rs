@@ -156,7 +156,7 @@ impl NamedCounting {
         match self {
             Self::Fixed { .. } => "fixed_window",
             Self::Calendar { .. } => "calendar",
-            Self::State { kind, .. } => kind.facts().name,
+            Self::State { kind, .. } => kind.facts().report_name,
         }
     }
 

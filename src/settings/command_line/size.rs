@@ -69,7 +69,7 @@ pub(crate) struct Size {
 impl Size {
     /// The algorithms, as rules name them; `first_hit` is a value of `window` there.
     pub(crate) fn algorithms() -> [&'static str; CounterKind::ALL.len()] {
-        CounterKind::ALL.map(|kind| kind.facts().name)
+        CounterKind::ALL.map(|kind| kind.facts().report_name)
     }
 }
 

@@ -263,7 +263,7 @@ pub(super) fn text(bytes: &[u8]) -> Value {
 pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
     match &limit.algorithm {
         Algorithm::Calendar(_) => "calendar",
-        other => other.kind(1).facts().name,
+        other => other.kind(1).facts().report_name,
     }
 }
 
