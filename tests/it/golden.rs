@@ -386,7 +386,7 @@ impl Step {
         let overall = self.overall.as_deref().unwrap_or(overall);
         same("overall code", overall, show_code(reply.overall_code()))?;
         if let Some(headers) = &self.headers {
-            let shown = show_headers(&reply, clock);
+            let shown = show_headers(&reply, clock, headers);
             same("headers", &headers.join("\n"), &shown.join("\n"))?;
         }
         if let Some(metadata) = &self.metadata {
@@ -545,8 +545,13 @@ fn ends(reset: i64, period: u64, clock: std::ops::RangeInclusive<u64>) -> bool {
     rests.any(|rest| i64::try_from(rest) == Ok(reset))
 }
 
-/// `Name: value`; a value that is a status's reset, and a parameter `t`, are replaced by the unit of the limit.
-fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>) -> Vec<String> {
+/// `Name: value`; a value that is a status's reset, and a parameter `t`, are replaced by the unit of the limit. Windows
+/// of two units can end together: of these the one that is `wanted` counts.
+fn show_headers(
+    reply: &RateLimitResponse,
+    clock: std::ops::RangeInclusive<u64>,
+    wanted: &[String],
+) -> Vec<String> {
     let mut units: BTreeMap<u64, &str> = BTreeMap::new();
     for limit in reply
         .statuses
@@ -558,18 +563,23 @@ fn show_headers(reply: &RateLimitResponse, clock: std::ops::RangeInclusive<u64>)
         units.insert(*secs, unit);
     }
     let headers = reply.response_headers_to_add.iter().enumerate();
-    let unit = |reset: &str| {
+    let unit = |place: usize, reset: &str| {
         let reset = reset.parse().unwrap_or(-1);
-        let mut units = units.iter();
-        let found = units.find(|(secs, _)| ends(reset, **secs, clock.clone()));
-        found.map(|(_, unit)| *unit)
+        let units = units.iter();
+        let found = units.filter(|(secs, _)| ends(reset, **secs, clock.clone()));
+        let found: Vec<_> = found.map(|(_, unit)| *unit).collect();
+        let line = wanted.get(place).map_or("", String::as_str);
+        let meant = found.iter().find(|unit| line.contains(**unit));
+        meant.or(found.first()).copied()
     };
     headers
-        .map(|(place, header)| match unit(&header.value) {
+        .map(|(place, header)| match unit(place, &header.value) {
             Some(unit) if place == 2 => format!("{}: {unit}", header.key),
             _ => {
                 let parts: Vec<_> = header.value.split(';').collect();
-                let parts = parts.iter().map(|part| show_effective(part, unit));
+                let parts = parts
+                    .iter()
+                    .map(|part| show_effective(part, |secs| unit(place, secs)));
                 format!("{}: {}", header.key, parts.collect::<Vec<_>>().join(";"))
             }
         })

@@ -81,7 +81,7 @@ impl IncrementSpec {
         let Self {
             operation,
             method,
-            hits,
+            hits: _,
             descriptor_bytes: _,
             limit: _,
             enforcement: _,
@@ -92,8 +92,7 @@ impl IncrementSpec {
             expires_at: _,
             age_millis: _,
         } = *self;
-        let is_peek = operation == Operation::Look && hits == 0;
-        method == CounterKind::Window && (is_peek || operation == Operation::Add(Charge::Always))
+        method == CounterKind::Window && operation == Operation::Add(Charge::Always)
     }
 
     /// Whether the increment can be applied without looking at the other counters of its request.
@@ -101,8 +100,7 @@ impl IncrementSpec {
         match self.operation {
             Operation::Add(charge) => matches!(charge, Charge::Always | Charge::Within),
             Operation::GiveBack => true,
-            Operation::Look => self.hits == 0,
-            Operation::Grant => false,
+            Operation::Look | Operation::Grant => false,
         }
     }
 }
