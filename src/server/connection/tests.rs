@@ -1,6 +1,6 @@
 use std::{
     convert::Infallible,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use hyper::HeaderMap;
@@ -12,7 +12,7 @@ use tonic::{
     client,
     codegen::{
         Service, http,
-        tokio_stream::{StreamExt as _, wrappers::ReceiverStream},
+        tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream},
     },
     server::{Grpc, NamedService, StreamingService},
     transport::{Channel, Endpoint},
@@ -58,6 +58,20 @@ impl UnaryMethod for NoMethod {
     }
 }
 
+/// The messages of a call, sent back. At their end it asks once more, which a service is free to do.
+struct Replies(Streaming<Vec<u8>>);
+
+impl Stream for Replies {
+    type Item = Result<Vec<u8>, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        match ready!(Pin::new(&mut self.0).poll_next(context)) {
+            None => Pin::new(&mut self.0).poll_next(context),
+            message => Poll::Ready(message),
+        }
+    }
+}
+
 /// A service with one method, which sends each message back for as long as the call stays open.
 #[derive(Clone)]
 struct Echo;
@@ -68,11 +82,11 @@ impl NamedService for Echo {
 
 impl StreamingService<Vec<u8>> for Echo {
     type Response = Vec<u8>;
-    type ResponseStream = Streaming<Vec<u8>>;
-    type Future = std::future::Ready<Result<Response<Streaming<Vec<u8>>>, Status>>;
+    type ResponseStream = Replies;
+    type Future = std::future::Ready<Result<Response<Replies>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Vec<u8>>>) -> Self::Future {
-        std::future::ready(Ok(Response::new(request.into_inner())))
+        std::future::ready(Ok(Response::new(Replies(request.into_inner()))))
     }
 }
 

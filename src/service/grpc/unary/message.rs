@@ -112,9 +112,9 @@ async fn end_of_stream(body: &mut Incoming) -> Result<(), Status> {
 pub(super) struct MessageEnds {
     max_bytes: usize,
     /// The prefix of the present message, as far as it has arrived.
-    prefix: Vec<u8>,
-    /// Bytes of the present message that are still missing after its prefix.
-    missing: usize,
+    prefix: [u8; PREFIX_BYTES],
+    /// The length of the present message without its prefix, once that has arrived.
+    length: usize,
     unfinished: usize,
 }
 
@@ -123,8 +123,8 @@ impl MessageEnds {
     pub(super) fn new(max_bytes: usize) -> Self {
         Self {
             max_bytes,
-            prefix: Vec::with_capacity(PREFIX_BYTES),
-            missing: 0,
+            prefix: [0; PREFIX_BYTES],
+            length: 0,
             unfinished: 0,
         }
     }
@@ -141,26 +141,22 @@ impl MessageEnds {
     /// If a message is too large.
     pub(super) fn read(&mut self, mut bytes: &[u8]) -> Result<(), Status> {
         while !bytes.is_empty() {
-            let rest = match self.prefix.len() {
-                PREFIX_BYTES => self.missing,
-                begun => PREFIX_BYTES - begun,
+            let begun = self.unfinished;
+            let end = match begun {
+                ..PREFIX_BYTES => PREFIX_BYTES,
+                _ => PREFIX_BYTES + self.length,
             };
-            let (own, more) = bytes.split_at(rest.min(bytes.len()));
+            let (own, more) = bytes.split_at(bytes.len().min(end - begun));
             bytes = more;
             self.unfinished += own.len();
-            if self.prefix.len() == PREFIX_BYTES {
-                self.missing -= own.len();
-            } else {
-                self.prefix.extend_from_slice(own);
-                if let Some(length) = self.prefix.get(1..).and_then(|length| length.first_chunk()) {
-                    self.missing = u32::from_be_bytes(*length) as usize;
-                    if self.missing > self.max_bytes {
-                        return Err(too_large(self.missing, self.max_bytes));
-                    }
+            if begun < PREFIX_BYTES {
+                self.prefix[begun..self.unfinished].copy_from_slice(own);
+                if self.unfinished < PREFIX_BYTES {
+                    continue;
                 }
+                self.length = message_length(&self.prefix[1..], self.max_bytes)?.unwrap_or(0);
             }
-            if self.prefix.len() == PREFIX_BYTES && self.missing == 0 {
-                self.prefix.clear();
+            if self.unfinished == PREFIX_BYTES + self.length {
                 self.unfinished = 0;
             }
         }
@@ -196,14 +192,20 @@ fn end_of_message(
             )));
         }
     }
-    let Some(length) = length.first_chunk() else {
+    let length = message_length(length, max_bytes)?;
+    Ok(length.map(|length| PREFIX_BYTES + length))
+}
+
+/// The length of a message, which `bytes` begin with, if they are enough to know it.
+fn message_length(bytes: &[u8], max_bytes: usize) -> Result<Option<usize>, Status> {
+    let Some(length) = bytes.first_chunk() else {
         return Ok(None);
     };
     let length = u32::from_be_bytes(*length) as usize;
     if length > max_bytes {
         return Err(too_large(length, max_bytes));
     }
-    Ok(Some(PREFIX_BYTES + length))
+    Ok(Some(length))
 }
 
 /// Reads until the message is complete; returns its end.

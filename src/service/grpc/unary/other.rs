@@ -75,7 +75,7 @@ pub(super) async fn other(
         left: bounds.bytes,
         open: bounds.stays_open.then(|| OpenCall {
             messages: MessageEnds::new(bounds.bytes),
-            drain: Box::pin(async move { draining(&mut phases).await }),
+            drain: Some(Box::pin(async move { draining(&mut phases).await })),
             _in_flight: in_flight,
         }),
     });
@@ -105,7 +105,8 @@ struct LimitedBody {
 /// The part of a call that stays open.
 struct OpenCall {
     messages: MessageEnds,
-    drain: BoxedFuture<()>,
+    /// `None` once a drain has begun.
+    drain: Option<BoxedFuture<()>>,
     _in_flight: InFlight,
 }
 
@@ -136,7 +137,9 @@ impl Body for LimitedBody {
         if let Some(open) = &mut this.open {
             // The service asks for more when it has taken all whole messages.
             this.held.resize(open.messages.unfinished());
-            if open.drain.as_mut().poll(context).is_ready() {
+            open.drain
+                .take_if(|drain| drain.as_mut().poll(context).is_ready());
+            if open.drain.is_none() {
                 return Poll::Ready(None);
             }
         }
