@@ -284,6 +284,23 @@ fn the_domain_of_a_tcp_filter_has_to_be_in_the_rules() {
     assert_eq!(traps("nope"), [Trap::Domain]);
 }
 
+#[test]
+fn a_share_of_refusals_says_nothing_of_a_tcp_filter_which_has_no_such_key() {
+    let traps = |filter: &str, keys: &str| {
+        let text = format!(
+            "name: r\ntyped_config: {{{TYPE}.{filter}.ratelimit.v3.RateLimit, domain: d, timeout: 1s, {keys}}}\n"
+        );
+        let found = lint(&text, None).unwrap().findings;
+        found
+            .iter()
+            .any(|finding| finding.trap == Trap::FailureMode)
+    };
+    let share = "failure_mode_deny_percent: {default_value: {numerator: 100}}";
+    assert!(!traps("http", share));
+    assert!(traps("network", share));
+    assert!(!traps("network", "failure_mode_deny: true"));
+}
+
 /// A listener with filter chains that have the same filter, of this domain, and virtual hosts of these names; the last
 /// chain has limits.
 fn chains(silent: &[(&str, &str)]) -> String {

@@ -9,7 +9,8 @@ use super::super::{
 pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
     timeout(filter, found);
     if !is_dump {
-        failure_mode(filter, "request", "refuse with 500", found);
+        let keys = ["failure_mode_deny", "failure_mode_deny_percent"];
+        failure_mode(filter, &keys, ("request", "refuse with 500"), found);
     }
     let headers = filter.get("enable_x_ratelimit_headers");
     let setting = headers.as_ref().and_then(DocumentValue::text);
@@ -55,7 +56,8 @@ pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut
 pub(crate) fn tcp_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
     timeout(filter, found);
     if !is_dump {
-        failure_mode(filter, "connection", "close them", found);
+        let keys = ["failure_mode_deny"];
+        failure_mode(filter, &keys, ("connection", "close them"), found);
     }
     for descriptor in filter.list("descriptors") {
         for key in ["hits_addend", "limit"] {
@@ -133,9 +135,13 @@ fn timeout(filter: &DocumentValue<'_>, found: &mut Findings) {
     found.add(severity, Trap::Timeout, &timeout, problem, fix);
 }
 
-/// No word on what passes while there is no decision.
-fn failure_mode(filter: &DocumentValue<'_>, passing: &str, refusal: &str, found: &mut Findings) {
-    let keys = ["failure_mode_deny", "failure_mode_deny_percent"];
+/// No word, at any of `keys`, on what passes while there is no decision.
+fn failure_mode(
+    filter: &DocumentValue<'_>,
+    keys: &[&str],
+    (passing, refusal): (&str, &str),
+    found: &mut Findings,
+) {
     if keys.iter().all(|key| filter.get(key).is_none()) {
         found.warning(
             Trap::FailureMode,

@@ -79,7 +79,7 @@ impl Mapper {
             unknown,
         } = file.unwrap_or_default();
         let mut reader = MappingReader::new(defaults.unwrap_or_default());
-        reader.warn("", &unknown);
+        reader.warn("", &unknown, &[]);
         for (at, mapping) in mappings.unwrap_or_default().into_iter().enumerate() {
             reader.read(at, mapping);
         }
@@ -125,7 +125,7 @@ impl MappingReader {
             errors: Vec::new(),
         };
         let unknown = std::mem::take(&mut reader.defaults.unknown);
-        reader.warn("defaults", &unknown);
+        reader.warn("defaults", &unknown, &IGNORED);
         reader.default_buckets = reader.buckets("defaults", buckets, options);
         reader
     }
@@ -151,7 +151,7 @@ impl MappingReader {
 
     fn read(&mut self, at: usize, entry: MappingEntry) {
         let location = format!("mappings[{at}]");
-        self.warn(&location, &entry.unknown);
+        self.warn(&location, &entry.unknown, &IGNORED);
         let Some(matches) = entry.matches.filter(|matches| !matches.is_empty()) else {
             self.errors.push(MappingError::NoMatch { at });
             return;
@@ -234,7 +234,8 @@ impl MappingReader {
         options: Option<HistogramOptions>,
     ) -> Arc<[f64]> {
         let new = options.and_then(|options| {
-            self.warn(&format!("{location}.histogram_options"), &options.unknown);
+            let location = format!("{location}.histogram_options");
+            self.warn(&location, &options.unknown, &[]);
             options.buckets
         });
         let given = |buckets: &Vec<f64>| !buckets.is_empty();
@@ -253,11 +254,12 @@ impl MappingReader {
         buckets.into()
     }
 
-    fn warn(&mut self, location: &str, unknown: &Unknown) {
+    /// Warns of keys that are unknown, but for those that are `ignored` there without a word.
+    fn warn(&mut self, location: &str, unknown: &Unknown, ignored: &[&str]) {
         let dot = if location.is_empty() { "" } else { "." };
         let unknown = unknown
             .keys()
-            .filter(|key| !IGNORED.contains(&key.as_str()));
+            .filter(|key| !ignored.contains(&key.as_str()));
         let warnings = unknown.map(|key| format!("{location}{dot}{key}: unknown key, ignored"));
         self.warnings.extend(warnings);
     }

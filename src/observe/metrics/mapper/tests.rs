@@ -304,6 +304,21 @@ fn unknown_keys_are_warned_of() {
     );
 }
 
+#[test]
+fn keys_without_effect_are_ignored_where_they_belong_only() {
+    let loaded = Mapper::parse(
+        "ttl: 1m\ndefaults: {ttl: 1m, quantiles: [], summary_options: {}}\nmappings:\n\
+         - {match: a.b, name: n, ttl: 1m, histogram_options: {quantiles: []}}\n",
+    );
+    assert_eq!(
+        loaded.unwrap().warnings,
+        [
+            "ttl: unknown key, ignored",
+            "mappings[0].histogram_options.quantiles: unknown key, ignored",
+        ]
+    );
+}
+
 #[track_caller]
 fn check_refused(text: &str, expected: &[&str]) {
     let errors = Mapper::parse(text).unwrap_err();
