@@ -176,26 +176,23 @@ impl PendingReplies {
 
     /// Since when the first request waits, if any does.
     pub(crate) fn first_since(&self) -> Option<Instant> {
-        let since = self.all.iter().filter_map(|slot| match slot.state {
-            ReplyState::Waiting { since, .. } => Some(since),
-            ReplyState::Free
-            | ReplyState::Late
-            | ReplyState::Answered(_)
-            | ReplyState::Abandoned => None,
-        });
-        since.min()
+        self.waits().map(|(since, _)| since).min()
     }
 
     /// When the first wait ends, if any request waits.
     pub(crate) fn next_end(&self) -> Option<Instant> {
-        let ends = self.all.iter().filter_map(|slot| match slot.state {
-            ReplyState::Waiting { ends, .. } => Some(ends),
+        self.waits().map(|(_, ends)| ends).min()
+    }
+
+    /// When each wait began, and when it ends.
+    fn waits(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        self.all.iter().filter_map(|slot| match slot.state {
+            ReplyState::Waiting { since, ends, .. } => Some((since, ends)),
             ReplyState::Free
             | ReplyState::Late
             | ReplyState::Answered(_)
             | ReplyState::Abandoned => None,
-        });
-        ends.min()
+        })
     }
 
     /// Extends all waits by their share of a pause, in which no request waited for a server.
