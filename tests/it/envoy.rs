@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::support::{
     certificates::{Authority, Secret},
     clients::{Channel, SERVER_NAME, Served, Transport, is_first_message_compressed},
-    envoy::Envoy,
+    envoy::{Envoy, with_upstream},
     http::{Reply, get, get_with, try_get},
     tollgate::{self, Tollgate},
     wait_until,
@@ -728,7 +728,7 @@ impl<'a> Front<'a> {
                 format!("{{ endpoint: {{ address: {{ pipe: {{ path: {path} }} }} }} }}")
             }))
             .collect();
-        BOOTSTRAP
+        with_upstream(BOOTSTRAP)
             .replace("$CLUSTER", self.cluster)
             .replace("$SERVICE", &service)
             .replace("$DENY", &self.failure_mode_deny.to_string())
@@ -781,25 +781,7 @@ static_resources:
                   - name: envoy.filters.http.router
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-    - name: service
-      address: { pipe: { path: service.sock } }
-      filter_chains:
-        - filters:
-            - name: envoy.filters.network.http_connection_manager
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: service
-                route_config:
-                  virtual_hosts:
-                    - name: service
-                      domains: ["*"]
-                      routes:
-                        - match: { prefix: / }
-                          direct_response: { status: 200 }
-                http_filters:
-                  - name: envoy.filters.http.router
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+    $UPSTREAM_LISTENER
   clusters:
     - name: "$CLUSTER"
       type: STATIC
@@ -812,13 +794,7 @@ static_resources:
       load_assignment:
         cluster_name: "$CLUSTER"
         endpoints: [{ lb_endpoints: [$ENDPOINTS] }]
-    - name: service
-      type: STATIC
-      load_assignment:
-        cluster_name: service
-        endpoints:
-          - lb_endpoints:
-              - endpoint: { address: { pipe: { path: service.sock } } }
+    $UPSTREAM_CLUSTER
 "#;
 
 /// Sends a request with this API key.

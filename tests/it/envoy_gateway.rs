@@ -6,7 +6,7 @@ use ::tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy
 use crate::support::{
     ads::{Ads, snapshot},
     certificates::{Authority, Pair, Secret},
-    envoy::Envoy,
+    envoy::{Envoy, with_upstream},
     free_port,
     http::{self, get_with},
     ratelimit::{self, Ratelimit},
@@ -121,7 +121,7 @@ impl Gateway {
         let [certificate, key, ca] =
             ["tls.crt", "tls.key", "ca.crt"].map(|name| self.envoy.at(name));
         Envoy::start(|| {
-            BOOTSTRAP
+            with_upstream(BOOTSTRAP)
                 .replace("$DOMAIN", DOMAIN)
                 .replace("$ROUTE", ROUTE)
                 .replace("$PORT", &server.grpc.port().to_string())
@@ -357,25 +357,7 @@ static_resources:
                   - name: envoy.filters.http.router
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-    - name: service
-      address: { pipe: { path: service.sock } }
-      filter_chains:
-        - filters:
-            - name: envoy.filters.network.http_connection_manager
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: service
-                route_config:
-                  virtual_hosts:
-                    - name: service
-                      domains: ["*"]
-                      routes:
-                        - match: { prefix: / }
-                          direct_response: { status: 200 }
-                http_filters:
-                  - name: envoy.filters.http.router
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+    $UPSTREAM_LISTENER
   clusters:
     - name: ratelimit_cluster
       type: STATIC
@@ -395,11 +377,5 @@ static_resources:
       load_assignment:
         cluster_name: ratelimit_cluster
         endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: $PORT } } } }] }]
-    - name: service
-      type: STATIC
-      load_assignment:
-        cluster_name: service
-        endpoints:
-          - lb_endpoints:
-              - endpoint: { address: { pipe: { path: service.sock } } }
+    $UPSTREAM_CLUSTER
 "#;

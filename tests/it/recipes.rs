@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::{
-    envoy::Envoy,
+    envoy::{Envoy, with_upstream},
     finish,
     http::{Reply, get_with},
     json,
@@ -193,7 +193,7 @@ impl Recipe {
 
     /// The whole bootstrap, in which the last address in `x-forwarded-for` is the client's.
     fn bootstrap(&self, port: u16) -> Value {
-        let mut bootstrap: Value = serde_yaml::from_str(BOOTSTRAP).unwrap();
+        let mut bootstrap: Value = serde_yaml::from_str(&with_upstream(BOOTSTRAP)).unwrap();
         let manager = bootstrap
             .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config")
             .unwrap();
@@ -307,23 +307,7 @@ static_resources:
                   - name: envoy.filters.http.router
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-    - name: service
-      address: { pipe: { path: service.sock } }
-      filter_chains:
-        - filters:
-            - name: envoy.filters.network.http_connection_manager
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: service
-                route_config:
-                  virtual_hosts:
-                    - name: service
-                      domains: ["*"]
-                      routes: [{ match: { prefix: / }, direct_response: { status: 200 } }]
-                http_filters:
-                  - name: envoy.filters.http.router
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+    $UPSTREAM_LISTENER
   clusters:
     - name: tollgate
       type: STATIC
@@ -334,9 +318,5 @@ static_resources:
       load_assignment:
         cluster_name: tollgate
         endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } } }] }]
-    - name: service
-      type: STATIC
-      load_assignment:
-        cluster_name: service
-        endpoints: [{ lb_endpoints: [{ endpoint: { address: { pipe: { path: service.sock } } } }] }]
+    $UPSTREAM_CLUSTER
 "#;

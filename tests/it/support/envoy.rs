@@ -100,6 +100,43 @@ static_resources:
     }
 }
 
+/// A bootstrap with an upstream `service` that answers each request with 200, in the places of `$UPSTREAM_LISTENER` and
+/// `$UPSTREAM_CLUSTER`.
+pub fn with_upstream(bootstrap: &str) -> String {
+    let bootstrap = bootstrap.replace("    $UPSTREAM_LISTENER\n", UPSTREAM_LISTENER);
+    bootstrap.replace("    $UPSTREAM_CLUSTER\n", UPSTREAM_CLUSTER)
+}
+
+const UPSTREAM_LISTENER: &str = r#"    - name: service
+      address: { pipe: { path: service.sock } }
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: service
+                route_config:
+                  virtual_hosts:
+                    - name: service
+                      domains: ["*"]
+                      routes:
+                        - match: { prefix: / }
+                          direct_response: { status: 200 }
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+"#;
+
+const UPSTREAM_CLUSTER: &str = r#"    - name: service
+      type: STATIC
+      load_assignment:
+        cluster_name: service
+        endpoints:
+          - lb_endpoints:
+              - endpoint: { address: { pipe: { path: service.sock } } }
+"#;
+
 /// Returns its output if it ended instead of becoming ready.
 fn try_start(bootstrap: &str) -> Result<Envoy, String> {
     let folder = TempDir::new().unwrap();
