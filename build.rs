@@ -49,9 +49,17 @@ fn build_facts() -> Result<(), Box<dyn std::error::Error>> {
             format!("TOLLGATE_COMMIT is not 7 to 64 hexadecimal digits: `{commit}`").into(),
         );
     }
-    let suffix = match &*commit {
-        "" => String::new(),
-        commit => format!(" ({commit})"),
+    let profile = match profile()? {
+        profile if profile == "release" => String::new(),
+        profile => format!("profile {profile}: not for measuring"),
+    };
+    let known: Vec<&str> = [&*commit, &profile]
+        .into_iter()
+        .filter(|fact| !fact.is_empty())
+        .collect();
+    let suffix = match known.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", known.join(", ")),
     };
     let rustc = Command::new(env::var("RUSTC")?).arg("--version").output()?;
     let rustc = String::from_utf8(rustc.stdout)?;
@@ -62,6 +70,17 @@ fn build_facts() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rustc-env=BUILT_VERSION_SUFFIX={suffix}");
     println!("cargo:rustc-env=BUILT_BY_RUSTC={rustc}");
     Ok(())
+}
+
+/// The profile by its name, which cargo says only by the folder that it builds into: `…/PROFILE/build/PACKAGE/out`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a build script gets its input this way"
+)]
+fn profile() -> Result<String, env::VarError> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let folder = out.ancestors().nth(3).and_then(|folder| folder.file_name());
+    Ok(folder.map_or_else(String::new, |name| name.to_string_lossy().into_owned()))
 }
 
 const SERVED: &str = "envoy/service/ratelimit/v3/rls.proto";

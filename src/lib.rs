@@ -240,6 +240,7 @@ mod settings {
 
 /// Starts everything, owns every task, drains.
 mod server {
+    mod announce;
     pub(crate) mod authority;
     mod backend;
     pub(crate) mod bench;
@@ -257,7 +258,6 @@ mod server {
     mod parts;
     mod poll_timer;
     mod ports;
-    mod replicas;
     mod rules;
     pub(crate) mod run;
     mod runtime;

@@ -98,7 +98,7 @@ fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }
-    let served = run(settings, log.stats.clone()).context("tollgate cannot serve");
+    let served = run(settings, &log).context("tollgate cannot serve");
     Ok(match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -70,10 +70,10 @@ impl Intake {
         let current = self.rules.current();
         let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
         self.memory.reserve(loaded.load_bytes);
+        self.metrics
+            .loss
+            .change_rules(loaded.matcher.rules(), is_new);
         self.rules.swap(loaded.matcher, &self.metrics);
-        if is_new {
-            self.metrics.loss.change_rules();
-        }
         // Only now: no status names rules that are not in use.
         self.metrics.record_taken_load(taken);
         self.has_rules.send_replace(true);

@@ -9,6 +9,6 @@ pub(crate) const COMMIT: &str = env!("BUILT_FROM_COMMIT");
 /// The version of the compiler.
 pub(crate) const RUSTC: &str = env!("BUILT_BY_RUSTC");
 
-/// The version, and the commit if it is known.
+/// The version, the commit if it is known, and the profile if it is not that of a release.
 pub(crate) const VERSION_AND_COMMIT: &str =
     concat!(env!("CARGO_PKG_VERSION"), env!("BUILT_VERSION_SUFFIX"));

@@ -5,17 +5,18 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
+    time::Duration,
 };
 
-use super::{replicas::counts_locally, tasks::Task};
+use super::tasks::Task;
 use crate::{
     core::limit::OnStoreLoss,
     observe::metrics::Metrics,
-    service::{admin, grpc, limiter::Rules},
+    service::{admin, grpc},
     settings::{redis::ClockFlag, serve::Settings},
     store::{
         any::AnyStore,
-        loss::{Loss, OnLoss, Reconciler, ReplicaCount},
+        loss::{Loss, LostLimits, OnLoss, Reconciler, ReplicaCount},
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
@@ -88,29 +89,28 @@ impl StoreBackend {
         } else {
             bounds.clone()
         };
-        let backend = |name, address, stats| {
+        let limits = match per_second {
+            None => LostLimits::All,
+            Some(_) => LostLimits::Longer,
+        };
+        let backend = |name, limits, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
-            let stats = metrics.loss.clone();
-            let loss = Arc::new(Loss::new(name, bounds.clone(), replicas.clone(), stats));
+            let (replicas, stats) = (replicas.clone(), metrics.loss.clone());
+            let loss = Arc::new(Loss::new(name, limits, bounds.clone(), replicas, stats));
             Ok(RedisBackend { servers, loss })
         };
         let stats = metrics.redis_per_second.clone();
         Ok(Self::Redis {
-            all: backend("redis", address, metrics.redis.clone())?,
+            all: backend("redis", limits, address, metrics.redis.clone())?,
             per_second: per_second
-                .map(|address| backend("redis_per_second", address, stats))
+                .map(|address| backend("redis_per_second", LostLimits::PerSecond, address, stats))
                 .transpose()?,
             caches: Arc::default(),
         })
     }
 
     /// Makes the store of one worker.
-    pub(super) fn worker_store(
-        &self,
-        settings: &Settings,
-        rules: &Rules,
-        metrics: &Metrics,
-    ) -> WorkerStore {
+    pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
         let mut tasks = StoreTasks::default();
         let (all, per_second, caches) = match self {
             Self::Memory(store) => {
@@ -129,8 +129,7 @@ impl StoreBackend {
             tasks.on_worker.push(Box::pin(batchers.run()));
             // The Redis of all limits is the first, and the one that counts replicas.
             if tasks.once.is_empty() && settings.loss.replicas.fixed().is_none() {
-                let detects =
-                    self.detect_replicas(&store, &backend.loss, (settings, rules, metrics));
+                let detects = self.detect_replicas(&store, &backend.loss, settings, metrics);
                 tasks.once.push((Task::Replicas, detects));
             }
             let (clock, loss) = (self.clock(settings), backend.loss.clone());
@@ -162,24 +161,60 @@ impl StoreBackend {
         &self,
         store: &RedisStore,
         loss: &Loss,
-        (settings, rules, metrics): (&Settings, &Rules, &Metrics),
+        settings: &Settings,
+        metrics: &Metrics,
     ) -> StoreTask {
         let replicas = Replicas::new(store.clone(), loss.replicas().clone(), metrics.loss.clone());
         let clock = self.clock(settings);
-        let mut counts_locally = counts_locally(rules.clone());
+        let stats = metrics.loss.clone();
         let is_default = OnStoreLoss::from(settings.loss.on_store_loss) == OnStoreLoss::Local;
-        Box::pin(replicas.run(move || clock.now(), move || is_default || counts_locally()))
+        Box::pin(replicas.run(
+            move || clock.now(),
+            move || is_default || stats.counts_locally(),
+        ))
     }
 
-    /// The servers of each Redis.
-    pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
+    /// Each Redis.
+    fn each(&self) -> impl Iterator<Item = &RedisBackend> {
         let both = match self {
             Self::Memory(_) => [None, None],
             Self::Redis {
                 all, per_second, ..
             } => [Some(all), per_second.as_ref()],
         };
-        both.into_iter().flatten().map(|backend| &backend.servers)
+        both.into_iter().flatten()
+    }
+
+    /// The servers of each Redis.
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
+        self.each().map(|backend| &backend.servers)
+    }
+
+    /// A function that logs once a minute what clients get while a store does not answer.
+    pub(super) fn reminders(&self) -> impl Fn() + use<> {
+        let each = self.each();
+        let each: Vec<_> = each
+            .map(|redis| (redis.servers.clone(), redis.loss.clone()))
+            .collect();
+        move || {
+            for (servers, loss) in &each {
+                loss.remind(servers.failures());
+            }
+        }
+    }
+
+    /// Its name, and whether it answers, once its servers have answered or failed to. They have a second for that.
+    pub(super) async fn first_state(&self) -> String {
+        let asked = async {
+            while !self.servers().all(Servers::is_known) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        // A server that is silent for longer is not reachable.
+        let _ = tokio::time::timeout(Duration::from_secs(1), asked).await;
+        let is_well = self.servers().all(|servers| *servers.health().borrow());
+        let suffix = if is_well { "" } else { ", not reachable" };
+        format!("{}{suffix}", self.name())
     }
 
     /// The clock that determines windows.

@@ -3,7 +3,9 @@
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
-    fmt, io, panic,
+    fmt,
+    io::{self, Write as _},
+    panic,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -81,6 +83,15 @@ fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io:
         stats,
         written,
     })
+}
+
+impl Log {
+    /// Prints lines for people, behind those that are logged. Nothing that collects a log gets them.
+    pub(crate) fn print_on_terminal(&self, lines: &str) {
+        if standard_error::is_terminal() {
+            let _ = (&self.lines).write(lines.as_bytes());
+        }
+    }
 }
 
 impl Drop for Log {

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::{
+    announce::announce,
     authority::AuthorityLog,
     backend::{Running, worker_count},
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
@@ -18,6 +19,7 @@ use super::{
     file_limit::connection_limits,
     health::HealthPublisher,
     http_ports,
+    log::Log,
     parts::Parts,
     ports::{Addresses, GrpcListener, Ports},
     runtime::runtime,
@@ -32,8 +34,7 @@ use super::{
     workers::{Workers, accept},
 };
 use crate::{
-    foundation::build::VERSION_AND_COMMIT,
-    observe::{log_lines::LogStats, traces::Tracer},
+    observe::traces::Tracer,
     service::{
         grpc::unary::{Phase, draining},
         held_bytes::HeldBound,
@@ -47,7 +48,7 @@ use crate::{
 /// # Errors
 ///
 /// If a port cannot be bound, the rules are invalid, or a task ends that the process needs.
-pub(crate) fn run(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerError> {
+pub(crate) fn run(settings: &Settings, log: &Log) -> Result<(), ServerError> {
     let runtime = runtime()?;
     let served = runtime.block_on(serve(settings, log));
     // A blocked task, such as a name lookup, must not delay the exit.
@@ -56,11 +57,11 @@ pub(crate) fn run(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerE
 }
 
 /// Starts all components, waits for a signal, and drains.
-pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(), ServerError> {
+pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerError> {
     let sinks = settings.stats.sinks()?;
     // These end with the process.
     let mut tasks = OwnedTasks::default();
-    let (parts, source, decision_lines) = Parts::new(settings, log, &mut tasks)?;
+    let (parts, source, decision_lines) = Parts::new(settings, log.stats.clone(), &mut tasks)?;
     let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
     check_token(&settings.listen)?;
@@ -108,7 +109,7 @@ pub(super) async fn serve(settings: &Settings, log: Arc<LogStats>) -> Result<(),
     if !server.wait_for_rules(&parts).await? {
         return Ok(());
     }
-    let grpc = server.open(&parts, &addresses).await?;
+    let grpc = server.open(&parts, &addresses, log).await?;
     server.accept(grpc, max_connections.grpc, bound);
     server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
@@ -225,11 +226,12 @@ impl Server {
         &self,
         parts: &Parts<'_>,
         addresses: &Addresses,
+        log: &Log,
     ) -> Result<GrpcListener, ServerError> {
         let grpc = GrpcListener::bind(parts.settings).await?;
         self.open.send_replace(true);
         self.health.update().await;
-        announce(&grpc, addresses, parts, self.workers.count());
+        announce(&grpc, addresses, parts, self.workers.count(), log).await;
         Ok(grpc)
     }
 
@@ -287,28 +289,6 @@ impl Server {
         tracing::info!("stopped");
         Ok(())
     }
-}
-
-/// Logs the ready line: version, addresses, TLS, store, modes, number of rules.
-fn announce(grpc: &GrpcListener, addresses: &Addresses, parts: &Parts<'_>, workers: usize) {
-    let settings = parts.settings;
-    let rules = parts.rules.current();
-    tracing::info!(
-        version = VERSION_AND_COMMIT,
-        %grpc,
-        tls = grpc.tls(&settings.tls),
-        http = addresses.http,
-        debug = addresses.debug,
-        prometheus = addresses.prometheus,
-        store = parts.backend.name(),
-        modes = settings.modes(),
-        rules = rules.map_or(0, |rules| rules.matcher.rules().len()),
-        workers,
-        memory_mb = parts.memory.total.map(|bytes| bytes / 1_000_000),
-        counters = parts.memory.counters.fixed_windows(),
-        connections = parts.memory.connections,
-        "tollgate is ready"
-    );
 }
 
 /// Logs the signal, and how long the process goes on.

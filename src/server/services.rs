@@ -28,12 +28,9 @@ pub(super) fn thread_service(
     tracer: &Tracer,
 ) -> (grpc::Service<AnyStore>, StoreTasks) {
     let Parts {
-        settings,
-        rules,
-        metrics,
-        ..
+        settings, metrics, ..
     } = parts;
-    let WorkerStore { store, tasks } = parts.backend.worker_store(settings, rules, metrics);
+    let WorkerStore { store, tasks } = parts.backend.worker_store(settings, metrics);
     (service(parts, store, thread, tracer), tasks)
 }
 

@@ -30,7 +30,8 @@ pub(super) fn start(
         backend,
         ..
     } = parts;
-    tasks.start(Task::Sweep, sweep(rules.clone(), backend.memory()));
+    let sweeping = sweep(rules.clone(), backend.memory(), backend.reminders());
+    tasks.start(Task::Sweep, sweeping);
     if backend.servers().next().is_some() {
         let metrics = metrics.clone();
         let watching = async move {
@@ -57,10 +58,11 @@ pub(super) fn start(
     at_drain
 }
 
-/// Frees unused rules and expired counters.
-async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>) {
+/// Frees unused rules and expired counters, and reminds of a store that does not answer.
+async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>, remind: impl Fn()) {
     loop {
         tokio::time::sleep(SWEEP).await;
+        remind();
         let unused = rules.take_unused();
         if !unused.is_empty() {
             // Not on this thread, which has connections to accept.

@@ -37,7 +37,7 @@ use recent::SharedRecent;
 pub(crate) use reconcile::Reconciler;
 pub(crate) use replica_count::ReplicaCount;
 pub(crate) use state::Loss;
-pub(crate) use stats::LossStats;
+pub(crate) use stats::{LossStats, LostLimits};
 
 /// A store around a store, one for each worker. The local counts belong to the whole process.
 #[derive(Debug)]

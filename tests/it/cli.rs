@@ -12,6 +12,7 @@ use std::{
 
 use ::tollgate::{Cli, Hidden};
 use clap::{Arg, CommandFactory as _};
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::{
@@ -485,6 +486,59 @@ fn bad_rules_are_all_told_and_nothing_starts() {
     }
 }
 
+/// The command is run as it stands.
+#[test]
+fn a_terminal_gets_the_page_a_command_to_try_and_the_open_ports() {
+    let lines = |args: &[&str]| {
+        let builder = tollgate::bare().file("rules.yaml", RULES);
+        let folder = builder.rules().to_str().unwrap().to_owned();
+        let server = builder
+            .args(["serve", "--log-format", "json", "--config-dir", &folder])
+            .args(["--grpc-port", "0", "--port", "0", "--debug-port", "0"])
+            .args(args.iter().copied())
+            .on_a_terminal()
+            .start();
+        let log = server.log().with("Envoy:  ");
+        let page = format!("page:   http://{}/", server.debug);
+        assert!(log.contains(&page), "{log}");
+        (server, log.replace('\r', ""))
+    };
+    let line = |log: &str, begin: &str| {
+        let mut lines = log.lines();
+        let line = lines.find_map(|line| line.strip_prefix(begin));
+        line.map(str::to_owned)
+    };
+    let (server, _) = lines(&[]);
+    let log = server.log().with("open to every host");
+    let open = format!(
+        "gRPC without TLS ({}), /json ({})",
+        server.grpc, server.http
+    );
+    assert!(log.contains(&open), "{log}");
+    let command = line(&log, "try:    ").unwrap();
+    assert!(
+        Path::new(command.split(' ').next().unwrap()).exists(),
+        "{command}"
+    );
+    let tried = finish(Command::new("/bin/sh").args(["-c", &command]));
+    let printed = String::from_utf8(tried.stdout).unwrap();
+    assert!(
+        printed.starts_with("OK\n") && printed.contains(" left"),
+        "{printed}"
+    );
+    let (_, log) = lines(&["--host", "127.0.0.1", "--grpc-host", "127.0.0.1"]);
+    assert_eq!(line(&log, "open to every host"), None, "{log}");
+}
+
+#[test]
+fn no_pipe_gets_the_lines_for_people() {
+    let mut server = tollgate::with_rules(RULES).start();
+    server.signal(Signal::SIGTERM);
+    server.wait();
+    let log = server.log().with("stopped");
+    assert!(!log.contains("page:   "), "{log}");
+}
+
 #[test]
 fn the_ready_line_names_version_ports_store_tls_and_modes() {
     let check = |args: &[&str], expected: &[(&str, &str)]| {
@@ -504,8 +558,10 @@ fn the_ready_line_names_version_ports_store_tls_and_modes() {
         ("modes", "none"),
         ("prometheus", "none"),
         ("store", "memory"),
+        ("json", "on"),
     ];
     check(&[], &plain);
+    check(&["--http-json", "false"], &[("json", "off")]);
     let modes = [("modes", "shadow-mode,strict-matching")];
     check(&["--shadow-mode", "--strict-matching"], &modes);
     let ours = Authority::new("ours");

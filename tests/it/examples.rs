@@ -1,7 +1,9 @@
 //! Checks the rules that operators copy: those in `config/` and in the documentation.
 
 use std::{
+    collections::BTreeSet,
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -9,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::support::{
     finish, json,
-    tollgate::{program, with_rules},
+    redis::Redis,
+    tollgate::{Tollgate, bare, program, with_rules},
 };
 
 #[test]
@@ -51,6 +54,133 @@ fn the_front_page_s_first_calls_are_answered_as_it_says() {
         let post = |_| json::send(server.http, "POST", "/json", body.as_bytes()).status;
         expected.iter().map(post).collect::<Vec<_>>() == expected
     });
+}
+
+/// The commands of README and docs, as they stand but for ports, and those that a reader tries next: all on the rules that
+/// `make run` serves. `first_limit.rs` runs those of its page.
+#[test]
+fn every_command_of_the_documents_runs_on_the_shipped_rules() {
+    let server = shipped(&[]);
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["first", "istio"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    let config_map =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  shop.yaml: |\n";
+    let rules = fs::read_to_string(root().join("config/small.yaml")).unwrap();
+    let indented: String = rules.lines().map(|line| format!("    {line}\n")).collect();
+    fs::write(at("configmap.yaml"), format!("{config_map}{indented}")).unwrap();
+    for (name, target) in [
+        ("config", "config"),
+        ("rules", "config"),
+        ("your-rules", "config"),
+        ("DIR", "config"),
+        ("first/rules", "config"),
+        ("shop.yaml", "config/small.yaml"),
+        ("envoy.yaml", "deploy/envoy/envoy.yaml"),
+        ("first/envoy.yaml", "deploy/envoy/envoy.yaml"),
+        ("deploy", "deploy/envoy"),
+        ("istio/ratelimit.yaml", "deploy/istio/envoyfilter.yaml"),
+    ] {
+        symlink(root().join(target), at(name)).unwrap();
+    }
+    let documented: BTreeSet<_> = papers().iter().flat_map(|paper| commands(paper)).collect();
+    assert!(documented.len() > 20, "{documented:?}");
+    let neighbours = [
+        "check config/full.yaml config/small.yaml",
+        "check config --json",
+        "check config --replicas 2 --deny-warnings",
+        "explain --domain shop -d remote_address=192.0.2.1 --json",
+        "explain --domain full -d plan=free --hits 0",
+        "explain --rules config/full.yaml --domain full -d sign_up=x",
+        "ask --domain shop -d remote_address=192.0.2.1 --hits 0 --json",
+        "counters list --domain shop",
+        "counters get --domain shop -d remote_address=192.0.2.1",
+        "counters grant --domain shop -d remote_address=192.0.2.1 --hits 5",
+        "counters reset --domain shop -d remote_address=192.0.2.1",
+        "lint-envoy envoy.yaml",
+        "size",
+        "completions bash",
+        "man",
+    ];
+    for command in documented
+        .iter()
+        .map(|command| &**command)
+        .chain(neighbours)
+    {
+        let mut words: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
+        let debug = format!("http://{}", server.debug);
+        let grpc = format!("http://{}", server.grpc);
+        let rest: &[&str] = match &*words[0] {
+            "ask" if words.iter().any(|word| word == "--server") => {
+                let at = words.iter().position(|word| word == "--server").unwrap() + 1;
+                words[at] = grpc;
+                &[]
+            }
+            "ask" => &["--server", &grpc, "--debug-server", &debug],
+            "explain" if words.iter().any(|word| word == "--rules") => &[],
+            "explain" | "counters" => &["--server", &debug],
+            _ => &[],
+        };
+        let output = finish(program().args(&words).args(rest).current_dir(&folder));
+        let said = String::from_utf8_lossy(&output.stderr);
+        // A newcomer's second call of a second may be over its limit.
+        let is_right =
+            output.status.success() || words[0] == "ask" && output.status.code() == Some(3);
+        assert!(is_right, "{command}:\n{said}");
+    }
+}
+
+/// With Redis, whose rules may count locally, as without it: no other flag is needed.
+#[test]
+fn the_shipped_rules_are_served_with_redis() {
+    let redis = Redis::start();
+    let server = shipped(&["--redis-url", &redis.url()]);
+    let log = server.log().text();
+    assert!(log.contains("\"store\":\"redis\""), "{log}");
+}
+
+/// A server with default settings but for ports.
+fn shipped(args: &[&str]) -> Tollgate {
+    let config = root().join("config");
+    bare()
+        .args([
+            "serve",
+            "--log-format",
+            "json",
+            "--grpc-port",
+            "0",
+            "--port",
+            "0",
+        ])
+        .args([
+            "--debug-port",
+            "0",
+            "--config-dir",
+            config.to_str().unwrap(),
+        ])
+        .args(args.iter().copied())
+        .start()
+}
+
+/// The commands of a page that have arguments: lines of its consoles, and code within its sentences.
+fn commands(paper: &Path) -> Vec<String> {
+    let text = fs::read_to_string(paper).unwrap();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("$ "));
+    let lines = lines.map(|line| line.split(" #").next().unwrap().split(" >").next().unwrap());
+    let prose = text.lines().filter(|line| !line.starts_with("$ "));
+    let spans = prose.flat_map(|line| line.split('`').skip(1).step_by(2));
+    let all = lines.chain(spans).filter_map(|command| {
+        let command = command.strip_prefix("target/local/").unwrap_or(command);
+        let command = command.strip_prefix("tollgate ")?.trim();
+        let has_arguments = command.contains(' ') || command == "schema";
+        let is_another_s = command.starts_with("serve ")
+            || command.starts_with("is ")
+            || command.contains("unix://");
+        (has_arguments && !is_another_s).then(|| command.to_owned())
+    });
+    all.collect()
 }
 
 /// A second may end between two calls.

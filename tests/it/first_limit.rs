@@ -130,7 +130,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Does what the page says, in a folder that looks like a clone in which `make run` and `make tools` have run.
+/// Does what the page says, in a folder that looks like a clone in which `make run` has run.
 ///
 /// # Errors
 ///
@@ -144,7 +144,7 @@ fn follow(steps: &[Step]) -> Result<(), String> {
         clone.path().join("target/local/tollgate"),
     )
     .unwrap();
-    symlink(root.join("target/tools"), clone.path().join("target/tools")).unwrap();
+    symlink(root.join("target/try"), clone.path().join("target/try")).unwrap();
     let ports = PORTS.map(|port| (port, free_port().to_string()));
     let with_ports = |text: &str| with_ports(text, &ports);
     let mut servers: Vec<Server> = Vec::new();
@@ -164,6 +164,10 @@ fn follow(steps: &[Step]) -> Result<(), String> {
                 let makefile = fs::read_to_string(root.join("Makefile")).unwrap();
                 let target = format!("\n{}:", &command["make ".len()..]);
                 assert!(makefile.contains(&target), "{command}");
+                if command == "make try" {
+                    let tried = finish(Command::new("make").arg("try").current_dir(root));
+                    assert!(tried.status.success(), "{tried:?}");
+                }
             }
             Step::Run { command, printed } if is_server(command) => {
                 assert!(printed.is_empty(), "a server prints nothing: {command}");

@@ -1,6 +1,9 @@
 //! The answers of rules while their Redis does not answer, and the counts afterwards.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::TcpListener,
+    time::{Duration, Instant},
+};
 
 use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
@@ -129,11 +132,98 @@ async fn each_rule_answers_for_itself() {
         server.metric("tollgate_stores_lost") == 0
     });
     for reported in [
-        "rules answer as their on_store_loss says",
+        "the counter store does not answer; ",
         "rules are counted in the store again",
     ] {
         let log = server.log().with(reported);
         assert_eq!(log.matches(reported).count(), 1, "{log}");
+    }
+}
+
+/// No request comes, so nothing but the start can report it.
+#[test]
+fn a_store_that_does_not_answer_at_the_start_is_reported_with_what_clients_get() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let with_password = Redis::with(&["--requirepass", "sesame"]);
+    let plain = Redis::start();
+    let stores = [
+        (
+            format!("redis://{}", silent.local_addr().unwrap()),
+            "is silent",
+        ),
+        (format!("redis://{closed}"), "Connection refused"),
+        (
+            "redis://nowhere.invalid:6379".to_owned(),
+            "Name or service not known",
+        ),
+        (format!("redis://{}", with_password.address()), "NOAUTH"),
+        // It is silent until the handshake has taken too long.
+        (format!("rediss://{}", plain.address()), ": "),
+    ];
+    let effect = "the counter store does not answer; \
+                  1 rule answers `error`: Envoy lets its requests pass unless failure_mode_deny is set; \
+                  1 rule answers `allow`: its requests pass; \
+                  1 rule answers `deny`: its requests are refused; \
+                  3 rules answer `local`: this replica counts their requests on its own";
+    for (url, cause) in stores {
+        let server = tollgate::with_rules(RULES).redis_by_default(&url).start();
+        let log = server.log().with("the counter store does not answer; ");
+        let line = |begin: &str| -> serde_json::Value {
+            let found = log.lines().find(|line| line.contains(begin));
+            serde_json::from_str(found.unwrap()).unwrap()
+        };
+        assert_eq!(line("is ready")["store"], "redis, not reachable", "{log}");
+        let loss = line("does not answer");
+        assert_eq!(loss["@message"], effect, "{log}");
+        let error = loss["error"].as_str().unwrap();
+        assert!(error.contains(cause), "{cause}: {log}");
+    }
+    let server = tollgate::with_rules(RULES)
+        .redis_by_default(&plain.url())
+        .start();
+    let log = server.log().text();
+    assert!(log.contains("\"store\":\"redis\""), "{log}");
+}
+
+/// Each Redis is reported with the rules that it counts for.
+#[test]
+fn the_effect_of_a_lost_redis_is_that_on_its_own_rules() {
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let closed = format!("redis://{closed}");
+    let rules = "\
+domain: d
+descriptors:
+  - {key: short, rate_limits: [1/s]}
+  - {key: both, rate_limits: [1/s, 1/min]}
+  - {key: long, on_store_loss: deny, rate_limits: [1/min]}
+";
+    let server = tollgate::with_rules(rules)
+        .redis_by_default(&closed)
+        .args(["--redis-per-second", "--redis-per-second-url", &closed])
+        .start();
+    for (store, effect) in [
+        (
+            "redis",
+            "1 rule answers `error`: Envoy lets its requests pass unless failure_mode_deny is set; 1 rule answers `deny`: its requests are refused",
+        ),
+        (
+            "redis_per_second",
+            "2 rules answer `error`: Envoy lets their requests pass unless failure_mode_deny is set",
+        ),
+    ] {
+        let log = server.log().with(effect);
+        let found = log
+            .lines()
+            .find(|line| line.contains(&format!("not answer; {effect}")));
+        let line: serde_json::Value = serde_json::from_str(found.unwrap()).unwrap();
+        assert_eq!(line["store"], store, "{log}");
     }
 }
 

@@ -655,9 +655,11 @@ fn the_build_is_named_by_the_command_line_and_by_a_metric_alike() {
     let version = env!("CARGO_PKG_VERSION");
     let printed = finish(tollgate::program().arg("--version"));
     let printed = String::from_utf8(printed.stdout).unwrap();
+    // The tests are built like `make run`: not as a release.
+    let profile = "profile debug: not for measuring";
     let (shown, suffix) = match commit {
-        "" => ("unknown", String::new()),
-        commit => (commit, format!(" ({commit})")),
+        "" => ("unknown", format!(" ({profile})")),
+        commit => (commit, format!(" ({commit}, {profile})")),
     };
     assert_eq!(printed, format!("tollgate {version}{suffix}\n"));
     let server = tollgate::with_rules(RULES).start();

@@ -2,6 +2,7 @@
 
 use std::{
     cell::OnceCell,
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,7 +18,7 @@ use super::{
     local::{LocalCounters, scaled_to_limit, share},
     recent::{RecentTables, SeenCount, SharedRecent},
     replica_count::{AloneSince, ReplicaCount},
-    stats::LossStats,
+    stats::{LossStats, LostLimits},
 };
 use crate::{
     core::{
@@ -27,7 +28,7 @@ use crate::{
     },
     foundation::{
         lock::lock,
-        log_throttle::{LossThrottle, Omitted},
+        log_throttle::{LogThrottle, LossThrottle, Omitted},
     },
     store::{
         contract::StoreError,
@@ -45,8 +46,12 @@ pub(crate) struct Loss {
     name: &'static str,
     /// The most local counters at a time, and their bytes.
     bounds: CounterBounds,
+    /// The limits that it counts.
+    limits: LostLimits,
     is_lost: AtomicBool,
     losses: LossThrottle,
+    /// Of the lines while a loss lasts.
+    reminders: LogThrottle,
     /// When the store was lost last.
     lost_at: Mutex<Option<SteadyTime>>,
     /// When the store last failed to answer.
@@ -66,6 +71,7 @@ impl Loss {
     /// A store that is not lost, whose limits `replicas` share.
     pub(crate) fn new(
         name: &'static str,
+        limits: LostLimits,
         bounds: CounterBounds,
         replicas: Arc<ReplicaCount>,
         stats: Arc<LossStats>,
@@ -73,9 +79,11 @@ impl Loss {
         let tables = RecentTables::default();
         Self {
             name,
+            limits,
             bounds: bounds.clone(),
             is_lost: AtomicBool::new(false),
             losses: LossThrottle::new(),
+            reminders: LogThrottle::new(),
             lost_at: Mutex::default(),
             failed_at: Mutex::default(),
             reconciled: tables.add(),
@@ -120,13 +128,25 @@ impl Loss {
         }
         self.stats.lost.fetch_add(1, Relaxed);
         if let Some(omitted) = self.losses.may_log_loss() {
-            let omitted = Omitted(omitted, "losses");
-            tracing::warn!(
-                store = self.name, %error,
-                "rules answer as their on_store_loss says{omitted}"
-            );
+            self.reminders.may_log();
+            self.warn(&error, Omitted(omitted, "losses"));
         }
         self.reconcile_requested.notify_one();
+    }
+
+    /// Logs once a minute what clients get while the store does not answer; `failures` are those of its servers.
+    pub(crate) fn remind(&self, failures: Option<String>) {
+        let error = failures.or_else(|| self.is_lost().then(|| "it refuses commands".to_owned()));
+        if let Some(error) = error
+            && self.reminders.may_log()
+        {
+            self.warn(&error, Omitted(0, ""));
+        }
+    }
+
+    fn warn(&self, error: &dyn fmt::Display, omitted: Omitted) {
+        let effect = self.stats.effect(self.limits);
+        tracing::warn!(store = self.name, %error, "the counter store does not answer; {effect}{omitted}");
     }
 
     /// Marks the store as back, and logs that once.

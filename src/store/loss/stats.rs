@@ -1,8 +1,15 @@
 //! Stats of the losses of all stores of a process.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use crate::{foundation::sample::SampleWriter, store::contract::StoreError};
+use crate::{
+    core::{
+        limit::{Allows, OnStoreLoss, Rule},
+        window::Unit,
+    },
+    foundation::{printable::CountOf, sample::SampleWriter},
+    store::contract::StoreError,
+};
 
 /// Stats over all stores.
 #[derive(Debug, Default)]
@@ -21,7 +28,33 @@ pub struct LossStats {
     pub lost_hits: AtomicU64,
     /// How often new rules came into use.
     rule_sets: AtomicU64,
+    /// The rules in use that answer in each of these ways, by [`ANSWERS`] and by [`LostLimits`].
+    rules: [[AtomicUsize; 3]; ANSWERS.len()],
 }
+
+/// The limits that a lost store counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LostLimits {
+    All,
+    PerSecond,
+    Longer,
+}
+
+/// The answers of rules while their store does not reply: name, and effect on the requests of one rule or of several.
+const ANSWERS: [(OnStoreLoss, &str, &str); 4] = [
+    (
+        OnStoreLoss::Error,
+        "error",
+        "Envoy lets {} requests pass unless failure_mode_deny is set",
+    ),
+    (OnStoreLoss::Allow, "allow", "{} requests pass"),
+    (OnStoreLoss::Deny, "deny", "{} requests are refused"),
+    (
+        OnStoreLoss::Local,
+        "local",
+        "this replica counts {} requests on its own",
+    ),
+];
 
 /// Why a store does not answer a request, and the cause's name in statistics.
 const CAUSES: [(StoreError, &str); 5] = [
@@ -47,10 +80,51 @@ impl LossStats {
         CAUSES.iter().map(|(_, name)| *name).zip(counts)
     }
 
-    /// Records that new rules are in use. A counter that a rule counts locally from now on may hold hits
-    /// that no worker remembers, because another rule used it before.
-    pub fn change_rules(&self) {
-        self.rule_sets.fetch_add(1, Relaxed);
+    /// Records the rules in use, and whether they count otherwise than those before: then a counter that a rule counts
+    /// locally from now on may hold hits that no worker remembers, because another rule used it before.
+    pub fn change_rules(&self, rules: &[Rule], is_new: bool) {
+        for ((answer, ..), counts) in ANSWERS.iter().zip(&self.rules) {
+            let counted = |wanted: fn(Unit) -> bool| {
+                let rules = rules.iter().filter(|rule| {
+                    rule.on_store_loss == *answer
+                        && matches!(&rule.allows, Allows::Within(limits)
+                            if limits.iter().any(|limit| wanted(limit.period.unit())))
+                });
+                rules.count()
+            };
+            counts[LostLimits::All as usize].store(counted(|_| true), Relaxed);
+            let per_second = counted(|unit| unit == Unit::Second);
+            counts[LostLimits::PerSecond as usize].store(per_second, Relaxed);
+            let longer = counted(|unit| unit != Unit::Second);
+            counts[LostLimits::Longer as usize].store(longer, Relaxed);
+        }
+        self.rule_sets.fetch_add(is_new.into(), Relaxed);
+    }
+
+    /// The effect on clients while the store of `limits` does not answer.
+    pub(crate) fn effect(&self, limits: LostLimits) -> String {
+        let answers = ANSWERS.iter().zip(&self.rules);
+        let answers = answers.filter_map(|((_, name, effect), counts)| {
+            let (count, verb, whose) = match counts[limits as usize].load(Relaxed) {
+                0 => return None,
+                1 => (1, "answers", "its"),
+                count => (count, "answer", "their"),
+            };
+            let (rules, effect) = (CountOf(count, "rule"), effect.replace("{}", whose));
+            Some(format!("{rules} {verb} `{name}`: {effect}"))
+        });
+        let answers: Vec<_> = answers.collect();
+        match answers.is_empty() {
+            true => "no rule counts in it".to_owned(),
+            false => answers.join("; "),
+        }
+    }
+
+    /// Whether any rule counts in this process while its store does not answer.
+    pub(crate) fn counts_locally(&self) -> bool {
+        let counts = ANSWERS.iter().zip(&self.rules);
+        let mut local = counts.filter(|((answer, ..), _)| *answer == OnStoreLoss::Local);
+        local.any(|(_, counts)| counts[LostLimits::All as usize].load(Relaxed) > 0)
     }
 
     /// How often new rules came into use.

@@ -55,7 +55,13 @@ fn loss(replicas: u32, max_counters: usize) -> Loss {
     let number = ReplicaCount::default();
     number.begin(NonZeroU32::new(replicas));
     let bounds = bounds(max_counters);
-    Loss::new("redis", bounds, number.into(), Arc::default())
+    Loss::new(
+        "redis",
+        LostLimits::All,
+        bounds,
+        number.into(),
+        Arc::default(),
+    )
 }
 
 /// Makes a worker see that the counter of `batch` holds `count`.

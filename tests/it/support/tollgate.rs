@@ -200,6 +200,22 @@ impl Builder {
         self.started_by(clock.starter())
     }
 
+    /// Gives it a terminal as its standard error.
+    pub fn on_a_terminal(self) -> Self {
+        const SCRIPT: &str = "\
+import os, pty, subprocess, sys
+ours, theirs = pty.openpty()
+child = subprocess.Popen(sys.argv[1:], stderr=theirs)
+os.close(theirs)
+try:
+    while text := os.read(ours, 4096): os.write(2, text)
+except OSError: pass
+";
+        let mut command = Command::new(super::tool("python3"));
+        command.args(["-c", SCRIPT]);
+        self.started_by(command)
+    }
+
     /// Starts it with a soft limit of `soft` file descriptors, and a hard limit of `hard`.
     pub fn with_files(self, soft: u32, hard: u32) -> Self {
         let mut command = Command::new("/bin/sh");

@@ -22,6 +22,9 @@ use std::sync::{
 
 use tokio::sync::{Notify, watch};
 
+/// A node without failures, in a report.
+const WELL: &str = "ok";
+
 /// The servers behind one address, shared by all workers.
 #[derive(Clone, Debug)]
 pub struct Servers(pub(crate) Arc<SharedServers>);
@@ -131,6 +134,21 @@ impl Servers {
         self.0.clock.clone()
     }
 
+    /// Why counting fails for some keys or all; `None` if every node is well.
+    pub(crate) fn failures(&self) -> Option<String> {
+        if *self.0.is_well.borrow() {
+            return None;
+        }
+        let failed = self.report().into_iter().filter(|(_, how)| how != WELL);
+        let failed: Vec<_> = failed.map(|(who, how)| format!("{who}: {how}")).collect();
+        Some(failed.join("; "))
+    }
+
+    /// Whether the servers have answered, or failed to, for the first time.
+    pub(crate) fn is_known(&self) -> bool {
+        self.failures().is_none_or(|failures| !failures.is_empty())
+    }
+
     /// The state for operators: a line for each node, and one if the topology is not known.
     pub fn report(&self) -> Vec<(String, String)> {
         let mut lines = Vec::new();
@@ -147,7 +165,7 @@ impl Servers {
             let text = match failure {
                 Some(failure) => failure.to_string(),
                 None if node.is_suspected() => "suspected: takes longer than usual".to_owned(),
-                None => "ok".to_owned(),
+                None => WELL.to_owned(),
             };
             lines.push((node.to_string(), text));
         }
