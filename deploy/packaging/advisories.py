@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the age of advisories.yaml, the advisories against dependencies that come with this commit."""
+"""Prints the age of advisories.yaml, the advisories against dependencies and images that come with this commit."""
 
 import argparse
 import datetime
@@ -33,10 +33,12 @@ def add_today(parser):
 
 
 def as_of():
-    found = re.search(r"^as_of: (\d{4}-\d\d-\d\d)$", (ROOT / "advisories.yaml").read_text(), re.MULTILINE)
-    if found is None:
+    """The day of the older part, that on crates or that on images."""
+    text = (ROOT / "advisories.yaml").read_text()
+    found = re.findall(r"^(?:images_)?as_of: (\d{4}-\d\d-\d\d)$", text, re.MULTILINE)
+    if not found:
         raise Problem("advisories.yaml has no line `as_of: YYYY-MM-DD`")
-    return datetime.date.fromisoformat(found[1])
+    return min(map(datetime.date.fromisoformat, found))
 
 
 def days(day, today):

@@ -1,8 +1,8 @@
-//! Checks the dependencies: no advisory is open against them, and their licences permit redistribution. Like
-//! `make deny`, without a network.
+//! Checks the dependencies and the images of others: no advisory is open against them, and the licences of dependencies
+//! permit redistribution. Like `make deny`, without a network.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -20,16 +20,22 @@ struct Snapshot {
     as_of: String,
     advisories: Vec<Advisory>,
     looked_up: HashSet<String>,
+    images_as_of: String,
+    /// By name, without a version.
+    images: BTreeMap<String, Vec<Advisory>>,
 }
 
 #[derive(Deserialize)]
 struct Advisory {
     id: String,
-    #[serde(rename = "crate")]
+    /// Empty if the image has it.
+    #[serde(default, rename = "crate")]
     name: String,
     patched: Vec<VersionReq>,
     unaffected: Vec<VersionReq>,
     about: String,
+    /// Of an image: the text that names the versions.
+    source: Option<String>,
 }
 
 impl Advisory {
@@ -66,8 +72,39 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
+fn read(text: &str) -> Snapshot {
+    serde_yaml::from_str(text).unwrap()
+}
+
+/// The advisories against crates and those against images.
 fn snapshot() -> Snapshot {
-    serde_yaml::from_str(&file("advisories.yaml")).unwrap()
+    let mut all = read(&file("advisories.yaml"));
+    for (image, advisories) in std::mem::take(&mut all.images) {
+        for advisory in advisories {
+            let source = advisory.source.as_deref();
+            let has_source = source.is_some_and(|source| source.starts_with("https://"));
+            assert!(has_source, "{}", advisory.id);
+            let name = image.clone();
+            all.advisories.push(Advisory { name, ..advisory });
+        }
+        all.looked_up.insert(image);
+    }
+    all
+}
+
+/// The images of `deploy/images.yaml`, with the versions in their tags.
+fn images() -> Vec<(String, Version)> {
+    let list: serde_json::Value = serde_yaml::from_str(&file("deploy/images.yaml")).unwrap();
+    let images = list["images"].as_array().unwrap().iter();
+    let images = images.map(|image| {
+        let image = image["image"].as_str().unwrap();
+        let (name, tag) = image.rsplit_once(':').unwrap();
+        let version = tag.trim_start_matches(|c: char| !c.is_ascii_digit());
+        let (version, _) = version.split_once('-').unwrap_or((version, ""));
+        let version = version.parse();
+        (name.to_owned(), version.expect("an exact version"))
+    });
+    images.collect()
 }
 
 /// The texts of a list in `deny.toml`, such as `allow`.
@@ -136,7 +173,18 @@ fn nothing_is_known_against_any_dependency() {
 }
 
 #[test]
-fn weak_versions_and_unknown_crates_are_found() {
+fn nothing_is_known_against_any_image_of_others() {
+    let images = images();
+    let versions: Vec<_> = images
+        .iter()
+        .map(|(name, version)| (&**name, version.clone()))
+        .collect();
+    let complaints = complaints(&snapshot(), &versions);
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+#[test]
+fn weak_versions_and_unknown_names_are_found() {
     #[track_caller]
     fn check(name: &str, version: &str, expected: &[&str]) {
         let found = complaints(&snapshot(), &[(name, version.parse().unwrap())]);
@@ -149,6 +197,24 @@ fn weak_versions_and_unknown_crates_are_found() {
     let broadcast = "tokio 1.43.0: RUSTSEC-2025-0023, broadcast channels clone on several threads";
     check("tokio", "1.43.0", &[broadcast]);
     check("left-pad", "1.0.0", &["left-pad: not looked up"]);
+    const REDIS: &str = "docker.io/library/redis";
+    check(REDIS, "7.2.16", &[]);
+    let tls = format!("{REDIS} 7.2.15: CVE-2026-81934, a use after free in TLS connections");
+    check(REDIS, "7.2.15", &[&tls]);
+    let old = complaints(&snapshot(), &[(REDIS, Version::new(7, 2, 5))]);
+    for id in ["CVE-2024-31228", "CVE-2025-49844", "CVE-2026-23479"] {
+        assert!(old.iter().any(|line| line.contains(id)), "{id}: {old:#?}");
+    }
+    check(
+        "docker.io/prom/prometheus",
+        "2.55.1",
+        &[
+            "docker.io/prom/prometheus 2.55.1: CVE-2026-40179, names of metrics that run as scripts in the web page",
+            "docker.io/prom/prometheus 2.55.1: CVE-2026-42154, memory for a small remote read",
+        ],
+    );
+    let unknown = "docker.io/library/left-pad";
+    check(unknown, "1.0.0", &[&format!("{unknown}: not looked up")]);
 }
 
 #[test]
@@ -212,7 +278,7 @@ fn the_snapshot_is_of_the_day_of_the_database() {
     let output = command.stdin(Stdio::null()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let written = fs::read_to_string(written).unwrap();
-    let snapshot: Snapshot = serde_yaml::from_str(&written).unwrap();
+    let snapshot = read(&written);
     assert_eq!(snapshot.as_of, "2026-10-05");
     let names: BTreeSet<_> = dependencies().into_iter().map(|one| one.name).collect();
     assert_eq!(
@@ -224,6 +290,10 @@ fn the_snapshot_is_of_the_day_of_the_database() {
     };
     assert_eq!(advisory.id, "RUSTSEC-2026-9999");
     assert!(advisory.is_against("h2", &Version::new(0, 4, 16)));
+    // The part that is written by hand stays.
+    let before = read(&file("advisories.yaml"));
+    assert_eq!(snapshot.images_as_of, before.images_as_of);
+    assert!(snapshot.images.keys().eq(before.images.keys()));
 }
 
 /// A branch of a repository or another registry could change or vanish.

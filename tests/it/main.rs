@@ -66,7 +66,7 @@
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
 //! - `recipes`: each recipe of its page, run by a real Envoy
-//! - `dependencies`: advisories against the dependencies, and their licences
+//! - `dependencies`: advisories against the dependencies and the images of others, and licences
 //! - `support`: starts and stops everything else
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]

@@ -47,6 +47,8 @@ fn listed() -> BTreeSet<String> {
         let chosen = entry["chosen"].as_str().unwrap();
         let form = chosen.replace(|c: char| c.is_ascii_digit(), "0");
         assert_eq!(form, "0000-00-00", "{image}");
+        let source = entry["source"].as_str().unwrap_or_default();
+        assert!(source.starts_with("https://"), "{image}: {source}");
         let Some(digest) = entry["digest"].as_str() else {
             assert!(entry.get("digest").is_none(), "{image}");
             return image.to_owned();

@@ -158,7 +158,7 @@ fn mistakes_in_the_manifests_are_found() {
         ),
         (
             "kustomize/redis/redis.yaml",
-            "redis:7.2.5-bookworm",
+            "redis:7.2.16-bookworm",
             "redis:latest",
         ),
         ("kustomize/base/deployment.yaml", "value: 30s", "value: 40s"),

@@ -345,6 +345,12 @@ fn advisories_of_more_than_thirty_days_need_a_reason() {
         text_of(&output),
         "advisories.yaml: of 2026-01-01, 72 days old; a release refuses more than 30\n"
     );
+    // The older part counts.
+    let images = format!("{ADVISORIES}\nimages_as_of: 2025-12-30\n");
+    repository.write("advisories.yaml", &images);
+    repository.commit();
+    let stale = "advisories.yaml is of 2025-12-30, 32 days old, more than 30";
+    check(TODAY, "", false, stale);
     let makefile = fs::read_to_string(repository.path("Makefile")).unwrap();
     let (_, ci) = makefile.split_once("\ntest: components ").unwrap();
     let (ci, _) = ci.split_once("\n\n").unwrap();
