@@ -36,8 +36,17 @@ BAD_VALUES = [
     ({"resources": {"limits": {"memory": "lots"}}}, "memory"),
     ({"networkPolicy": {"envoys": []}}, "envoys"),
     ({"extraEnv": [{"name": "log-level", "value": "warn"}]}, "extraEnv"),
+    ({"extraVolumes": [{"emptyDir": {}}]}, "extraVolumes"),
+    ({"extraVolumeMounts": [{"name": "mapping", "path": "/etc/mapping"}]}, "extraVolumeMounts"),
+    ({"image": {"repository": "registry.example.com/tollgate", "digest": "1f"}}, "digest"),
+    ({"redis": {"imageDigest": "sha256:1f"}}, "imageDigest"),
+    ({"redis": {"tls": {"secret": "redis-tls"}}}, "tls"),
+    ({"redis": {"tls": {"secretName": "redis-tls"}}}, "redis.tls needs redis.url"),
+    ({"redis": {"bundled": True}}, "redis.authSecret.name"),
+    ({"adminToken": {"secret": "token"}}, "adminToken"),
+    ({"metrics": {"prometheusRule": {"runbookUrl": "docs/run/runbook.md"}}}, "runbookUrl"),
     ({"autoscaling": {"enabled": True}}, "count in memory"),
-    ({"redis": {"bundled": True, "url": "redis://other:6379"}}, "exclude each other"),
+    ({"redis": {"bundled": True, "url": "redis://other:6379", "authSecret": {"name": "auth"}}}, "exclude each other"),
 ]
 
 
@@ -184,12 +193,22 @@ def chart_errors(presets):
             problems.append(f"helm {name}: its test does not call `tollgate ask`")
         if "helm test" not in notes or "registry" not in notes:
             problems.append(f"helm {name}: its notes lack how to try it, or where the image comes from")
+        shown = " ".join(document.text() for document in found)
+        problems += [f"helm {name}: nothing shows {text}" for text in texts(documents.presets()[name]) if text not in shown]
     for values, reason in BAD_VALUES:
         refused = documents.helm_refuses(values)
         if refused is None or reason not in refused:
             problems.append(f"helm does not refuse {values} for {reason!r}: {refused}")
     print(f"ok    helm refuses {len(BAD_VALUES)} mistakes in values")
     return problems
+
+
+def texts(values):
+    """All texts in values."""
+    if isinstance(values, (dict, list)):
+        inner = values.values() if isinstance(values, dict) else values
+        return [text for value in inner for text in texts(value)]
+    return [values] if isinstance(values, str) else []
 
 
 def envoy_gateway_errors(overlay):
@@ -200,12 +219,14 @@ def envoy_gateway_errors(overlay):
     error = schemas.schema_error(documents.Document("", body))
     values = yaml.safe_load((DEPLOY / "envoy-gateway" / "helm-values.yaml").read_text())
     problems += [f"envoy-gateway: {error}" for error in [error, schemas.named_error("helm values of Envoy Gateway", values)] if error]
-    images = [
-        body["provider"]["kubernetes"]["rateLimitDeployment"]["container"]["image"],
-        values["global"]["images"]["ratelimit"]["image"],
-    ]
-    if images[0] != images[1] or body["rateLimit"] != values["config"]["envoyGateway"]["rateLimit"]:
-        problems.append(f"envoy-gateway: two ways, two configurations: {images}")
+    # The values have the image at a place of its own.
+    config = values["config"]["envoyGateway"]
+    container = config["provider"]["kubernetes"]["rateLimitDeployment"]["container"]
+    container["image"] = values["global"]["images"]["ratelimit"]["image"]
+    if differing := [name for name in config if name != "provider" and config[name] != body[name]] + differences(
+        body["provider"]["kubernetes"], config["provider"]["kubernetes"], "provider"
+    ):
+        problems.append(f"envoy-gateway: two ways, two configurations: {differing}")
     service = next(document for document in overlay if document.kind == "Service")
     url = body["rateLimit"]["backend"]["redis"]["url"]
     if not url.startswith(f"{service.name}.{service.body['metadata']['namespace']}.svc"):
@@ -223,6 +244,9 @@ def compose_errors():
             is_there = (DEPLOY / "compose" / source).exists() if source.startswith(".") else source in body["volumes"]
             if not is_there:
                 problems.append(f"compose.yaml {name}: there is no {source}")
+        for secret in service.get("secrets", []):
+            if secret not in body["secrets"]:
+                problems.append(f"compose.yaml {name}: there is no secret {secret}")
         needed = service.get("depends_on", [])
         for other in needed:
             if other not in body["services"]:

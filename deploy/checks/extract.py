@@ -18,12 +18,12 @@ def everything():
     envoy = by_name["envoy"]
     config = pathlib.PurePath(envoy["args"][envoy["args"].index("--config-path") + 1])
     redis = kustomize(OVERLAYS / "redis")
-    service = start(redis, one(redis, "Deployment", "tollgate").pod())
-    service["redis"] = one(redis, "Deployment", "tollgate-redis").pod()["containers"][0]["args"]
     cluster = kustomize(OVERLAYS / "redis-cluster")
     return {
         "sidecar": start(sidecar, pod) | {"envoy": mounted(sidecar, pod, envoy, config.parent)[config.name]},
-        "service": service,
+        "service": start(redis, one(redis, "Deployment", "tollgate").pod()),
+        "redis": redis_servers(),
+        "chart": chart(),
         "cluster": start(cluster, one(cluster, "Deployment", "tollgate").pod()),
         "istio": {
             "gateway": text(with_istio(read(DEPLOY / "istio" / "envoyfilter.yaml"))),
@@ -33,6 +33,24 @@ def everything():
         "compose": compose(),
         "helm_test": helm_test(),
     }
+
+
+def redis_servers():
+    """The commands of every Redis in here, by the name of its source."""
+    groups = [kustomize(OVERLAYS / name) for name in ("redis", "istio", "envoy-gateway")]
+    groups += [documents for documents, _ in helm(presets()).values()]
+    servers = {"compose": compose()["redis"]}
+    for document in (document for group in groups for document in group):
+        if document.kind == "Deployment" and document.name.endswith("-redis"):
+            container, = document.pod()["containers"]
+            servers[document.where] = container["command"] + container["args"]
+    return servers
+
+
+def chart():
+    """tollgate as the chart starts it with every Secret that it knows, and with rules of its own."""
+    documents, _ = helm({"full": presets()["full"] | {"rulesConfigMap": ""}})["full"]
+    return start(documents, one(documents, "Deployment", "limits").pod())
 
 
 def helm_test():
@@ -80,7 +98,8 @@ def compose():
             "healthcheck": services["tollgate"]["healthcheck"]["test"],
             "rules": {path.name: path.read_text() for path in sorted((folder / "rules").iterdir())},
         },
-        "redis": services["redis"]["command"][1:],
+        # A lone $ would be one of Compose's own variables.
+        "redis": [word.replace("$$", "$") for word in services["redis"]["entrypoint"] + services["redis"]["command"]],
         "envoys": sorted(name for name in services if name.startswith("envoy")),
         "envoy": (folder / "envoy.yaml").read_text(),
         "prometheus": (folder / "prometheus.yaml").read_text(),

@@ -16,6 +16,8 @@ def pod_errors(pod):
         errors += container_errors(container)
         if container["name"] == "tollgate":
             errors += tollgate_errors(pod, container)
+        if container["name"] == "redis" and "--user default off " not in container["args"][-1]:
+            errors.append("redis lets in everybody")
     return errors
 
 

@@ -5,6 +5,7 @@ mod image;
 mod inputs;
 mod manifests;
 mod packaging;
+mod passwords;
 mod running;
 mod systemd;
 

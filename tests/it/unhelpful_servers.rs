@@ -20,7 +20,7 @@ use crate::support::{
     nutcracker::Nutcracker,
     proxy::{Fault, Proxy},
     redis::Redis,
-    sentinel::{Watched, sentinel},
+    sentinel::{MASTER, Watched, sentinel},
     tollgate::{self, Builder, Tollgate},
     wait_until,
 };
@@ -557,9 +557,8 @@ async fn a_user_of_an_address_counts_although_it_needs_no_password() {
     eventually("decisions", async || passes(&mut client, "window").await).await;
 }
 
-/// The lines of docs/run/redis.md for a user of Redis, as words: for one server, a server behind sentinels, a sentinel, and
-/// a node of a cluster.
-fn documented_users() -> [Vec<String>; 4] {
+/// The lines of docs/run/redis.md for users of Redis, as words.
+fn documented_lines() -> Vec<Vec<String>> {
     let page = include_str!("../../docs/run/redis.md");
     let lines = page.lines().filter(|line| line.starts_with("ACL SETUSER "));
     let words = lines.map(|line| {
@@ -568,11 +567,17 @@ fn documented_users() -> [Vec<String>; 4] {
             .map(str::to_owned)
             .collect()
     });
-    let users: Vec<_> = words.collect();
-    users.try_into().expect("four lines")
+    words.collect()
 }
 
-fn set(user: &[String], redis: &Redis) {
+/// Those for tollgate: for a server, a sentinel, and a node of a cluster.
+pub(crate) fn documented_users() -> [Vec<String>; 3] {
+    let mut users = documented_lines();
+    users.truncate(3);
+    users.try_into().expect("three lines")
+}
+
+pub(crate) fn set(user: &[String], redis: &Redis) {
     redis.cli(&user.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
@@ -583,7 +588,7 @@ fn refused(redis: &Redis) -> String {
 
 /// All algorithms count and all commands for counters work at a server that `builder` starts; no server refuses a
 /// command.
-async fn check_user(builder: Builder, servers: &[&Redis]) {
+pub(crate) async fn check_user(builder: Builder, servers: &[&Redis]) {
     const ALL: &str = "\
 domain: d
 on_store_loss: local
@@ -658,9 +663,9 @@ descriptors:
 
 #[tokio::test]
 async fn the_documented_users_may_run_all_that_their_topology_needs() {
-    let [single, behind_sentinels, of_sentinel, of_cluster] = documented_users();
+    let [of_server, of_sentinel, of_cluster] = documented_users();
     let both = [Redis::start(), Redis::start()];
-    both.iter().for_each(|redis| set(&single, redis));
+    both.iter().for_each(|redis| set(&of_server, redis));
     let url = |redis: &Redis| redis.url().replace("://", "://tollgate:open@");
     let builder = tollgate::with_rules(RULES)
         .env("REDIS_URL", &format!("{}/1", url(&both[0])))
@@ -672,7 +677,7 @@ async fn the_documented_users_may_run_all_that_their_topology_needs() {
     watched
         .servers
         .iter()
-        .for_each(|redis| set(&behind_sentinels, redis));
+        .for_each(|redis| set(&of_server, redis));
     watched
         .sentinels
         .iter()
@@ -694,6 +699,84 @@ async fn the_documented_users_may_run_all_that_their_topology_needs() {
         &cluster.url().replace("://", "://tollgate:open@"),
     );
     check_user(builder, &cluster.nodes.iter().collect::<Vec<_>>()).await;
+}
+
+/// Sets `users` on servers, and lets replicas and sentinels log in as theirs; `default` is gone in the end.
+fn without_default(servers: &[Redis], users: &[&[String]]) {
+    for redis in servers {
+        users.iter().for_each(|user| set(user, redis));
+        redis.cli(&["CONFIG", "SET", "masteruser", "replica"]);
+        redis.cli(&["CONFIG", "SET", "masterauth", "open"]);
+    }
+    let last = documented_lines().pop().unwrap();
+    let is_linked = |redis: &Redis| {
+        redis
+            .cli(&["INFO", "replication"])
+            .contains("master_link_status:up")
+    };
+    let (replicas, masters): (Vec<_>, Vec<_>) = servers.iter().partition(|redis| is_linked(redis));
+    masters.iter().for_each(|redis| set(&last, redis));
+    for redis in replicas {
+        redis.cli(&["CLIENT", "KILL", "TYPE", "master"]);
+        wait_until("the replica logs in", || is_linked(redis));
+        set(&last, redis);
+    }
+    for redis in servers {
+        assert!(redis.cli(&["PING"]).contains("NOAUTH"));
+    }
+}
+
+#[tokio::test]
+async fn failovers_work_with_the_documented_users_and_without_default() {
+    let [of_server, _, of_cluster] = documented_users();
+    let [replica, sentinel, _] = &documented_lines()[3..] else {
+        panic!("three lines more");
+    };
+    let login = ["--no-auth-warning", "--user", "tollgate", "--pass", "open"];
+
+    let mut watched = Watched::start();
+    for redis in &watched.sentinels {
+        for (name, value) in [("auth-user", "sentinel"), ("auth-pass", "open")] {
+            redis.cli(&["SENTINEL", "SET", MASTER, name, value]);
+        }
+    }
+    without_default(&watched.servers, &[&of_server, replica, sentinel]);
+    let server = tollgate::with_rules(RULES)
+        .env("REDIS_URL", &watched.url())
+        .env("REDIS_AUTH", "tollgate:open")
+        .start();
+    let mut client = connect(server.grpc).await;
+    eventually("decisions", async || passes(&mut client, "bucket").await).await;
+    let master = watched.master();
+    watched.servers[master].kill();
+    wait_until("the replica is the master", || watched.master() != master);
+    eventually("decisions again", async || {
+        passes(&mut client, "bucket").await
+    })
+    .await;
+
+    let mut cluster = Cluster::start(1);
+    without_default(&cluster.nodes, &[&of_cluster, replica]);
+    let url = cluster.url().replace("://", "://tollgate:open@");
+    let server = tollgate::with_rules(RULES).env("REDIS_URL", &url).start();
+    let mut client = connect(server.grpc).await;
+    eventually("decisions", async || passes(&mut client, "bucket").await).await;
+    let has_key = |redis: &Redis| {
+        !redis
+            .cli(&[&login[..], &["--scan"]].concat())
+            .trim()
+            .is_empty()
+    };
+    let owner = cluster.nodes[..3].iter().position(has_key).unwrap();
+    cluster.nodes[owner].kill();
+    eventually("its decisions fail", async || {
+        !passes(&mut client, "bucket").await
+    })
+    .await;
+    eventually("decisions again", async || {
+        passes(&mut client, "bucket").await
+    })
+    .await;
 }
 
 /// The table of commands and the lines for users say the same.

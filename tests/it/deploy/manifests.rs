@@ -24,6 +24,7 @@ fn every_overlay_and_every_preset_is_valid() {
         "ok    kustomize sidecar Deployment/shop",
         "ok    kustomize envoy-gateway ConfigMap/envoy-gateway-config",
         "ok    helm full Deployment/limits",
+        "ok    helm digest Deployment/tollgate-redis",
         "ok    helm full ServiceMonitor/limits",
         "ok    contour/contour.yaml HTTPProxy/shop",
     ] {
@@ -184,6 +185,16 @@ fn mistakes_in_the_manifests_are_found() {
             "\"replicaCount\": {\n      \"type\": [\"integer\", \"string\"]",
         ),
         (
+            "helm/tollgate/templates/monitoring.yaml",
+            " | replace $runbook .Values.metrics.prometheusRule.runbookUrl",
+            "",
+        ),
+        (
+            "helm/tollgate/templates/_helpers.tpl",
+            "{{ with .Values.image.digest }}@{{ . }}{{ end }}",
+            "",
+        ),
+        (
             "envoy-gateway/helm-values.yaml",
             "tollgate:0.1.0",
             "tollgate:0.0.9",
@@ -200,6 +211,16 @@ fn mistakes_in_the_manifests_are_found() {
             "- 8081:8081",
         ),
         ("compose/compose.yaml", "- ./rules:", "- ./rule:"),
+        (
+            "compose/compose.yaml",
+            "secrets: [redis-auth]",
+            "secrets: [redis-pass]",
+        ),
+        (
+            "helm/tollgate/templates/redis.yaml",
+            "--user default off ",
+            "",
+        ),
     ] {
         let path = folder.join(file);
         let before = fs::read_to_string(&path).unwrap();
@@ -236,11 +257,18 @@ fn mistakes_in_the_manifests_are_found() {
             "9091 in the chart",
         ),
         ("helm does not refuse", "replicaCount"),
+        ("helm full: nothing shows", "https://wiki.example.com"),
+        ("helm full: nothing shows", "sha256:"),
         ("envoy-gateway", "two ways, two configurations"),
         ("rules.yaml TollgateAbsent", "severity"),
         ("store.json", "its id is not unique"),
         ("compose.yaml", "'8081:8081' does not match"),
         ("compose.yaml tollgate", "there is no ./rule"),
+        ("compose.yaml tollgate", "there is no secret redis-pass"),
+        (
+            "helm redis Deployment/tollgate-redis",
+            "redis lets in everybody",
+        ),
         ("kubernetes/redis.yaml", "is not up to date"),
         ("helm/tollgate/files/rules.yaml", "is not up to date"),
     ] {

@@ -1,6 +1,13 @@
 //! Everything that the files describe, started with their own arguments, variables and files.
 
-use std::{fs, sync::OnceLock, thread, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    thread,
+    time::Duration,
+};
 
 use ::tollgate::now;
 use serde_json::Value;
@@ -15,9 +22,10 @@ use crate::support::{
     json,
     prometheus::Prometheus,
     redis::Redis,
-    tollgate::{self, Tollgate},
+    tollgate::{self, Builder, Tollgate},
     wait_until,
 };
+use crate::unhelpful_servers::documented_users;
 
 #[test]
 fn the_sidecar_limits() {
@@ -43,15 +51,15 @@ fn the_sidecar_limits() {
 
 #[test]
 fn the_service_limits_behind_istio() {
-    let redis = Redis::start();
-    let tollgate = start(&extracted()["service"], Some(&redis.url()));
+    let redis = Bundled::start();
+    let tollgate = start(&extracted()["service"], Some(redis.address()));
     let bootstrap = as_text(&extracted()["istio"]["gateway"]);
     let name = "outbound|8081||tollgate.tollgate.svc.cluster.local";
     assert!(bootstrap.contains(name), "as a mesh calls it");
     let envoy = Envoy::start(|| with_service(bootstrap, &tollgate));
     let front = envoy.listener("front");
     check_three_a_second(|_| get(front, "/"));
-    assert_ne!(redis.cli(&["dbsize"]).trim(), "0", "counted in Redis");
+    assert_ne!(redis.keys(), 0, "counted in Redis");
 }
 
 /// The sidecar of a workload behind the gateway: the client's address is in a header.
@@ -79,15 +87,22 @@ fn the_service_limits_behind_contour() {
 #[test]
 fn the_service_counts_in_a_redis_cluster() {
     let cluster = Cluster::start(0);
-    let mut manifest = extracted()["cluster"].clone();
-    let env = manifest["env"].as_object_mut().unwrap();
-    // This cluster has no password.
-    let file = env.remove("TOLLGATE_REDIS_AUTH_FILE");
-    assert_eq!(file.unwrap(), "/etc/tollgate/redis/auth");
-    assert_eq!(env["TOLLGATE_ON_STORE_LOSS"], "local");
+    let [.., user] = documented_users();
+    let user: Vec<_> = user.iter().map(String::as_str).collect();
+    for node in &cluster.nodes {
+        node.cli(&user);
+    }
+    let folder = TempDir::new().unwrap();
+    let auth = folder.path().join("auth");
+    fs::write(&auth, "tollgate:open").unwrap();
+    let manifest = &extracted()["cluster"];
+    assert_eq!(manifest["env"]["TOLLGATE_ON_STORE_LOSS"], "local");
     // One address is enough, and without a scheme REDIS_TYPE decides.
-    let tollgate = start(&manifest, Some(&cluster.nodes[0].address()));
-    ask_once(&tollgate);
+    let tollgate = start(manifest, Some((cluster.nodes[0].address(), &auth)));
+    wait_until("the cluster decides", || {
+        let said = ask(&tollgate);
+        said.starts_with("O") && !said.contains("degraded")
+    });
     wait_until("counted in the cluster", || cluster.key_count() > 0);
 }
 
@@ -109,10 +124,8 @@ fn the_example_without_kubernetes_limits() {
 #[test]
 fn the_compose_file_limits_across_two_envoys() {
     let compose = &extracted()["compose"];
-    let args = texts(&compose["redis"]);
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let redis = Redis::with(&args);
-    let tollgate = start(&compose["tollgate"], Some(&redis.url()));
+    let redis = Bundled::start();
+    let tollgate = start(&compose["tollgate"], Some(redis.address()));
     check_probe(&compose["tollgate"], &tollgate);
     assert_eq!(texts(&compose["envoys"]), ["envoy-1", "envoy-2"]);
     let bootstrap = as_text(&compose["envoy"]).replace("address: tollgate,", "address: 127.0.0.1,");
@@ -144,22 +157,21 @@ fn the_compose_file_limits_across_two_envoys() {
 
 #[test]
 fn the_redis_of_the_service_is_one_to_count_in() {
-    let args = texts(&extracted()["service"]["redis"]);
-    let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let redis = Redis::with(&args);
-    let policy = redis.cli(&["config", "get", "maxmemory-policy"]);
-    assert!(policy.contains("volatile-ttl"), "{policy}");
-    let tollgate = start(&extracted()["service"], Some(&redis.url()));
-    ask_once(&tollgate);
+    let redis = Bundled::start();
+    let policy = ["--maxmemory-policy", "volatile-ttl"];
+    assert!(redis.arguments.windows(2).any(|pair| pair == policy));
+    let tollgate = start(&extracted()["service"], Some(redis.address()));
+    let said = ask(&tollgate);
+    assert!(said.starts_with("OK\n"), "{said}");
     // One of a second may be gone already.
-    let keys = redis.cli(&["--scan"]).lines().count();
+    let keys = redis.keys();
     assert!((3..=4).contains(&keys), "{keys} keys for four limits");
 }
 
 #[test]
 fn the_test_of_the_chart_asks_a_replica() {
-    let redis = Redis::start();
-    let tollgate = start(&extracted()["service"], Some(&redis.url()));
+    let redis = Bundled::start();
+    let tollgate = start(&extracted()["service"], Some(redis.address()));
     let ask = |port| {
         let mut args = texts(&extracted()["helm_test"]);
         let server = args.iter_mut().find(|arg| arg.contains("tollgate:8081"));
@@ -170,7 +182,7 @@ fn the_test_of_the_chart_asks_a_replica() {
     assert!(output.status.success(), "{output:?}");
     let printed = text(&output.stdout);
     assert!(printed.contains("3 of 3 per second left"), "{printed}");
-    assert_eq!(redis.cli(&["dbsize"]).trim(), "0", "it counts nothing");
+    assert_eq!(redis.keys(), 0, "it counts nothing");
     let output = ask(free_port());
     assert!(!output.status.success(), "{output:?}");
 }
@@ -190,8 +202,7 @@ fn check_probe(service: &Value, tollgate: &Tollgate) {
 }
 
 /// As the chart's test does it, but for the hits.
-#[track_caller]
-fn ask_once(tollgate: &Tollgate) {
+fn ask(tollgate: &Tollgate) -> String {
     let url = format!("http://{}", tollgate.grpc);
     let ask = ["ask", "--server", &url, "--domain", "shop"];
     let output = finish(
@@ -199,8 +210,7 @@ fn ask_once(tollgate: &Tollgate) {
             .args(ask)
             .args(["-d", "remote_address=10.0.0.1"]),
     );
-    let printed = text(&output.stdout);
-    assert!(printed.starts_with("OK\n"), "{printed}");
+    text(&output.stdout)
 }
 
 /// All rules here allow one address three requests a second; `ask` sends one, by its number.
@@ -239,15 +249,95 @@ fn check_three_a_second(ask: impl Fn(usize) -> Reply) {
     panic!("not three a second: {seen:#?}");
 }
 
-/// Starts tollgate with all that a manifest gives it; only folders, ports and Redis are others.
+/// A Redis as every manifest starts it: `passwords.rs` checks that all do it alike.
+pub(super) struct Bundled {
+    redis: Redis,
+    pub arguments: Vec<String>,
+    pub auth: PathBuf,
+    _folder: TempDir,
+}
+
+impl Bundled {
+    #[track_caller]
+    pub(super) fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let auth = folder.path().join("auth");
+        fs::write(&auth, "tollgate:open sesame\n").unwrap();
+        let arguments = redis_arguments(&extracted()["redis"]["compose"], &auth).unwrap();
+        let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+        Self {
+            redis: Redis::with(&words),
+            arguments,
+            auth,
+            _folder: folder,
+        }
+    }
+
+    /// Its URL, and the file with user and password.
+    pub(super) fn address(&self) -> (String, &Path) {
+        (self.redis.url(), &self.auth)
+    }
+
+    /// The answer of Redis to a command of its user.
+    #[track_caller]
+    pub(super) fn cli(&self, command: &[&str]) -> String {
+        let pass = ["--no-auth-warning", "--pass", "open sesame"];
+        let all = [&["--user", "tollgate"][..], &pass, command].concat();
+        self.redis.cli(&all).trim().to_owned()
+    }
+
+    /// Its answer to a command of anybody else.
+    #[track_caller]
+    pub(super) fn cli_of_strangers(&self, command: &[&str]) -> String {
+        self.redis.cli(command).trim().to_owned()
+    }
+
+    fn keys(&self) -> usize {
+        self.cli(&["--scan"]).lines().count()
+    }
+}
+
+/// The arguments that the script of a manifest gives to redis-server, with `auth` as the file of the Secret; or its
+/// objection.
 #[track_caller]
-fn start(manifest: &Value, redis: Option<&str>) -> Tollgate {
+pub(super) fn redis_arguments(command: &Value, auth: &Path) -> Result<Vec<String>, String> {
+    const START: &str = "exec redis-server ";
+    let words = texts(command);
+    let [shell, options, script] = &words[..] else {
+        panic!("{words:?}");
+    };
+    assert!(script.contains(START), "{script}");
+    let (_, file) = script.split_once("$(cat ").unwrap();
+    let (file, _) = file.split_once(')').unwrap();
+    let script = script
+        .replace(file, path(auth))
+        .replace(START, "printf '%s\\0' ");
+    let output = Command::new(shell).args([options, &script]).output();
+    let output = output.unwrap();
+    if !output.status.success() {
+        return Err(text(&output.stderr));
+    }
+    let printed = text(&output.stdout);
+    let arguments = printed.split_terminator('\0').map(str::to_owned);
+    Ok(arguments.collect())
+}
+
+#[track_caller]
+fn start(manifest: &Value, redis: Option<(String, &Path)>) -> Tollgate {
+    builder(manifest, redis).start()
+}
+
+/// tollgate with all that a manifest gives it; only folders, ports and Redis are others.
+#[track_caller]
+pub(super) fn builder(manifest: &Value, redis: Option<(String, &Path)>) -> Builder {
     let mut builder = tollgate::bare();
     for (name, text) in manifest["rules"].as_object().unwrap() {
         builder = builder.file(name, text.as_str().unwrap());
     }
     let env = manifest["env"].as_object().unwrap();
-    assert_eq!(env.contains_key("REDIS_URL"), redis.is_some(), "{env:?}");
+    for name in ["REDIS_URL", "TOLLGATE_REDIS_AUTH_FILE"] {
+        assert_eq!(env.contains_key(name), redis.is_some(), "{env:?}");
+    }
     for (name, value) in env {
         builder = builder.env(name, value.as_str().unwrap());
     }
@@ -258,14 +348,15 @@ fn start(manifest: &Value, redis: Option<&str>) -> Tollgate {
     for port in ["GRPC_PORT", "PORT", "DEBUG_PORT"] {
         builder = builder.env(port, "0");
     }
-    if let Some(redis) = redis {
+    if let Some((redis, auth)) = redis {
         // A busy machine makes Redis slow.
         builder = builder
-            .env("REDIS_URL", redis)
+            .env("REDIS_URL", &redis)
+            .env("TOLLGATE_REDIS_AUTH_FILE", path(auth))
             .env("TOLLGATE_REDIS_TIMEOUT", "10s");
     }
     let args = texts(&manifest["args"]);
-    builder.args(args.iter().map(String::as_str)).start()
+    builder.args(args.iter().map(String::as_str))
 }
 
 /// A bootstrap that has a service of its own.
@@ -292,7 +383,7 @@ fn with_ports(bootstrap: &str, ports: &[(u16, u16)]) -> String {
 
 /// Everything to be run that check.py takes out of the files.
 #[track_caller]
-fn extracted() -> &'static Value {
+pub(super) fn extracted() -> &'static Value {
     static EXTRACTED: OnceLock<Value> = OnceLock::new();
     EXTRACTED.get_or_init(|| {
         let folder = TempDir::new().unwrap();
