@@ -63,7 +63,7 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
     let server = shipped(&[]);
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
-    for name in ["first", "istio"] {
+    for name in ["first", "istio", "rules"] {
         fs::create_dir(at(name)).unwrap();
     }
     let config_map =
@@ -73,7 +73,7 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
     fs::write(at("configmap.yaml"), format!("{config_map}{indented}")).unwrap();
     for (name, target) in [
         ("config", "config"),
-        ("rules", "config"),
+        ("rules/shop.yaml", "config/small.yaml"),
         ("your-rules", "config"),
         ("DIR", "config"),
         ("first/rules", "config"),
@@ -89,7 +89,7 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
     assert!(documented.len() > 20, "{documented:?}");
     let neighbours = [
         "check config/full.yaml config/small.yaml",
-        "check config --json",
+        "check config --format json",
         "check config --replicas 2 --deny-warnings",
         "explain --domain shop -d remote_address=192.0.2.1 --json",
         "explain --domain full -d plan=free --hits 0",
@@ -100,10 +100,11 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         "counters grant --domain shop -d remote_address=192.0.2.1 --hits 5",
         "counters reset --domain shop -d remote_address=192.0.2.1",
         "lint-envoy envoy.yaml",
-        "size",
+        "size --rps 1000 --keys 1000",
         "completions bash",
         "man",
     ];
+    let mut failed = Vec::new();
     for command in documented
         .iter()
         .map(|command| &**command)
@@ -128,8 +129,11 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         // A newcomer's second call of a second may be over its limit.
         let is_right =
             output.status.success() || words[0] == "ask" && output.status.code() == Some(3);
-        assert!(is_right, "{command}:\n{said}");
+        if !is_right {
+            failed.push(format!("{command}:\n{said}"));
+        }
     }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 /// With Redis, whose rules may count locally, as without it: no other flag is needed.
@@ -174,11 +178,17 @@ fn commands(paper: &Path) -> Vec<String> {
     let all = lines.chain(spans).filter_map(|command| {
         let command = command.strip_prefix("target/local/").unwrap_or(command);
         let command = command.strip_prefix("tollgate ")?.trim();
-        let has_arguments = command.contains(' ') || command == "schema";
-        let is_another_s = command.starts_with("serve ")
-            || command.starts_with("is ")
-            || command.contains("unix://");
-        (has_arguments && !is_another_s).then(|| command.to_owned())
+        let (name, _) = command.split_once(' ').unwrap_or((command, ""));
+        let runs = match name {
+            "lint-envoy" | "size"
+                if command.ends_with(" --costs") || command.contains(" --rules rules/") =>
+            {
+                false
+            }
+            "ask" | "check" | "counters" | "explain" | "lint-envoy" | "size" => command != name,
+            _ => name == "schema",
+        };
+        (runs && !command.contains("unix://")).then(|| command.to_owned())
     });
     all.collect()
 }
