@@ -24,6 +24,7 @@ mod foundation {
     pub(crate) mod log_throttle;
     pub(crate) mod megabytes;
     pub(crate) mod metric_name;
+    pub(crate) mod named;
     pub(crate) mod object_pool;
     pub(crate) mod printable;
     pub(crate) mod random;

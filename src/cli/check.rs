@@ -42,7 +42,7 @@ pub(crate) fn check_files(check: &Check) -> anyhow::Result<ExitCode> {
 
 fn report(check: &Check) -> CheckReport {
     let options = Options {
-        key_format: check.key_format.into(),
+        key_format: check.key_format,
         lacks_replicas: check.replicas.fixed().is_none(),
         ..check.reading.options()
     };

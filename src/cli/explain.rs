@@ -53,7 +53,7 @@ pub(super) async fn explanation(explain: &Explain) -> Result<String, ExplainErro
 
 fn by_files(explain: &Explain, message: &RateLimitRequest) -> Result<String, ExplainError> {
     let options = Options {
-        key_format: explain.key_format.into(),
+        key_format: explain.key_format,
         ..explain.reading.options()
     };
     let files = Files::read(&Source::Paths(explain.rules.clone()));

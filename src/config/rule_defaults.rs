@@ -8,9 +8,12 @@ use super::{
     mirror::DefaultKeys,
     refusal::refusal,
 };
-use crate::core::{
-    limit::{CountPolicy, OnStoreLoss},
-    refusal::RuleRefusal,
+use crate::{
+    core::{
+        limit::{CountPolicy, OnStoreLoss},
+        refusal::RuleRefusal,
+    },
+    foundation::named::Named as _,
 };
 
 /// How a rule is counted and answered, independent of its limits.
@@ -38,17 +41,15 @@ impl RuleDefaults {
             }
         }
         if let Some(word) = keys.on_store_loss.as_deref() {
-            match word.text.as_str() {
-                "error" => defaults.on_store_loss = OnStoreLoss::Error,
-                "allow" => defaults.on_store_loss = OnStoreLoss::Allow,
-                "deny" => defaults.on_store_loss = OnStoreLoss::Deny,
-                "local" => {
-                    defaults.on_store_loss = OnStoreLoss::Local;
-                    if lacks_replicas {
+            let mut names = OnStoreLoss::NAMES.iter();
+            match names.find(|(name, _)| *name == word.text.as_str()) {
+                Some((_, answer)) => {
+                    defaults.on_store_loss = *answer;
+                    if *answer == OnStoreLoss::Local && lacks_replicas {
                         faults.push((word.at, Fault::UnknownReplicas));
                     }
                 }
-                _ => faults.push(unknown(
+                None => faults.push(unknown(
                     "on_store_loss",
                     word,
                     "error, allow, deny or local",

@@ -173,6 +173,10 @@ pub(crate) enum OnEmptyReload {
     Keep,
 }
 
+impl crate::foundation::named::Named for OnEmptyReload {
+    const NAMES: &'static [(&'static str, Self)] = &[("allow", Self::Allow), ("keep", Self::Keep)];
+}
+
 /// Reads the rules of one source repeatedly.
 #[derive(Debug)]
 pub(crate) struct Reloader {

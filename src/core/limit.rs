@@ -122,6 +122,15 @@ pub enum OnStoreLoss {
     Local,
 }
 
+impl crate::foundation::named::Named for OnStoreLoss {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("error", Self::Error),
+        ("allow", Self::Allow),
+        ("deny", Self::Deny),
+        ("local", Self::Local),
+    ];
+}
+
 /// Settings that hold for all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Modes {

@@ -46,15 +46,12 @@ pub(crate) enum TalkerChoice {
     All,
 }
 
-impl TalkerChoice {
-    /// Its name, as a setting spells it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Refused => "refused",
-            Self::All => "all",
-        }
-    }
+impl crate::foundation::named::Named for TalkerChoice {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("refused", Self::Refused),
+        ("all", Self::All),
+    ];
 }
 
 /// The form of values in reports.
@@ -68,15 +65,12 @@ pub(crate) enum ValueForm {
     Hide,
 }
 
-impl ValueForm {
-    /// Its name, as a setting spells it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Show => "show",
-            Self::Hash => "hash",
-            Self::Hide => "hide",
-        }
-    }
+impl crate::foundation::named::Named for ValueForm {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("show", Self::Show),
+        ("hash", Self::Hash),
+        ("hide", Self::Hide),
+    ];
 }
 
 /// The sketches of all workers.

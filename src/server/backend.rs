@@ -13,14 +13,14 @@ use crate::{
     core::limit::OnStoreLoss,
     observe::metrics::Metrics,
     service::{admin, grpc},
-    settings::{redis::ClockFlag, serve::Settings},
+    settings::serve::Settings,
     store::{
         any::AnyStore,
         loss::{Loss, LostLimits, OnLoss, Reconciler, ReplicaCount},
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
-        redis::{self, store::RedisStore, topology::servers::Servers},
+        redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
         replicas::Replicas,
     },
 };
@@ -167,7 +167,7 @@ impl StoreBackend {
         let replicas = Replicas::new(store.clone(), loss.replicas().clone(), metrics.loss.clone());
         let clock = self.clock(settings);
         let stats = metrics.loss.clone();
-        let is_default = OnStoreLoss::from(settings.loss.on_store_loss) == OnStoreLoss::Local;
+        let is_default = settings.loss.on_store_loss == OnStoreLoss::Local;
         Box::pin(replicas.run(
             move || clock.now(),
             move || is_default || stats.counts_locally(),
@@ -220,10 +220,10 @@ impl StoreBackend {
     /// The clock that determines windows.
     pub(super) fn clock(&self, settings: &Settings) -> grpc::RequestClock {
         match (self, settings.redis.clock) {
-            (Self::Redis { all, .. }, ClockFlag::Redis) => {
+            (Self::Redis { all, .. }, TimeSource::Redis) => {
                 grpc::RequestClock::of_redis(all.servers.clock())
             }
-            (Self::Redis { .. }, ClockFlag::Local) | (Self::Memory(_), _) => {
+            (Self::Redis { .. }, TimeSource::Local) | (Self::Memory(_), _) => {
                 grpc::RequestClock::default()
             }
         }

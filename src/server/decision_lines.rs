@@ -45,7 +45,7 @@ pub(super) fn start(
         None => None,
     };
     let choice = settings.decision_choice();
-    let log = DecisionLog::new(choice, settings.log_decisions_values.into(), sender.clone());
+    let log = DecisionLog::new(choice, settings.log_decisions_values, sender.clone());
     Ok((log, DecisionLines(sender)))
 }
 

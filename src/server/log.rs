@@ -86,6 +86,17 @@ fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io:
 }
 
 impl Log {
+    /// A log that nobody reads and that does not hear of events.
+    #[cfg(test)]
+    pub(super) fn unread() -> Self {
+        let (lines, _) = log_lines(Arc::default());
+        Self {
+            lines,
+            stats: Arc::default(),
+            written: mpsc::channel().1,
+        }
+    }
+
     /// Prints lines for people, behind those that are logged. Nothing that collects a log gets them.
     pub(crate) fn print_on_terminal(&self, lines: &str) {
         if standard_error::is_terminal() {

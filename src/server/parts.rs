@@ -55,7 +55,7 @@ impl<'a> Parts<'a> {
             top_talkers,
             top_talkers_values,
         } = settings.top_talkers;
-        let talkers = Talkers::new(top_talkers.into(), top_talkers_values.into(), threads);
+        let talkers = Talkers::new(top_talkers, top_talkers_values, threads);
         let rules = Rules::default();
         let rule_memory = RuleMemory {
             total: memory.total,

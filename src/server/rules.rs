@@ -31,8 +31,8 @@ impl RuleSource {
         let options = Options {
             merge_domains: settings.merge_domains,
             strict_matching: settings.strict_matching,
-            key_format: settings.redis.key_format.into(),
-            on_store_loss: settings.loss.on_store_loss.into(),
+            key_format: settings.redis.key_format,
+            on_store_loss: settings.loss.on_store_loss,
             lacks_replicas: settings.lacks_replicas(),
         };
         if options.lacks_replicas && options.on_store_loss == OnStoreLoss::Local {
@@ -55,7 +55,7 @@ impl RuleSource {
         let mut reloader = Reloader::new(
             settings.source(),
             options,
-            settings.empty_reload.into(),
+            settings.empty_reload,
             intake.clone(),
         );
         match reloader.load() {

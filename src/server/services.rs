@@ -59,7 +59,7 @@ fn service(
                 quota: decisions.quota_mode,
                 metadata: decisions.dynamic_metadata,
                 stops_when_over: decisions.stop_when_over,
-                on_store_loss: settings.loss.on_store_loss.into(),
+                on_store_loss: settings.loss.on_store_loss,
             },
             metrics: parts.metrics.clone().recorder(thread),
             decision_log: parts.decision_log.clone(),
@@ -74,7 +74,7 @@ fn service(
             headers: decisions
                 .response_headers
                 .then(|| headers.map(Clone::clone)),
-            fields: decisions.ratelimit_fields.into(),
+            fields: decisions.ratelimit_fields,
             retry_after: decisions.retry_after,
             dynamic_metadata: decisions.dynamic_metadata,
         },

@@ -21,12 +21,12 @@ use clap::{
 use self::{counters::CountersCommand, lint_envoy::LintEnvoy, reading::Reading};
 use super::{
     environment::{self, UsageError},
-    redis::KeyFormatFlag,
     resolved::resolved,
     serve::Settings,
 };
+use crate::core::counter::KeyFormat;
 use crate::foundation::build::VERSION_AND_COMMIT;
-use crate::settings::shapes::ArgShape as _;
+use crate::settings::shapes::{ArgShape as _, named};
 
 pub(crate) use ask::Ask;
 pub(crate) use explain::Explain;
@@ -185,8 +185,8 @@ pub(crate) struct Check {
     pub(crate) reading: Reading,
 
     /// Also check that `serve --key-format` can write the keys
-    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
-    pub key_format: KeyFormatFlag,
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", value_parser = named::<KeyFormat>(), choice = ("FORMAT", "native"))]
+    pub key_format: KeyFormat,
 
     #[command(flatten)]
     pub replicas: super::loss::ReplicaSettings,

@@ -1,8 +1,8 @@
 //! Settings of answers: modes that hold for all rules, and response headers.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::values::{header_name, share};
 use crate::service::grpc::wire::LimitFields;
 
@@ -40,8 +40,8 @@ pub(crate) struct Decisions {
 
     /// Add the header fields RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off,
     /// binding (the limit that the three headers describe) or all (16 limits of a request at most)
-    #[arg(long, env = "TOLLGATE_RATELIMIT_FIELDS", choice = ("WHICH", "off"))]
-    pub ratelimit_fields: RateLimitFields,
+    #[arg(long, env = "TOLLGATE_RATELIMIT_FIELDS", value_parser = named::<LimitFields>(), choice = ("WHICH", "off"))]
+    pub ratelimit_fields: LimitFields,
 
     /// Add a Retry-After header to refused requests: the seconds until they would pass
     #[arg(long, env = "TOLLGATE_RETRY_AFTER", boolean = false)]
@@ -54,21 +54,4 @@ pub(crate) struct Decisions {
     /// Share of a limit above which hits count as near it: above 0, and at most 1
     #[arg(long, env = "NEAR_LIMIT_RATIO", text = ("RATIO", "0.8"), value_parser = share)]
     pub near_limit_ratio: f32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RateLimitFields {
-    Off,
-    Binding,
-    All,
-}
-
-impl From<RateLimitFields> for LimitFields {
-    fn from(setting: RateLimitFields) -> Self {
-        match setting {
-            RateLimitFields::Off => Self::Off,
-            RateLimitFields::Binding => Self::Binding,
-            RateLimitFields::All => Self::All,
-        }
-    }
 }

@@ -2,19 +2,19 @@
 
 use std::num::NonZeroU32;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::values::number;
-use crate::core::limit;
+use crate::core::limit::OnStoreLoss;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub(crate) struct StoreLoss {
     /// Answer of rules that set no on_store_loss themselves: `error` leaves it to Envoy's failure_mode_deny, `local`
     /// counts this replica's share of each limit in memory
-    #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", choice = ("ANSWER", "error"))]
-    pub on_store_loss: OnStoreLossFlag,
+    #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", value_parser = named::<OnStoreLoss>(), choice = ("ANSWER", "error"))]
+    pub on_store_loss: OnStoreLoss,
 
     #[command(flatten)]
     pub replicas: ReplicaSettings,
@@ -33,24 +33,5 @@ impl ReplicaSettings {
     /// The configured number; `None` if it is detected.
     pub(crate) fn fixed(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.replicas)
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum OnStoreLossFlag {
-    Error,
-    Allow,
-    Deny,
-    Local,
-}
-
-impl From<OnStoreLossFlag> for limit::OnStoreLoss {
-    fn from(answer: OnStoreLossFlag) -> Self {
-        match answer {
-            OnStoreLossFlag::Error => Self::Error,
-            OnStoreLossFlag::Allow => Self::Allow,
-            OnStoreLossFlag::Deny => Self::Deny,
-            OnStoreLossFlag::Local => Self::Local,
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::values::{duration, number};
 use crate::observe::decision_log::{
     DecisionChoice, LoggedValues, file::FileOptions, writer::LineTarget,
@@ -50,8 +50,8 @@ pub(crate) struct Process {
 
     /// Whether the values of requests are in logged decisions as they are (show), or the first digits of their SHA-256
     /// (hash)
-    #[arg(long, env = "TOLLGATE_LOG_DECISIONS_VALUES", choice = ("FORM", "show"))]
-    pub log_decisions_values: LoggedValueForm,
+    #[arg(long, env = "TOLLGATE_LOG_DECISIONS_VALUES", value_parser = named::<LoggedValues>(), choice = ("FORM", "show"))]
+    pub log_decisions_values: LoggedValues,
 
     /// Length of the file of logged decisions above which a new one begins
     #[arg(
@@ -66,22 +66,6 @@ pub(crate) struct Process {
 
 /// How many earlier files of logged decisions are kept, as FILE.1, FILE.2 and so on.
 const KEPT_FILES: u32 = 3;
-
-/// The form of values in logged decisions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LoggedValueForm {
-    Show,
-    Hash,
-}
-
-impl From<LoggedValueForm> for LoggedValues {
-    fn from(form: LoggedValueForm) -> Self {
-        match form {
-            LoggedValueForm::Show => Self::Shown,
-            LoggedValueForm::Hash => Self::Hashed,
-        }
-    }
-}
 
 impl Process {
     /// The socket on which systemd waits for the state of the process, if it started the process and waits. It is no

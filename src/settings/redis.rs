@@ -2,15 +2,16 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::redis_address::{
-    BackendFlag, RedisType, SocketType, backend, file, secret, with_socket_type,
-};
+use super::redis_address::{BackendFlag, SocketType, backend, file, secret, with_socket_type};
 use super::redis_tls::RedisTls;
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::values::{Hidden, number, some_time, whole_number};
-use crate::{core::counter, store::redis};
+use crate::{
+    core::counter::KeyFormat,
+    store::redis::{self, options::TimeSource, topology::address::TopologyKind},
+};
 
 /// The Redis that holds the counters, and how it is used.
 #[derive(Clone, Debug, Args)]
@@ -29,8 +30,8 @@ pub(crate) struct Redis {
 
     /// How keys are written: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses
     /// rules that its keys cannot distinguish
-    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
-    pub key_format: KeyFormatFlag,
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", value_parser = named::<KeyFormat>(), choice = ("FORMAT", "native"))]
+    pub key_format: KeyFormat,
 
     /// Where to count: `redis` is the only backend besides memory, which needs no name
     #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
@@ -42,8 +43,8 @@ pub(crate) struct Redis {
 
     /// How to read an address without a scheme: one server, `master,sentinel:port,…`, or nodes of a cluster separated
     /// by commas
-    #[arg(long, env = "REDIS_TYPE", one_of = "TYPE")]
-    pub redis_type: Option<RedisType>,
+    #[arg(long, env = "REDIS_TYPE", value_parser = named::<TopologyKind>(), one_of = "TYPE")]
+    pub redis_type: Option<TopologyKind>,
 
     /// Password, or user:password, for an address that has none
     #[arg(long, env = "REDIS_AUTH", hidden = "SECRET")]
@@ -66,8 +67,8 @@ pub(crate) struct Redis {
     pub redis_sentinel_auth_file: Option<PathBuf>,
 
     /// Clock for windows: that of Redis, so that all replicas agree, or that of this machine
-    #[arg(long, env = "TOLLGATE_CLOCK", choice = ("CLOCK", "redis"))]
-    pub clock: ClockFlag,
+    #[arg(long, env = "TOLLGATE_CLOCK", value_parser = named::<TimeSource>(), choice = ("CLOCK", "redis"))]
+    pub clock: TimeSource,
 
     /// Use TLS to Redis; a rediss:// address does so too
     #[arg(long, env = "REDIS_TLS", boolean = false)]
@@ -128,7 +129,7 @@ impl Redis {
             deadline: self.redis_timeout,
             lose_after: self.redis_lost_after.unwrap_or(longest),
             jitter_secs: self.expiration_jitter.max(0).unsigned_abs(),
-            clock: self.clock.into(),
+            clock: self.clock,
         }
     }
 
@@ -156,7 +157,7 @@ impl Redis {
         };
         Some(redis::topology::address::Address {
             url,
-            kind: self.redis_type.map(Into::into),
+            kind: self.redis_type,
             auth,
             sentinel_auth: secret(&self.redis_sentinel_auth, &self.redis_sentinel_auth_file),
             timeout: self.redis_connect_timeout,
@@ -164,35 +165,5 @@ impl Redis {
             sentinels_tls: self.tls.redis_sentinel_tls,
             tls: self.tls.read(),
         })
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ClockFlag {
-    Redis,
-    Local,
-}
-
-impl From<ClockFlag> for redis::options::TimeSource {
-    fn from(clock: ClockFlag) -> Self {
-        match clock {
-            ClockFlag::Redis => Self::Redis,
-            ClockFlag::Local => Self::Local,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KeyFormatFlag {
-    Native,
-    Reference,
-}
-
-impl From<KeyFormatFlag> for counter::KeyFormat {
-    fn from(format: KeyFormatFlag) -> Self {
-        match format {
-            KeyFormatFlag::Native => Self::Native,
-            KeyFormatFlag::Reference => Self::Reference,
-        }
     }
 }

@@ -53,20 +53,3 @@ pub(crate) enum SocketType {
     Tcp,
     Unix,
 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RedisType {
-    Single,
-    Sentinel,
-    Cluster,
-}
-
-impl From<RedisType> for redis::topology::address::TopologyKind {
-    fn from(kind: RedisType) -> Self {
-        match kind {
-            RedisType::Single => Self::Single,
-            RedisType::Sentinel => Self::Sentinel,
-            RedisType::Cluster => Self::Cluster,
-        }
-    }
-}

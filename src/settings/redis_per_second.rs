@@ -4,11 +4,11 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::redis_address::{RedisType, SocketType, file, secret, with_socket_type};
+use super::redis_address::{SocketType, file, secret, with_socket_type};
 use super::redis_tls::RedisTls;
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::values::{Hidden, file_path, some_time};
-use crate::store::redis;
+use crate::store::redis::{self, topology::address::TopologyKind};
 
 /// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
 #[derive(Clone, Debug, Args)]
@@ -41,8 +41,8 @@ pub(crate) struct RedisPerSecond {
     pub redis_per_second_socket_type: Option<SocketType>,
 
     /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
-    #[arg(long, env = "REDIS_PERSECOND_TYPE", one_of = "TYPE")]
-    pub redis_per_second_type: Option<RedisType>,
+    #[arg(long, env = "REDIS_PERSECOND_TYPE", value_parser = named::<TopologyKind>(), one_of = "TYPE")]
+    pub redis_per_second_type: Option<TopologyKind>,
 
     /// Password, or user:password, for an address that has none
     #[arg(long, env = "REDIS_PERSECOND_AUTH", hidden = "SECRET")]
@@ -91,7 +91,7 @@ impl RedisPerSecond {
         self.redis_per_second
             .then(|| redis::topology::address::Address {
                 url,
-                kind: self.redis_per_second_type.map(Into::into),
+                kind: self.redis_per_second_type,
                 auth: secret(
                     &self.redis_per_second_auth,
                     &self.redis_per_second_auth_file,

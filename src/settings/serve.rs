@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::bounds::Bounds;
 use super::decisions::Decisions;
@@ -14,7 +14,7 @@ use super::redis::Redis;
 use super::redis_per_second::RedisPerSecond;
 use super::resolved::ResolvedSetting;
 use super::runtime::RuntimeSettings;
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use super::stats::Stats;
 use super::tls::TlsSettings;
 use super::top_talkers::TopTalkers;
@@ -51,8 +51,8 @@ pub(crate) struct Settings {
 
     /// Effect of a reload that leaves a domain without any rule, where there were some: `keep` refuses it, and the
     /// last good rules stay; `allow` accepts it, so that nothing in the domain is limited
-    #[arg(long, env = "TOLLGATE_EMPTY_RELOAD", choice = ("WHAT", "keep"))]
-    pub empty_reload: EmptyReload,
+    #[arg(long, env = "TOLLGATE_EMPTY_RELOAD", value_parser = named::<OnEmptyReload>(), choice = ("WHAT", "keep"))]
+    pub empty_reload: OnEmptyReload,
 
     /// Report healthy only while the rules in use have at least one domain
     #[arg(long, env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", boolean = false)]
@@ -103,21 +103,6 @@ pub(crate) struct Settings {
     /// All of these settings as texts, with their origins.
     #[arg(skip)]
     pub resolved: Vec<ResolvedSetting>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum EmptyReload {
-    Allow,
-    Keep,
-}
-
-impl From<EmptyReload> for OnEmptyReload {
-    fn from(setting: EmptyReload) -> Self {
-        match setting {
-            EmptyReload::Allow => Self::Allow,
-            EmptyReload::Keep => Self::Keep,
-        }
-    }
 }
 
 impl Settings {

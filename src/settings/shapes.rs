@@ -2,9 +2,13 @@
 //!
 //! A method of [`ArgShape`] is such an attribute wherever the trait is in scope: `#[arg(long, boolean = false)]`.
 
-use clap::{Arg, ArgAction};
+use clap::{
+    Arg, ArgAction,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 
 use super::values::{boolean, file_path};
+use crate::foundation::named::Named;
 
 /// Shapes of flags.
 pub(super) trait ArgShape: Sized {
@@ -69,4 +73,14 @@ impl ArgShape for Arg {
             .conflicts_with(flag)
             .value_name("FILE")
     }
+}
+
+/// Parses a name of a value, in any case if the flag ignores it.
+pub(super) fn named<T: Named>() -> impl TypedValueParser<Value = T> {
+    let names = T::NAMES.iter();
+    PossibleValuesParser::new(names.map(|(name, _)| *name)).map(|given: String| {
+        let mut names = T::NAMES.iter();
+        let found = names.find(|(name, _)| name.eq_ignore_ascii_case(&given));
+        found.expect("clap accepts only these names").1
+    })
 }

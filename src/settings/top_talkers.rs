@@ -1,8 +1,8 @@
 //! Settings of top talkers: the values that hit each rule most.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::shapes::ArgShape as _;
+use super::shapes::{ArgShape as _, named};
 use crate::observe::talkers::{TalkerChoice, ValueForm};
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -10,44 +10,10 @@ use crate::observe::talkers::{TalkerChoice, ValueForm};
 pub(crate) struct TopTalkers {
     /// Hits that are counted by value for /top of the debug port, which shows the values with the most hits on each
     /// rule: off, refused (those over a limit) or all, which costs each decision some work
-    #[arg(long, env = "TOLLGATE_TOP_TALKERS", choice = ("WHICH", "refused"))]
-    pub top_talkers: CountedHits,
+    #[arg(long, env = "TOLLGATE_TOP_TALKERS", value_parser = named::<TalkerChoice>(), choice = ("WHICH", "refused"))]
+    pub top_talkers: TalkerChoice,
 
     /// Form of values in /top: show, hash (the first 16 digits of their SHA-256) or hide (only keys)
-    #[arg(long, env = "TOLLGATE_TOP_TALKERS_VALUES", choice = ("HOW", "show"))]
-    pub top_talkers_values: ShownValues,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CountedHits {
-    Off,
-    Refused,
-    All,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ShownValues {
-    Show,
-    Hash,
-    Hide,
-}
-
-impl From<CountedHits> for TalkerChoice {
-    fn from(setting: CountedHits) -> Self {
-        match setting {
-            CountedHits::Off => Self::Off,
-            CountedHits::Refused => Self::Refused,
-            CountedHits::All => Self::All,
-        }
-    }
-}
-
-impl From<ShownValues> for ValueForm {
-    fn from(setting: ShownValues) -> Self {
-        match setting {
-            ShownValues::Show => Self::Show,
-            ShownValues::Hash => Self::Hash,
-            ShownValues::Hide => Self::Hide,
-        }
-    }
+    #[arg(long, env = "TOLLGATE_TOP_TALKERS_VALUES", value_parser = named::<ValueForm>(), choice = ("HOW", "show"))]
+    pub top_talkers_values: ValueForm,
 }

@@ -48,6 +48,11 @@ pub enum KeyFormat {
     Reference,
 }
 
+impl crate::foundation::named::Named for KeyFormat {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("native", Self::Native), ("reference", Self::Reference)];
+}
+
 /// The key part that all counters of one descriptor share: its domain and its values.
 #[derive(Debug, Default)]
 pub struct Identity {

@@ -44,6 +44,10 @@ pub(crate) enum LoggedValues {
     Hashed,
 }
 
+impl crate::foundation::named::Named for LoggedValues {
+    const NAMES: &'static [(&'static str, Self)] = &[("show", Self::Shown), ("hash", Self::Hashed)];
+}
+
 /// One decision.
 #[derive(Serialize)]
 pub(super) struct LoggedDecision<'a> {

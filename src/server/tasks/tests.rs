@@ -1,6 +1,6 @@
 //! Ends each task in turn, by a return and by a panic, in a server as it is run.
 
-use std::{cell::RefCell, collections::BTreeSet, io, net::SocketAddr, path::Path, sync::Arc};
+use std::{cell::RefCell, collections::BTreeSet, io, net::SocketAddr, path::Path};
 
 use clap::Parser as _;
 use tokio::{
@@ -12,7 +12,7 @@ use tokio::{
 
 use super::*;
 use crate::{
-    server::run::serve,
+    server::{log::Log, run::serve},
     settings::command_line::{Cli, Command},
 };
 
@@ -175,8 +175,9 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
     };
     let error = runtime.block_on(async {
         let ended = async {
+            let log = Log::unread();
             tokio::select! {
-                served = serve(&settings, Arc::default()) => {
+                served = serve(&settings, &log) => {
                     Some(format!("{:#}", anyhow::Error::from(served.unwrap_err())))
                 }
                 () = goes_on => None,

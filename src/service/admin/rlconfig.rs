@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::page::{PageWriter, texts};
 use crate::{
     core::limit::{Algorithm, Allows, CountPolicy, OnStoreLoss, Rule},
+    foundation::named::Named as _,
     service::limiter::Rules,
 };
 
@@ -62,11 +63,8 @@ fn lines(rule: &Rule) -> String {
         if rule.counts == CountPolicy::Admitted {
             more.push_str(", count: admitted");
         }
-        match rule.on_store_loss {
-            OnStoreLoss::Error => {}
-            OnStoreLoss::Allow => more.push_str(", on_store_loss: allow"),
-            OnStoreLoss::Deny => more.push_str(", on_store_loss: deny"),
-            OnStoreLoss::Local => more.push_str(", on_store_loss: local"),
+        if rule.on_store_loss != OnStoreLoss::Error {
+            let _ = write!(more, ", on_store_loss: {}", rule.on_store_loss.name());
         }
         line(limit.period.unit().name(), limit.requests_per_unit, &more);
     }

@@ -13,6 +13,7 @@ use crate::{
         limit::{Algorithm, Allows, CountPolicy, Limit, OnStoreLoss, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
+    foundation::named::Named as _,
     service::limiter::{RuleSet, Rules},
 };
 
@@ -119,13 +120,9 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
         let names = replaces.iter().map(|name| Value::from(&**name));
         fields["replaces"] = names.collect();
     }
-    let on_store_loss = match on_store_loss {
-        OnStoreLoss::Error => return,
-        OnStoreLoss::Allow => "allow",
-        OnStoreLoss::Deny => "deny",
-        OnStoreLoss::Local => "local",
-    };
-    fields["onStoreLoss"] = on_store_loss.into();
+    if *on_store_loss != OnStoreLoss::Error {
+        fields["onStoreLoss"] = on_store_loss.name().into();
+    }
 }
 
 fn limit(limit: &Limit) -> Value {

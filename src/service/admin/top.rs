@@ -24,7 +24,7 @@ use crate::{
         calendar::utc,
         window::{SteadyTime, Timestamp},
     },
-    foundation::printable::Shown,
+    foundation::{named::Named as _, printable::Shown},
     observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
     service::{grpc::RequestClock, held_bytes::Account},
 };

@@ -183,6 +183,14 @@ pub enum LimitFields {
     All,
 }
 
+impl crate::foundation::named::Named for LimitFields {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("binding", Self::Binding),
+        ("all", Self::All),
+    ];
+}
+
 impl Extras {
     /// Whether replies contain only statuses.
     pub fn is_none(&self) -> bool {

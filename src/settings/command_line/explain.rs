@@ -5,10 +5,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 
 use super::reading::Reading;
-use crate::settings::shapes::ArgShape as _;
+use crate::settings::shapes::{ArgShape as _, named};
 use crate::{
-    core::descriptor_text::Entries,
-    settings::{redis::KeyFormatFlag, values::duration},
+    core::{counter::KeyFormat, descriptor_text::Entries},
+    settings::values::duration,
 };
 
 #[derive(Debug, Args)]
@@ -56,6 +56,6 @@ pub(crate) struct Explain {
     pub(crate) reading: Reading,
 
     /// Name counters as `serve --key-format` does
-    #[arg(long, env = "TOLLGATE_KEY_FORMAT", choice = ("FORMAT", "native"))]
-    pub key_format: KeyFormatFlag,
+    #[arg(long, env = "TOLLGATE_KEY_FORMAT", value_parser = named::<KeyFormat>(), choice = ("FORMAT", "native"))]
+    pub key_format: KeyFormat,
 }

@@ -7,7 +7,7 @@ use crate::{
         limit::{Allows, OnStoreLoss, Rule},
         window::Unit,
     },
-    foundation::{printable::CountOf, sample::SampleWriter},
+    foundation::{named::Named as _, printable::CountOf, sample::SampleWriter},
     store::contract::StoreError,
 };
 
@@ -40,18 +40,16 @@ pub(crate) enum LostLimits {
     Longer,
 }
 
-/// The answers of rules while their store does not reply: name, and effect on the requests of one rule or of several.
-const ANSWERS: [(OnStoreLoss, &str, &str); 4] = [
+/// The answers of rules while their store does not reply, and their effect on the requests of one rule or of several.
+const ANSWERS: [(OnStoreLoss, &str); 4] = [
     (
         OnStoreLoss::Error,
-        "error",
         "Envoy lets {} requests pass unless failure_mode_deny is set",
     ),
-    (OnStoreLoss::Allow, "allow", "{} requests pass"),
-    (OnStoreLoss::Deny, "deny", "{} requests are refused"),
+    (OnStoreLoss::Allow, "{} requests pass"),
+    (OnStoreLoss::Deny, "{} requests are refused"),
     (
         OnStoreLoss::Local,
-        "local",
         "this replica counts {} requests on its own",
     ),
 ];
@@ -83,7 +81,7 @@ impl LossStats {
     /// Records the rules in use, and whether they count otherwise than those before: then a counter that a rule counts
     /// locally from now on may hold hits that no worker remembers, because another rule used it before.
     pub fn change_rules(&self, rules: &[Rule], is_new: bool) {
-        for ((answer, ..), counts) in ANSWERS.iter().zip(&self.rules) {
+        for ((answer, _), counts) in ANSWERS.iter().zip(&self.rules) {
             let counted = |wanted: fn(Unit) -> bool| {
                 let rules = rules.iter().filter(|rule| {
                     rule.on_store_loss == *answer
@@ -104,14 +102,14 @@ impl LossStats {
     /// The effect on clients while the store of `limits` does not answer.
     pub(crate) fn effect(&self, limits: LostLimits) -> String {
         let answers = ANSWERS.iter().zip(&self.rules);
-        let answers = answers.filter_map(|((_, name, effect), counts)| {
+        let answers = answers.filter_map(|((answer, effect), counts)| {
             let (count, verb, whose) = match counts[limits as usize].load(Relaxed) {
                 0 => return None,
                 1 => (1, "answers", "its"),
                 count => (count, "answer", "their"),
             };
             let (rules, effect) = (CountOf(count, "rule"), effect.replace("{}", whose));
-            Some(format!("{rules} {verb} `{name}`: {effect}"))
+            Some(format!("{rules} {verb} `{}`: {effect}", answer.name()))
         });
         let answers: Vec<_> = answers.collect();
         match answers.is_empty() {
@@ -123,7 +121,7 @@ impl LossStats {
     /// Whether any rule counts in this process while its store does not answer.
     pub(crate) fn counts_locally(&self) -> bool {
         let counts = ANSWERS.iter().zip(&self.rules);
-        let mut local = counts.filter(|((answer, ..), _)| *answer == OnStoreLoss::Local);
+        let mut local = counts.filter(|((answer, _), _)| *answer == OnStoreLoss::Local);
         local.any(|(_, counts)| counts[LostLimits::All as usize].load(Relaxed) > 0)
     }
 

@@ -26,3 +26,8 @@ pub enum TimeSource {
     /// The clock of this process, passed with each request.
     Local,
 }
+
+impl crate::foundation::named::Named for TimeSource {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("redis", Self::Redis), ("local", Self::Local)];
+}

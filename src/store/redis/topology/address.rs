@@ -86,6 +86,14 @@ pub enum TopologyKind {
     Cluster,
 }
 
+impl crate::foundation::named::Named for TopologyKind {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("single", Self::Single),
+        ("sentinel", Self::Sentinel),
+        ("cluster", Self::Cluster),
+    ];
+}
+
 /// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Secret {

@@ -1,0 +1,12 @@
+//! Values that settings, rules and reports name.
+
+/// A choice by name.
+pub(crate) trait Named: Copy + PartialEq + Send + Sync + 'static {
+    /// All of them.
+    const NAMES: &'static [(&'static str, Self)];
+
+    fn name(self) -> &'static str {
+        let found = Self::NAMES.iter().find(|(_, value)| *value == self);
+        found.map_or("", |(name, _)| name)
+    }
+}
