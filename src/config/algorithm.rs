@@ -6,6 +6,7 @@ use jiff::civil::Weekday;
 
 use super::{
     fault::Fault,
+    keys::word_instead_of,
     mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
     suggest::closest_zone,
     template::unrendered_text,
@@ -57,6 +58,7 @@ pub(super) fn unknown(
     let fault = unrendered_text(&word.text).unwrap_or_else(|| Fault::UnknownWord {
         key,
         text: word.text.clone(),
+        meant: word_instead_of(&word.text, key),
         expected,
     });
     (word.at, fault)

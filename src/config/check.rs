@@ -3,7 +3,7 @@
 use super::{
     advice::item_fault,
     fault::Fault,
-    foreign_pattern::foreign_pattern,
+    foreign_pattern::{address_range, foreign_pattern},
     keys::{Key, KeyKind, KeyLevel, MERGE, SCHEMA, expected_instead_of},
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
@@ -246,9 +246,13 @@ fn pattern_fault(text: &str, value: Value, node_path: Option<&NodePath<'_>>) -> 
     match value.name {
         "key" => foreign_pattern(text, false),
         "value" => {
-            // Its values are chosen in the same way on both sides, and may name a route by its pattern.
-            let is_chosen = node_path.is_some_and(|path| path.has("key", "generic_key"));
+            let has_key = |key| node_path.is_some_and(|path| path.has("key", key));
+            // Both sides choose the values of `generic_key`, which may name a route by its pattern.
+            let is_chosen = has_key("generic_key");
+            let may_be_range = ["masked_remote_address", "remote_address_match"];
+            let may_be_range = is_chosen || may_be_range.into_iter().any(has_key);
             foreign_pattern(text, !is_chosen)
+                .or_else(|| address_range(text).filter(|_| !may_be_range))
         }
         _ => None,
     }

@@ -311,7 +311,7 @@ impl<'a> Compiler<'a, '_> {
             .iter()
             .any(|limit| limit.period.multiplier().get() > 1)
         {
-            let fault = Fault::NoReferenceKey("a limit with a unit_multiplier");
+            let fault = Fault::NoReferenceKey("a limit whose period is several units");
             self.report(file, descriptor.at, path, fault);
         }
         if limits

@@ -221,10 +221,11 @@ pub enum Fault {
     BodyNotJson(String),
     #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),
-    #[error("unknown {key} '{text}' ({expected})")]
+    #[error("unknown {key} '{text}'{}", instead(*.meant, expected))]
     UnknownWord {
         key: &'static str,
         text: String,
+        meant: Option<&'static str>,
         expected: &'static str,
     },
     #[error(
@@ -257,11 +258,8 @@ pub enum Fault {
     UnknownZone { name: String, meant: Option<String> },
     #[error("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")]
     NoZone,
-    #[error(
-        "cannot read the limit '{0}'; write NUMBER/UNIT or NUMBER/COUNTunit, such as 5000/day or 300/30m (s, sec, \
-             second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)"
-    )]
-    ShortForm(String),
+    #[error("cannot read the limit '{text}'; {fix}")]
+    ShortForm { text: String, fix: String },
     #[error(
         "this is a Kubernetes {0}: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder"
     )]

@@ -61,7 +61,7 @@ impl Fault {
             Self::LogTooLong(_) => "log-too-long",
             Self::UnknownZone { .. } => "unknown-time-zone",
             Self::NoZone => "no-time-zone",
-            Self::ShortForm(_) => "short-form",
+            Self::ShortForm { .. } => "short-form",
             Self::Kubernetes(_) => "kubernetes",
             Self::Envoy => "envoy",
             Self::NoRuleFile(_) => "no-rule-file",

@@ -1,5 +1,7 @@
-//! Values that are patterns elsewhere: regular expressions and paths with parameters. Here only `*` is special, and
-//! everything else is text.
+//! Values that are patterns elsewhere: regular expressions, paths with parameters, ranges of addresses. Here only `*`
+//! is special, and everything else is text.
+
+use std::net::IpAddr;
 
 use super::fault::Fault;
 
@@ -26,6 +28,24 @@ pub(super) fn foreign_pattern(text: &str, is_path: bool) -> Option<Fault> {
         text: text.to_owned(),
         kind,
         fix: fix(text, meant),
+    })
+}
+
+/// The warning of a value that is a range of addresses, such as `10.0.0.0/8`.
+pub(super) fn address_range(text: &str) -> Option<Fault> {
+    let (address, length) = text.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let length: u8 = length.parse().ok()?;
+    let (family, whole) = match address {
+        IpAddr::V4(_) => ("v4", 32),
+        IpAddr::V6(_) => ("v6", 128),
+    };
+    (length < whole).then(|| Fault::ForeignPattern {
+        text: text.to_owned(),
+        kind: "a range of addresses",
+        fix: format!(
+            "let Envoy send `masked_remote_address` with `{family}_prefix_mask_len: {length}`, and write that key"
+        ),
     })
 }
 

@@ -285,6 +285,26 @@ pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     }
 }
 
+/// The word that is meant by one that the key of this name does not take: a close one, or one with a part of it, as
+/// `token_bucket` has of `leaky_bucket`.
+pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
+    let key = Key::find(key)?;
+    let words = match key.values {
+        KeyValues::Words(words) | KeyValues::AnyCase(words) => words,
+        KeyValues::Any | KeyValues::Between(..) => {
+            return closest(word, key.examples.iter().copied());
+        }
+    };
+    let parts = |text: &'_ str| -> Vec<String> {
+        let parts = text.split(|letter: char| !letter.is_alphanumeric());
+        parts.map(str::to_lowercase).collect()
+    };
+    let own = parts(word);
+    let has_part = |known: &&str| parts(known).iter().any(|part| own.contains(part));
+    let mut known = words.iter().copied();
+    closest(word, known.clone()).or_else(|| known.find(has_part))
+}
+
 /// Whether an unknown key probably means `key`.
 pub(super) fn is_meant(unknown: &str, key: &'static str) -> bool {
     Key::find(unknown).is_none() && closest(unknown, std::iter::once(key)).is_some()

@@ -1,5 +1,7 @@
 //! The short form of a limit, such as `5000/day`.
 
+use std::num::NonZeroU32;
+
 use super::{
     fault::Fault,
     mirror::{LocatedNumber, RateLimit},
@@ -17,7 +19,7 @@ pub(super) fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     let multiplier = match count {
         "" => None,
         count => Some(Box::new(LocatedNumber {
-            value: Some(count.parse().ok()?),
+            value: Some(count.parse::<NonZeroU32>().ok()?.get().into()),
             text: count.to_owned(),
             at,
         })),
@@ -40,7 +42,25 @@ pub(super) fn limit_fault(text: &str) -> Fault {
     if is_word_for_unlimited(requests) {
         return Fault::UnlimitedInList;
     }
-    Fault::ShortForm(text.to_owned())
+    // The unit is the last word.
+    let end = text.trim_end();
+    let word = end.rsplit(|letter: char| !letter.is_alphabetic()).next();
+    let word = word.unwrap_or_default();
+    let meant = closest(word, unit_names())
+        .map(|unit| format!("{}{unit}", &end[..end.len() - word.len()]))
+        .filter(|meant| short_form(meant, None).is_some());
+    Fault::ShortForm {
+        text: text.to_owned(),
+        fix: meant.map_or(FORMS.to_owned(), |meant| format!("did you mean `{meant}`?")),
+    }
+}
+
+/// How to write a limit, for error texts.
+const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day or 300/30m (s, \
+     sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)";
+
+fn unit_names() -> impl Iterator<Item = &'static str> {
+    Unit::ALL.iter().map(|unit| unit.name())
 }
 
 /// Whether a text in the place of a number means that there is no limit.
@@ -96,8 +116,8 @@ pub(super) fn unit_fault(word: &str) -> Fault {
     if let Some(fault) = unrendered_text(word) {
         return fault;
     }
-    let names = Unit::ALL.iter().map(|unit| unit.name());
-    let meant = unit(word).map(Unit::name).or_else(|| closest(word, names));
+    let meant = unit(word).map(Unit::name);
+    let meant = meant.or_else(|| closest(word, unit_names()));
     Fault::InvalidUnit {
         unit: word.to_owned(),
         meant: meant.map(str::to_owned),

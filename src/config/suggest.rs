@@ -1,10 +1,19 @@
 //! The name that a misspelt one stands for.
 
 /// The candidate closest to `name`, ignoring letter case, if few changes of letters lead to it.
-pub(super) fn closest<'n>(
+pub(crate) fn closest<'n>(
     name: &str,
     candidates: impl Iterator<Item = &'n str>,
 ) -> Option<&'n str> {
+    let (distance, nearest) = nearest(name, candidates)?;
+    (distance <= (nearest.len() / 3).max(2)).then_some(nearest)
+}
+
+/// The candidate closest to `name`, ignoring letter case, and the number of letters to change.
+pub(crate) fn nearest<'n>(
+    name: &str,
+    candidates: impl Iterator<Item = &'n str>,
+) -> Option<(usize, &'n str)> {
     // A long name is close to none; its first 64 characters show that.
     let name: String = name.chars().take(64).collect();
     let name = name.to_lowercase();
@@ -12,8 +21,7 @@ pub(super) fn closest<'n>(
         let distance = strsim::levenshtein(&name, &candidate.to_lowercase());
         (distance, candidate)
     });
-    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
-    (distance <= (nearest.len() / 3).max(2)).then_some(nearest)
+    distances.min_by_key(|(distance, _)| *distance)
 }
 
 /// The time zone that a wrong name stands for: one with this city, or one that is spelt much alike.

@@ -157,6 +157,40 @@ fn short_forms_name_a_number_and_a_period() {
 }
 
 #[test]
+fn a_misspelt_unit_in_a_limit_is_told_with_the_limit_that_is_meant() {
+    for (bad, meant) in [
+        ("20/minuet", "20/minute"),
+        ("20/Minuts", "20/minute"),
+        ("300/30secnd", "300/30second"),
+        ("5 per huor", "5 per hour"),
+        ("5 / dya", "5 / day"),
+        ("7/mnth", "7/month"),
+    ] {
+        check_body(
+            &format!("rate_limits: [{bad}]"),
+            &format!("a.yaml:4:19: d.k: cannot read the limit '{bad}'; did you mean `{meant}`?"),
+        );
+    }
+    for bad in [
+        "x/minuet",
+        "5/0minuet",
+        "5/fortnight",
+        "5/M",
+        "5/0s",
+        "5/00m",
+        "5/4294967296s",
+    ] {
+        check_body(
+            &format!("rate_limits: [{bad}]"),
+            &format!(
+                "a.yaml:4:19: d.k: cannot read the limit '{bad}'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT \
+                 from 1 on, such as"
+            ),
+        );
+    }
+}
+
+#[test]
 fn numbers_are_those_of_yaml_1_1() {
     for (text, number) in [
         ("0x1F", 31),
@@ -418,7 +452,10 @@ fn what_the_reference_s_keys_cannot_tell_is_refused() {
     let several = problem("rate_limits: [1/d, 2/h]").unwrap();
     assert!(several.starts_with("a.yaml:3:10: d.k: a rule with several limits does not fit"));
     let long = problem("rate_limit: {unit: day, requests_per_unit: 1, unit_multiplier: 2}");
-    assert!(long.unwrap().contains("a limit with a unit_multiplier"));
+    assert!(
+        long.unwrap()
+            .contains("a limit whose period is several units")
+    );
 }
 
 #[test]
@@ -749,9 +786,47 @@ fn every_algorithm_has_a_word_that_means_it() {
 #[test]
 fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
     check_limit(
-        "algorithm: leaky_bucket",
-        "unknown algorithm 'leaky_bucket' (fixed_window, sliding_window, sliding_log or token_bucket)",
+        "algorithm: gcra",
+        "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log or token_bucket)",
     );
+    for (said, meant) in [
+        ("algorithm: token-bucket", "token_bucket"),
+        ("algorithm: TokenBucket", "token_bucket"),
+        ("algorithm: leaky_bucket", "token_bucket"),
+        ("algorithm: fixed", "fixed_window"),
+        ("algorithm: sliding-log", "sliding_log"),
+        ("algorithm: rolling_window", "sliding_window"),
+        ("window: first-hit", "first_hit"),
+        ("week_starts: munday", "monday"),
+    ] {
+        let (key, word) = said.split_once(": ").unwrap();
+        let limit = format!("calendar: true, time_zone: UTC, {said}");
+        let limit = if key == "week_starts" { &limit } else { said };
+        check_unit(
+            "week",
+            limit,
+            &format!("unknown {key} '{word}'; did you mean `{meant}`?"),
+        );
+    }
+    for (said, expected) in [
+        (
+            "count: admited",
+            "12: d.k: unknown count 'admited'; did you mean `admitted`?",
+        ),
+        (
+            "on_store_loss: denny",
+            "20: d.k: unknown on_store_loss 'denny'; did you mean `deny`?",
+        ),
+        (
+            "refusal: {body: '<p>', content_type: text/htm}",
+            "42: d.k: unknown content_type 'text/htm'; did you mean `text/html`?",
+        ),
+    ] {
+        check_body(
+            &format!("{said}\nrate_limits: [5/s]"),
+            &format!("a.yaml:4:{expected}"),
+        );
+    }
     check_limit(
         "window: sliding",
         "unknown window 'sliding' (aligned or first_hit)",
@@ -928,8 +1003,8 @@ fn a_start_lies_within_its_unit() {
     );
     check_unit(
         "week",
-        &format!("{zone}, week_starts: noday"),
-        "unknown week_starts 'noday' (monday to sunday)",
+        &format!("{zone}, week_starts: someday"),
+        "unknown week_starts 'someday' (monday to sunday)",
     );
 }
 

@@ -378,6 +378,52 @@ fn patterns_of_other_systems_are_doubted_at_their_place() {
     ]);
 }
 
+#[test]
+fn ranges_of_addresses_are_doubted_but_where_envoy_sends_them() {
+    let rule = |key: &str, value: &str| {
+        format!("domain: d\ndescriptors:\n- key: {key}\n  value: '{value}'\n  rate_limits: [5/s]\n")
+    };
+    for (range, length) in [
+        ("10.0.0.0/8", "v4_prefix_mask_len: 8"),
+        ("192.0.2.7/24", "v4_prefix_mask_len: 24"),
+        ("0.0.0.0/0", "v4_prefix_mask_len: 0"),
+        ("2001:db8::/32", "v6_prefix_mask_len: 32"),
+        ("::/0", "v6_prefix_mask_len: 0"),
+        ("fe80::1/127", "v6_prefix_mask_len: 127"),
+    ] {
+        for key in ["remote_address", "client", "x"] {
+            let expected = format!(
+                "4:11: d.{key}_{range}: warning: `{range}` looks like a range of addresses, but is matched as text: \
+                 only `*` is special, and stands for any characters; let Envoy send `masked_remote_address` with \
+                 `{length}`, and write that key"
+            );
+            check(&[(&rule(key, range), &expected)]);
+        }
+        for key in [
+            "masked_remote_address",
+            "remote_address_match",
+            "generic_key",
+        ] {
+            check(&[(&rule(key, range), "")]);
+        }
+    }
+    for text in [
+        "10.0.0.1",
+        "10.0.0.1/32",
+        "::1/128",
+        "10.0.0.0/33",
+        "10.0.0/8",
+        "10.0.*",
+        "10/8",
+        "a/8",
+        "/8",
+        "10.0.0.0/",
+        "10.0.0.0/8/x",
+    ] {
+        check(&[(&rule("remote_address", text), "")]);
+    }
+}
+
 /// As in the resources of Envoy Gateway.
 #[test]
 fn the_name_of_a_resource_is_a_note() {
