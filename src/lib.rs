@@ -105,7 +105,7 @@ mod config {
     pub(crate) mod schema;
     mod short_form;
     pub(crate) mod source;
-    mod suggest;
+    pub(crate) mod suggest;
     mod syntax;
     mod template;
     #[cfg(test)]

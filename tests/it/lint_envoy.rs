@@ -91,15 +91,16 @@ fn found(said: &str, file: &Path) -> Vec<String> {
     found
 }
 
-/// The files of planted traps. Only the first one is a configuration of Envoy itself.
-const PLANTED: [&str; 2] = [
+/// The files of planted traps: those that Envoy takes, those of Istio, and those that Envoy refuses.
+const PLANTED: [&str; 3] = [
     "tests/it/lint_envoy/planted.yaml",
     "tests/it/lint_envoy/planted-istio.yaml",
+    "tests/it/lint_envoy/planted-refused.yaml",
 ];
 
 #[test]
 fn every_planted_trap_is_found_and_nothing_else() {
-    for (file, at_least) in PLANTED.into_iter().zip([30, 4]) {
+    for (file, at_least) in PLANTED.into_iter().zip([30, 4, 1]) {
         let file = root(file);
         let (code, said) = lint(&file, Some(&root("tests/it/lint_envoy/rules")));
         let expected = planted(&fs::read_to_string(&file).unwrap());
@@ -160,16 +161,31 @@ fn every_trap_is_planted_and_in_the_documents_and_in_the_help() {
     }
 }
 
-/// Envoy accepts the traps, so the planted file must be valid for it.
+/// Envoy accepts the traps of the first file, so it must be valid for it. It refuses each of the last one.
 #[test]
-fn a_real_envoy_takes_the_planted_traps() {
-    let mut envoy = Command::new(tool("envoy"));
-    envoy
-        .args(["--mode", "validate", "--config-path"])
-        .arg(root(PLANTED[0]));
-    let output = finish(&mut envoy);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
+fn a_real_envoy_takes_the_planted_traps_but_those_that_it_refuses() {
+    let folder = TempDir::new().unwrap();
+    let validate = |text: &str| {
+        let file = folder.path().join("envoy.yaml");
+        fs::write(&file, text).unwrap();
+        let mut envoy = Command::new(tool("envoy"));
+        envoy
+            .args(["--mode", "validate", "--config-path"])
+            .arg(&file);
+        let output = finish(&mut envoy);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let [taken, refused] = [0, 2].map(|at| fs::read_to_string(root(PLANTED[at])).unwrap());
+    let (is_taken, said) = validate(&taken);
+    assert!(is_taken, "{said}");
+    let (is_taken, said) = validate(&refused);
+    assert!(!is_taken && said.contains("remote_adress"), "{said}");
+    let (is_taken, said) = validate(&refused.replace("remote_adress", "remote_address"));
+    assert!(
+        !is_taken && said.contains("must be the last filter"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -3,10 +3,13 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::document::DocumentValue;
-use crate::core::{
-    counter::Joined,
-    matcher::{Domain, Matcher},
-    request::Entry,
+use crate::{
+    config::suggest::closest,
+    core::{
+        counter::Joined,
+        matcher::{Domain, Matcher},
+        request::Entry,
+    },
 };
 
 /// Bound on combinations of values for one descriptor; beyond it a match is assumed.
@@ -177,6 +180,13 @@ impl<'m> KnownRules<'m> {
 
     pub(super) fn has_domain(&self, domain: &str) -> bool {
         self.matcher.domain(domain.as_bytes()).is_some()
+    }
+
+    /// The domain that is probably meant by one that has no rules.
+    pub(super) fn similar_domain(&self, domain: &str) -> Option<&str> {
+        let names = self.matcher.domain_names().iter();
+        let names = names.filter_map(|name| str::from_utf8(name).ok());
+        closest(domain, names)
     }
 
     /// Whether some request could turn `entries` into a descriptor that a rule matches.

@@ -2,6 +2,7 @@ mod lists;
 mod patches;
 mod per_route;
 mod shapes;
+mod unknown;
 
 use clap::ValueEnum as _;
 

@@ -8,13 +8,15 @@ mod patches;
 mod routes;
 mod scope;
 mod service;
+mod unknown;
 
 pub(super) use self::{
-    filter::{http_filter, quota_filter, tcp_filter},
+    filter::{behind_router, http_filter, quota_filter, tcp_filter},
     items::{item, items, single_item},
-    no_filter::{is_usual_name, resembles_filter, unknown_filter, untyped},
+    no_filter::{is_router_name, is_usual_name, resembles_filter, unknown_filter, untyped},
     patches::patch,
     routes::{configured, route, virtual_host},
     scope::{called_services, scope},
     service::{call, cluster, service},
+    unknown::unknown_actions,
 };

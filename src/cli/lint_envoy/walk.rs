@@ -217,6 +217,9 @@ impl<'d> EnvoyWalk<'d> {
     /// Collects `rate_limits`, wherever they stand.
     fn rate_limits(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>, holder: Holder) {
         let mut items = value.list("rate_limits");
+        for item in &items {
+            traps::unknown_actions(item, &mut self.findings);
+        }
         items.retain(|item| item.get("actions").is_some());
         if items.is_empty() {
             return;

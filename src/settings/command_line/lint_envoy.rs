@@ -55,12 +55,13 @@ pub(crate) enum TrapSeverity {
     Advice,
 }
 
-/// A setting that Envoy accepts and that limits nothing, or not what its author meant. The names stay the same in
+/// A setting that limits nothing, or not what its author meant; most of them Envoy accepts. The names stay the same in
 /// later versions, and stand in the order of the alphabet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Trap {
     AbsentValue,
     Authority,
+    BehindRouter,
     Descriptor,
     DirectResponse,
     Domain,
@@ -94,6 +95,8 @@ pub(crate) enum Trap {
     TcpDescriptor,
     Timeout,
     UnknownCluster,
+    UnknownField,
+    WrongPort,
 }
 
 impl fmt::Display for TrapSeverity {

@@ -381,7 +381,19 @@ const WITH_LISTENER: &[Form] = &[Form::Bootstrap, Form::Dump];
 const PATCHES: &[Form] = &[Form::EnvoyFilter, Form::Actions];
 const WITHOUT_FILTER: &[Form] = &[Form::RouteDump, Form::RouteFile, Form::Actions];
 
-const PLANTS: [Plant; 10] = [
+const PLANTS: [Plant; 12] = [
+    (Trap::UnknownField, &FORMS, |draft, dice| {
+        draft.action = dice.pick(&[
+            json!({"remote_adress": {}}),
+            json!({"generic_kye": {"descriptor_value": "free"}}),
+            json!({"extention": {}}),
+            json!({"nothing_like_it": {}}),
+        ]);
+    }),
+    (Trap::WrongPort, WITH_FILTER, |draft, dice| {
+        draft.cluster = dice.pick(&["outbound|8080||tollgate.svc", "outbound|6070||tollgate.svc"]);
+        draft.authority = Some("tollgate");
+    }),
     (Trap::RouteFilterName, WITH_FILTER, |draft, dice| {
         give_config(draft, dice);
         let key = dice.pick(&["typed_config", "cors", "limit", "envoy.filters.http.local"]);

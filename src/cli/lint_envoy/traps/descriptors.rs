@@ -21,7 +21,10 @@ pub(super) fn descriptors(scope: &Scope<'_>, rules: &KnownRules<'_>, found: &mut
                 Trap::Domain,
                 &named,
                 format!("no rule file has the domain `{domain}`: everything passes"),
-                "name the `domain` of a rule file",
+                match rules.similar_domain(domain) {
+                    Some(similar) => format!("did you mean `{similar}`?"),
+                    None => "name the `domain` of a rule file".to_owned(),
+                },
             );
         }
     }

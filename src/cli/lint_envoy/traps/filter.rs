@@ -4,6 +4,18 @@ use super::super::{
     document::DocumentValue,
     finding::{Findings, Trap, TrapSeverity},
 };
+use super::unknown::unknown_entries;
+
+/// Reports a rate limit filter behind the router: its entry in the list of filters, or the operation of a patch that
+/// puts it there.
+pub(crate) fn behind_router(at: &DocumentValue<'_>, found: &mut Findings) {
+    found.error(
+        Trap::BehindRouter,
+        at,
+        "the rate limit filter stands behind the router, which ends the chain: Envoy refuses it",
+        "put it before envoy.filters.http.router; in an EnvoyFilter, by `operation: INSERT_BEFORE`",
+    );
+}
 
 /// Looks at an `envoy.filters.http.ratelimit`. A dump of a running Envoy leaves out values that are false or 0.
 pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
@@ -60,6 +72,7 @@ pub(crate) fn tcp_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut 
         failure_mode(filter, &keys, ("connection", "close them"), found);
     }
     for descriptor in filter.list("descriptors") {
+        unknown_entries(&descriptor, found);
         for key in ["hits_addend", "limit"] {
             if let Some(dropped) = descriptor.get(key) {
                 found.error(

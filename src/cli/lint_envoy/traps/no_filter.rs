@@ -75,6 +75,11 @@ pub(crate) fn is_usual_name(name: &str) -> bool {
     name == USUAL_NAME || name == OLD_NAMES[0].0
 }
 
+/// Whether a filter of this name is the router, unless its type says otherwise.
+pub(crate) fn is_router_name(name: &str) -> bool {
+    matches!(name, "envoy.filters.http.router" | "envoy.router")
+}
+
 /// Whether `name`, which is not the filter's, was probably meant to be it.
 pub(crate) fn resembles_filter(name: &str) -> bool {
     let letters = |name: &str| -> String {

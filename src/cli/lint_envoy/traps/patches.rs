@@ -5,7 +5,8 @@ use super::super::{
     finding::{Findings, Trap},
 };
 use super::{
-    no_filter::{OLD_NAMES, is_one_slip, untyped},
+    filter::behind_router,
+    no_filter::{OLD_NAMES, is_one_slip, is_router_name, untyped},
     routes::{misplaced, route},
 };
 
@@ -39,6 +40,9 @@ pub(crate) fn patch(patch: &DocumentValue<'_>, found: &mut Findings) {
         ),
         Some("HTTP_FILTER") => {
             untyped(&value, found);
+            if limits(&value) {
+                placed_last(patch, found);
+            }
             misplaced(
                 &value,
                 "a filter has no `rate_limits` next to its name",
@@ -53,6 +57,30 @@ pub(crate) fn patch(patch: &DocumentValue<'_>, found: &mut Findings) {
             found,
         ),
         _ => {}
+    }
+}
+
+/// A patch that puts its filter at the end of the filters, where the router has to be.
+fn placed_last(patch: &DocumentValue<'_>, found: &mut Findings) {
+    let operation = patch.at(&["patch", "operation"]);
+    let filter = [
+        "match",
+        "listener",
+        "filter_chain",
+        "filter",
+        "sub_filter",
+        "name",
+    ];
+    let filter = patch.at(&filter);
+    let is_last = match operation.as_ref().and_then(DocumentValue::text) {
+        Some("ADD") => true,
+        Some("INSERT_AFTER") => filter
+            .and_then(|name| name.text())
+            .is_none_or(is_router_name),
+        _ => false,
+    };
+    if let (true, Some(operation)) = (is_last, operation) {
+        behind_router(&operation, found);
     }
 }
 

@@ -8,6 +8,25 @@ use super::super::{
 };
 use super::no_filter::is_one_slip;
 
+/// The ports of tollgate without gRPC, unless its settings say otherwise.
+const OTHER_PORTS: [(&str, &str); 3] =
+    [("8080", "HTTP"), ("6070", "debug"), ("9090", "Prometheus")];
+
+/// Checks the port at which the service is called.
+fn port(port: &str, at: &DocumentValue<'_>, found: &mut Findings) {
+    if let Some((_, name)) = OTHER_PORTS.iter().find(|(other, _)| *other == port) {
+        found.error(
+            Trap::WrongPort,
+            at,
+            format!(
+                "{port} is the {name} port of tollgate, unless its settings say otherwise, and has no gRPC: every call \
+                 fails"
+            ),
+            "write the gRPC port, 8081 by default",
+        );
+    }
+}
+
 /// Looks at the `envoy_grpc` of a filter, in a bootstrap that has all `clusters` there are.
 pub(crate) fn call(
     envoy_grpc: &DocumentValue<'_>,
@@ -40,9 +59,19 @@ pub(crate) fn service(service: &DocumentValue<'_>, found: &mut Findings) {
             "remove `retry_policy`",
         );
     }
+    if let Some(target) = service.at(&["google_grpc", "target_uri"]) {
+        let text = target.text().unwrap_or_default();
+        port(text.rsplit(':').next().unwrap_or_default(), &target, found);
+    }
     let Some(envoy_grpc) = service.get("envoy_grpc") else {
         return;
     };
+    // As Istio names the clusters of services.
+    if let Some(name) = envoy_grpc.get("cluster_name")
+        && let Some(("outbound", rest)) = name.text().and_then(|name| name.split_once('|'))
+    {
+        port(rest.split('|').next().unwrap_or_default(), &name, found);
+    }
     if let Some(policy) = envoy_grpc.get("retry_policy") {
         found.advice(
             Trap::Retries,
@@ -76,6 +105,17 @@ pub(crate) fn cluster(name: &str, cluster: &DocumentValue<'_>, found: &mut Findi
                  `explicit_http_config: {{ http2_protocol_options: {{}} }}`"
             ),
         );
+    }
+    let localities = cluster
+        .get("load_assignment")
+        .map(|hosts| hosts.list("endpoints"));
+    let hosts = localities
+        .iter()
+        .flatten()
+        .flat_map(|locality| locality.list("lb_endpoints"));
+    let address = ["endpoint", "address", "socket_address", "port_value"];
+    for at in hosts.filter_map(|host| host.at(&address)) {
+        port(at.text().unwrap_or_default(), &at, found);
     }
     let checks = cluster.list("health_checks");
     for check in &checks {

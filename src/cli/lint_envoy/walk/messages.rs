@@ -5,7 +5,7 @@ use crate::cli::lint_envoy::{
     actions::Holder,
     document::DocumentValue,
     scope::{Filter, FilterEntry, MayLimit},
-    traps::{self, is_usual_name, resembles_filter},
+    traps::{self, is_router_name, is_usual_name, resembles_filter},
 };
 
 /// The message of the rate limit filter.
@@ -58,6 +58,11 @@ impl<'d> EnvoyWalk<'d> {
         let entries = manager.list("http_filters");
         for entry in &entries {
             traps::untyped(entry, &mut self.findings);
+        }
+        for entry in entries.iter().skip_while(|entry| !is_router(entry)) {
+            if is_limiting(entry) {
+                traps::behind_router(entry, &mut self.findings);
+            }
         }
         let scope = self.scope(id);
         scope.manager = Some(manager.clone());
@@ -131,6 +136,24 @@ fn filter_entry<'d>(entry: &DocumentValue<'d>) -> FilterEntry<'d> {
     FilterEntry {
         name: entry.text_of("name").unwrap_or_default(),
         limits: may_limit(entry),
+    }
+}
+
+fn is_router(entry: &DocumentValue<'_>) -> bool {
+    let config = entry.get("typed_config");
+    match config.and_then(|config| config.message().map(|(name, _)| name)) {
+        Some(name) => name.ends_with(".http.router.v3.Router"),
+        None => entry.text_of("name").is_some_and(is_router_name),
+    }
+}
+
+/// Whether an entry is a rate limit filter, or is named so.
+fn is_limiting(entry: &DocumentValue<'_>) -> bool {
+    let name = entry.text_of("name").unwrap_or_default();
+    match may_limit(entry) {
+        MayLimit::Yes => true,
+        MayLimit::Unknown => is_usual_name(name),
+        MayLimit::No => false,
     }
 }
 
