@@ -40,7 +40,14 @@ pub(crate) use size::{Size, SizeStore};
     name = "tollgate",
     version = VERSION_AND_COMMIT,
     about = "Rate-limit sidecar for Envoy: several periods on one descriptor, counted in memory or in Redis",
-    after_help = "Without a command, `serve` is assumed: `tollgate --redis-url …` is `tollgate serve --redis-url …`."
+    after_help = "\
+Examples:
+  tollgate check rules/
+  tollgate serve --config-dir rules/ --redis-url redis://localhost
+  tollgate ask --domain shop -d remote_address=192.0.2.1
+
+Without a command, `serve` is assumed. Each of its settings has an environment variable, which `tollgate serve --help` \
+names. The documents are in docs/ of the repository, and begin with docs/README.md."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -55,7 +62,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
-    /// Show the counters of a running server
+    /// List, show, reset or raise the counters of a running server
     Counters(CountersCommand),
     /// Explain how a request would be decided, and why: by rule files, or by a running server
     Explain(Explain),

@@ -4,23 +4,21 @@ use std::ffi::OsString;
 
 use clap::Command;
 
-/// The settings of `serve -h`, each with a text of one line.
-const SETTINGS: [(&str, &str); 27] = [
+/// The settings of `serve -h`, the most usual of each kind first, each with a text of one line.
+pub(super) const SETTINGS: [(&str, &str); 28] = [
     (
         "config_dir",
         "Folder of rule files, watched for changes [default: config]",
     ),
     ("merge_domains", "Let several files name one domain"),
     ("grpc_port", "gRPC port, which Envoy calls"),
-    ("grpc_host", "Its address"),
+    ("grpc_host", "Address of the gRPC port"),
     ("grpc_uds", "Serve gRPC on this Unix socket instead"),
     ("port", "HTTP port: /healthcheck, /json"),
+    ("host", "Address of the HTTP port"),
     ("http_json", "Answer requests at /json of the HTTP port"),
-    (
-        "debug_host",
-        "Address of the debug port: /metrics, /stats, /rlconfig",
-    ),
-    ("debug_port", "Debug port"),
+    ("debug_port", "Debug port: /metrics, /stats, /rlconfig"),
+    ("debug_host", "Address of the debug port"),
     ("grpc_tls", "Require TLS on the gRPC port"),
     ("grpc_tls_cert", "Certificate of the server, in PEM"),
     ("grpc_tls_key", "Its key, in PEM"),

@@ -305,6 +305,20 @@ fn help_tells_of_every_flag_and_its_variable() {
     for command in cli.get_subcommands() {
         assert!(help.contains(command.get_name()), "{help}");
     }
+    for part in ["tollgate ask --domain", "docs/README.md", "variable"] {
+        assert!(help.contains(part), "{help}");
+    }
+    let changes = cli
+        .find_subcommand("counters")
+        .unwrap()
+        .get_about()
+        .unwrap();
+    assert!(changes.to_string().contains("reset"), "{changes}");
+    let (_, short) = run(&["serve", "-h"]);
+    for port in ["grpc-", "", "debug-"] {
+        assert!(short.contains(&format!(" --{port}host <HOST>")), "{short}");
+        assert!(short.contains(&format!(" --{port}port <PORT>")), "{short}");
+    }
 }
 
 #[test]
