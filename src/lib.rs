@@ -234,6 +234,7 @@ mod settings {
     pub(crate) mod tls;
     pub(crate) mod top_talkers;
     pub(crate) mod traces;
+    mod unexpected;
     pub(crate) mod values;
     mod variables;
     pub(crate) mod xds;

@@ -33,6 +33,8 @@ pub(crate) enum DialError {
     Stream(#[source] io::Error),
     #[error("a wildcard in a certificate must have at least two labels behind the star")]
     ShortWildcard(#[source] io::Error),
+    #[error("the certificate of the server cannot be accepted: {0}")]
+    Unacceptable(&'static str, #[source] io::Error),
     #[error("no answer within --timeout")]
     TimedOut,
     /// The setting that names the certificate authority.
@@ -192,6 +194,7 @@ impl Dial {
                     Some(TlsFailure::OtherName {
                         has_short_wildcard: true,
                     }) => DialError::ShortWildcard(error),
+                    Some(TlsFailure::Invalid(reason)) => DialError::Unacceptable(reason, error),
                     _ => DialError::Stream(error),
                 })
             }

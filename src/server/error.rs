@@ -15,10 +15,12 @@ use crate::{
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServerError {
-    #[error("cannot listen on {address} for {purpose}")]
+    /// With the flag and the variable to change.
+    #[error("cannot listen on {address} for {purpose} ({setting})")]
     Bind {
         purpose: &'static str,
         address: String,
+        setting: &'static str,
         #[source]
         source: io::Error,
     },

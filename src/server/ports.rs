@@ -30,12 +30,12 @@ impl Ports {
         let bind = |purpose, host, port| bind(purpose, host, port, listen.reuse_port);
         let debug_host = or(&listen.debug_host, LOOPBACK);
         Ok(Self {
-            http: bind("HTTP", or(&listen.host, EVERY), listen.port).await?,
-            debug: bind("debug", debug_host, listen.debug_port).await?,
+            http: bind(HTTP, or(&listen.host, EVERY), listen.port).await?,
+            debug: bind(DEBUG, debug_host, listen.debug_port).await?,
             prometheus: if stats.prometheus && !stats.disable_stats {
                 let address = stats.prometheus_address;
                 let host = address.ip().to_string();
-                Some(bind("Prometheus", &host, address.port()).await?)
+                Some(bind(PROMETHEUS, &host, address.port()).await?)
             } else {
                 None
             },
@@ -61,6 +61,22 @@ pub(super) struct Addresses {
     pub(super) prometheus: String,
 }
 
+/// A purpose of a port, and the flags and variables of its host and of its number.
+struct PortSettings(&'static str, &'static str, &'static str);
+
+const GRPC: PortSettings = PortSettings("gRPC", "--grpc-host, GRPC_HOST", "--grpc-port, GRPC_PORT");
+const HTTP: PortSettings = PortSettings("HTTP", "--host, HOST", "--port, PORT");
+const DEBUG: PortSettings = PortSettings(
+    "debug",
+    "--debug-host, DEBUG_HOST",
+    "--debug-port, DEBUG_PORT",
+);
+const PROMETHEUS: PortSettings = PortSettings(
+    "Prometheus",
+    "--prometheus-address, PROMETHEUS_ADDR",
+    "--prometheus-address, PROMETHEUS_ADDR",
+);
+
 /// Connections that may wait to be accepted: as many as the kernel allows (`net.core.somaxconn`, 4096 by default). A
 /// client that finds no room asks again after a second only.
 const BACKLOG: u32 = 65_535;
@@ -77,7 +93,7 @@ fn or<'a>(host: &'a str, default: &'a str) -> &'a str {
 
 /// Binds a port. `host` is a name or an address; `::` means every address of both families.
 async fn bind(
-    purpose: &'static str,
+    PortSettings(purpose, of_host, of_port): PortSettings,
     host: &str,
     port: u16,
     reuse_port: bool,
@@ -91,6 +107,10 @@ async fn bind(
                 format!("[{host}]:{port}")
             } else {
                 format!("{host}:{port}")
+            },
+            setting: match source.kind() {
+                io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied => of_port,
+                _ => of_host,
             },
             source,
         })
@@ -147,7 +167,7 @@ impl GrpcListener {
             Some(path) => Self::bind_unix(path, listen.grpc_uds_mode),
             None => {
                 let host = or(&listen.grpc_host, EVERY);
-                let socket = bind("gRPC", host, listen.grpc_port, listen.reuse_port).await?;
+                let socket = bind(GRPC, host, listen.grpc_port, listen.reuse_port).await?;
                 Ok(Self::Tcp(socket))
             }
         }
@@ -172,6 +192,7 @@ impl GrpcListener {
         bound().map_err(|source| ServerError::Bind {
             purpose: "gRPC",
             address: path.display().to_string(),
+            setting: "--grpc-uds, GRPC_UDS",
             source,
         })
     }

@@ -5,7 +5,7 @@ use super::error::ServerError;
 use std::{pin::Pin, sync::Arc};
 
 use crate::{
-    config::{fault::Fault, options::Options},
+    config::{fault::Fault, options::Options, source::Source},
     control::{
         reload::{Intake, Reloader, log_errors},
         xds,
@@ -67,8 +67,13 @@ impl RuleSource {
                 );
             }
             Err(problems) => {
+                let source = settings.source();
+                let setting = match &source {
+                    Source::Paths(_) => "--config-dir, TOLLGATE_CONFIG_DIR",
+                    Source::Runtime(_) => "--runtime-root, RUNTIME_ROOT",
+                };
                 return Err(ServerError::Rules {
-                    source_name: settings.source().to_string(),
+                    source_name: format!("{source} (see {setting})"),
                     problems,
                 });
             }

@@ -30,8 +30,8 @@ mod writer;
 
 use writer::explain;
 
-/// The request with these descriptors, each with `hits`.
-pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: u64) -> RateLimitRequest {
+/// The request with these descriptors, each with `hits`, which it gives back if they are negative.
+pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: i64) -> RateLimitRequest {
     let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
         entries: entries
             .iter()
@@ -40,7 +40,8 @@ pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: u64) -> Rate
                 value: value.clone().into(),
             })
             .collect(),
-        hits_addend: Some(hits),
+        hits_addend: Some(hits.unsigned_abs()),
+        is_negative_hits: hits < 0,
         ..RateLimitDescriptor::default()
     };
     RateLimitRequest {

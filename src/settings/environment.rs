@@ -20,6 +20,7 @@ use super::{
     process::LogFormat,
     service_links::is_service_link,
     short_help,
+    unexpected::unexpected,
     values::boolean,
     variables::{Environment, unknown},
 };
@@ -110,12 +111,17 @@ fn is_given(flags: &ArgMatches, argument: &Arg) -> bool {
     flags.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
-/// `command` without the variables that `is_left_out` names.
+/// `command` without the variables that `is_left_out` names, which reads numbers below 0 as values.
 fn without(command: &Command, is_left_out: impl Fn(&OsStr) -> bool) -> Command {
     command.clone().mut_subcommands(|command| {
-        command.mut_args(|argument| match argument.get_env() {
-            Some(name) if is_left_out(name) => argument.env(Resettable::Reset),
-            _ => argument,
+        command.mut_args(|argument| {
+            // It is a wrong value at worst, and no unexpected argument.
+            let takes_values = argument.get_action().takes_values();
+            let argument = argument.allow_negative_numbers(takes_values);
+            match argument.get_env() {
+                Some(name) if is_left_out(name) => argument.env(Resettable::Reset),
+                _ => argument,
+            }
         })
     })
 }
@@ -154,7 +160,7 @@ fn bad_command_line(
             let error = command.try_get_matches_from(arguments).err();
             error.expect("a command line that asks for the help has no matches")
         }
-        _ => error,
+        _ => unexpected(command, arguments, &error).unwrap_or(error),
     };
     UsageErrorKind::CommandLine(error)
 }

@@ -11,7 +11,7 @@ use prost::Message as _;
 
 use crate::support::{
     ask::{self, descriptor, request},
-    certificates::{Authority, Pair, Secret},
+    certificates::{Authority, Pair, Secret, self_signed},
     finish, free_port,
     tollgate::{self, Tollgate, program},
 };
@@ -335,6 +335,19 @@ fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
     check_hint(
         &[&at(&closed)[..], &own].concat(),
         "seems to refuse the client certificate in --cert",
+    );
+    // As `openssl req -x509` makes it.
+    let own = self_signed(&["tollgate.example"], false);
+    let own = Secret::mount(&[("tls.crt", &own.certificate), ("tls.key", &own.key)]);
+    let self_signing = tollgate::with_rules(RULES)
+        .args(["--grpc-tls", "--grpc-tls-cert", &own.at("tls.crt")])
+        .args(["--grpc-tls-key", &own.at("tls.key")])
+        .start();
+    check_hint(
+        &at(&secured(&self_signing)),
+        "it is one of an authority (CA:TRUE), which a server may show only if the file of trusted authorities contains \
+         that very certificate; trust that file, or make one of a server, as by openssl req -x509 -addext \
+         basicConstraints=critical,CA:FALSE",
     );
     let other = secret.at("other-ca.crt");
     check_hint(

@@ -601,16 +601,42 @@ fn the_ready_line_names_version_ports_store_tls_and_modes() {
 }
 
 #[test]
-fn a_port_in_use_is_fatal_and_named() {
+fn a_port_that_cannot_be_had_is_fatal_and_named_with_its_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    for variable in ["GRPC", "HTTP", "DEBUG"] {
-        let (status, said) = serve_on(variable, address).fail();
+    let ports = [
+        ("GRPC", "gRPC (--grpc-port, GRPC_PORT)"),
+        ("HTTP", "HTTP (--port, PORT)"),
+        ("DEBUG", "debug (--debug-port, DEBUG_PORT)"),
+        (
+            "PROMETHEUS",
+            "Prometheus (--prometheus-address, PROMETHEUS_ADDR)",
+        ),
+    ];
+    for (which, name) in ports {
+        let (status, said) = serve_on(which, address).fail();
         assert_eq!(status.code(), Some(1), "{said}");
-        let expected = format!("cannot listen on {address} for {variable}");
-        let expected = expected.replace("GRPC", "gRPC").replace("DEBUG", "debug");
+        let expected = format!("cannot listen on {address} for {name}: Address already in use");
         assert!(said.contains(&expected), "{said}");
-        assert!(said.contains("Address already in use"), "{said}");
+    }
+    // An address of no machine, from RFC 5737.
+    for (flag, name) in [
+        ("--grpc-host", "gRPC (--grpc-host, GRPC_HOST)"),
+        ("--host", "HTTP (--host, HOST)"),
+        ("--debug-host", "debug (--debug-host, DEBUG_HOST)"),
+    ] {
+        let rules = files(&[("a.yaml", RULES)]);
+        let ports = ["--grpc-port=0", "--port=0", "--debug-port=0"];
+        let mut serve = program();
+        serve
+            .args(ports)
+            .args(["--config-dir", path(&rules), flag, "192.0.2.1"]);
+        let Output { stdout, stderr, .. } = finish(&mut serve);
+        let said = String::from_utf8([stdout, stderr].concat()).unwrap();
+        assert!(
+            said.contains(&format!("for {name}: Cannot assign")),
+            "{said}"
+        );
     }
 }
 
@@ -629,7 +655,134 @@ fn serve_on(which: &str, address: SocketAddr) -> tollgate::Builder {
         .args(["--config-dir", &folder, "--log-format", "json"])
         .args(["--grpc-host", "127.0.0.1", "--host", "127.0.0.1"])
         .args(["--grpc-port", &port("GRPC"), "--port", &port("HTTP")])
-        .args(["--debug-port", &port("DEBUG")])
+        .args(["--debug-port", &port("DEBUG"), "--prometheus"])
+        .args([
+            "--prometheus-address",
+            &format!("127.0.0.1:{}", port("PROMETHEUS")),
+        ])
+}
+
+#[test]
+fn rules_that_cannot_be_found_are_told_with_the_setting_of_their_folder() {
+    let empty = TempDir::new().unwrap();
+    let folder = path(&empty);
+    let check = |arguments: &[&str], expected: &str| {
+        let output = finish(program().current_dir(&empty).args(arguments));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(error(&output).contains(expected), "{output:?}");
+    };
+    check(
+        &[],
+        "the rules in config (see --config-dir, TOLLGATE_CONFIG_DIR) cannot be used:\n  config: cannot be read: No such",
+    );
+    check(
+        &["serve", "--config-dir", folder],
+        "(see --config-dir, TOLLGATE_CONFIG_DIR) cannot be used:",
+    );
+    check(
+        &["--runtime-root", "nowhere"],
+        "the rules in nowhere (see --runtime-root, RUNTIME_ROOT) cannot be used:",
+    );
+}
+
+#[test]
+fn an_argument_that_nobody_expects_is_told_with_the_one_that_is_meant() {
+    let rules = files(&[("rules/a.yaml", RULES)]);
+    let check = |arguments: &[&str], expected: &str| {
+        let output = finish(program().current_dir(&rules).args(arguments));
+        let said = error(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let tip = said.lines().find_map(|line| line.strip_prefix("  tip: "));
+        assert_eq!(tip.unwrap_or_default(), expected, "{arguments:?}: {said}");
+    };
+    for (wrong, meant) in [
+        ("--redis", "--redis-url"),
+        ("--redis-host", "--redis-url"),
+        ("--redis-address", "--redis-url"),
+        ("--redis-urll", "--redis-url"),
+        ("--redis-tiemout", "--redis-timeout"),
+        ("--config", "--config-dir"),
+        ("--config-folder", "--config-dir"),
+        ("--rules", "--config-dir"),
+        ("--grpc", "--grpc-port"),
+        ("--http-port", "--port"),
+        ("--http-host", "--host"),
+        ("--debug", "--debug-port"),
+        ("--tls", "--grpc-tls"),
+        ("--log", "--log-level"),
+        ("--shadow", "--shadow-mode"),
+    ] {
+        let tip = format!("a similar argument exists: '{meant}'");
+        check(&[wrong, "x"], &tip);
+        check(&["serve", &format!("{wrong}=x")], &tip);
+    }
+    check(&["--threads", "4"], "");
+    check(
+        &["ask", "--desc", "k=v"],
+        "a similar argument exists: '--descriptor'",
+    );
+    check(
+        &["counters", "reset", "--token", "x"],
+        "a similar argument exists: '--token-file'",
+    );
+    let behind = |flag: &str| format!("a value stands behind its flag: '{flag}'");
+    check(&["serve", "rules/"], &behind("--config-dir rules/"));
+    check(&["serve", "rules/a.yaml"], &behind("--config-dir rules"));
+    check(&["serve", "nowhere"], &behind("--config-dir nowhere"));
+    check(&["explain", "rules"], &behind("--rules rules"));
+    check(&["explain", "k=v"], &behind("-d k=v"));
+    check(&["ask", "k=v,l=w"], &behind("-d k=v,l=w"));
+    check(&["counters", "get", "k=v"], &behind("-d k=v"));
+    for folder in ["rules", "rules/"] {
+        let tip = format!(
+            "to serve the rules in it, write 'tollgate serve --config-dir {folder}'; to check them, 'tollgate check \
+             {folder}'"
+        );
+        check(&[folder], &tip);
+    }
+    let output = finish(program().arg("sevre"));
+    assert!(error(&output).contains("'serve'"), "{output:?}");
+    // Nothing of an argument is obeyed by a terminal.
+    let output = finish(program().args(["serve", "\u{1b}[31m"]));
+    assert!(!error(&output).contains("\u{1b}[31m"), "{output:?}");
+}
+
+#[tokio::test]
+async fn hits_below_zero_are_given_back_and_refused_elsewhere() {
+    let server = tollgate::with_rules(RULES).start();
+    let url = format!("http://{}", server.grpc);
+    let debug = format!("http://{}", server.debug);
+    let asked = |hits: &str| {
+        let what = [
+            "ask", "--server", &url, "--domain", "d", "-d", "one=v", "--hits", hits,
+        ];
+        run(&what).1
+    };
+    assert!(asked("2").contains("0 of 2 per year left"));
+    let what = [
+        "explain", "--server", &debug, "--domain", "d", "-d", "one=v",
+    ];
+    let (_, said) = run(&[&what[..], &["--hits", "-2"]].concat());
+    assert!(said.starts_with("would pass"), "{said}");
+    assert!(asked("-2").starts_with("OK"));
+    assert!(asked("0").contains("2 of 2 per year left"));
+    for (arguments, expected) in [
+        (
+            &[
+                "counters", "grant", "--domain", "d", "-d", "one=v", "--hits", "-2",
+            ][..],
+            "invalid value '-2' for '--hits <N>': expected a whole number from 1",
+        ),
+        (
+            &["--max-counters", "-1"],
+            "invalid value '-1' for '--max-counters <N>': expected a whole number",
+        ),
+        (&["--port", "-1"], "invalid value '-1' for '--port <PORT>'"),
+    ] {
+        let output = finish(program().args(arguments));
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(error(&output).contains(expected), "{output:?}");
+    }
 }
 
 // --- in short ------------------------------------------------------------------------------------

@@ -594,21 +594,34 @@ fn json_has_the_spellings_of_proto3() {
 #[test]
 fn json_that_cannot_be_answered_is_a_bad_request() {
     let server = tollgate::with_rules(RULES).start();
-    for body in [
-        "",
-        "{",
-        "[]",
-        r#"{"domain": "echo-ratelimit"}"#,
-        r#"{"domain": "", "descriptors": [{}]}"#,
-        r#"{"domain": "echo-ratelimit", "descriptors": [{}], "unknown": 1}"#,
-        r#"{"domain": "echo-ratelimit", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#,
+    let long = format!(r#"{{"{}": 1}}"#, "a".repeat(10_000));
+    for (body, reason) in [
+        ("", "EOF"),
+        ("{", "EOF"),
+        ("[]", "invalid type"),
+        (r#"{"domain": "echo-ratelimit"}"#, "descriptor"),
+        (r#"{"domain": "", "descriptors": [{}]}"#, "domain"),
+        (
+            r#"{"domain": "echo-ratelimit", "descriptors": [{}], "unknown": 1}"#,
+            "'unknown'",
+        ),
+        (r#"{"descriptors": [{"entry": [{"key": "a"}]}]}"#, "'entry'"),
+        (
+            r#"{"a\nb\u001b[31m\u202e": 1}"#,
+            r"'a\nb\u{1b}[31m\u{202e}'",
+        ),
+        (&long, "aaa"),
+        (
+            r#"{"domain": "echo-ratelimit", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#,
+            "unit",
+        ),
     ] {
         let reply = ask_json(&server, body);
-        assert_eq!(
-            (reply.status, reply.body.as_str()),
-            (400, "Bad Request\n"),
-            "{body}"
-        );
+        let said = &reply.body;
+        assert_eq!(reply.status, 400, "{body}");
+        assert!(said.starts_with("Bad Request: "), "{body}: {said}");
+        assert!(said.contains(reason), "{body}: {said}");
+        assert!(said.len() < 400 && said.lines().count() == 1, "{said}");
         assert_eq!(reply.content_type, "text/plain; charset=utf-8");
     }
     assert_eq!(json::send(server.http, "POST", "/json/", b"{}").status, 404);

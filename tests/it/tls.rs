@@ -18,7 +18,7 @@ use tokio_rustls::rustls::version::{TLS12, TLS13};
 
 use crate::support::{
     ask::{self, is_ok},
-    certificates::{Authority, Pair, Secret, der},
+    certificates::{Authority, Pair, Secret, der, self_signed},
     eventually, finish, tollgate, tool,
 };
 
@@ -124,6 +124,7 @@ async fn a_refused_handshake_is_counted_by_its_reason_and_logged_with_the_addres
     for (client, reason) in [
         (None, "no_certificate"),
         (Some(theirs.issue(name)), "unknown_ca"),
+        (Some(self_signed(&[name], false)), "authority_certificate"),
         (Some(ours.issue_expired(name)), "expired"),
         (Some(ours.issue("other.mesh.example")), "wrong_name"),
     ] {

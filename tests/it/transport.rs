@@ -112,7 +112,7 @@ fn a_socket_that_somebody_listens_on_and_a_file_are_left_alone() {
             .args(["--grpc-uds", &shown])
             .fail();
         assert_eq!(status.code(), Some(1));
-        let expected = format!("cannot listen on {shown} for gRPC");
+        let expected = format!("cannot listen on {shown} for gRPC (--grpc-uds, GRPC_UDS): ");
         assert!(said.contains(&expected), "{said}");
         assert!(said.contains("in use"), "{said}");
     }

@@ -98,7 +98,8 @@ fn unacceptable(error: &CertificateError) -> Option<TlsFailure> {
         }
         CertificateError::Other(error) if is_of_authority(error) => Some(TlsFailure::Invalid(
             "it is one of an authority (CA:TRUE), which a server may show only if the file of trusted authorities \
-             contains that very certificate",
+             contains that very certificate; trust that file, or make one of a server, as by openssl req -x509 -addext \
+             basicConstraints=critical,CA:FALSE",
         )),
         CertificateError::Other(error) if error.to_string() == "UnsupportedCertVersion" => {
             Some(TlsFailure::Invalid(

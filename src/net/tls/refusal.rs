@@ -4,6 +4,8 @@ use std::io;
 
 use tokio_rustls::rustls::{CertificateError, Error, InvalidMessage};
 
+use super::failure::is_of_authority;
+
 /// Why a handshake with a client failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeFailure {
@@ -11,6 +13,8 @@ pub enum HandshakeFailure {
     NoCertificate,
     /// Another authority signed the client's certificate.
     UnknownCa,
+    /// The client shows the certificate of an authority.
+    AuthorityCertificate,
     /// The client's certificate is expired, or not yet valid.
     Expired,
     /// The client's certificate is for another name.
@@ -25,9 +29,10 @@ pub enum HandshakeFailure {
 }
 
 impl HandshakeFailure {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NoCertificate,
         Self::UnknownCa,
+        Self::AuthorityCertificate,
         Self::Expired,
         Self::WrongName,
         Self::RefusedByClient,
@@ -55,6 +60,7 @@ impl HandshakeFailure {
         match error {
             // An authority of an equal name with another key is another authority.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::UnknownCa,
+            CertificateError::Other(error) if is_of_authority(error) => Self::AuthorityCertificate,
             CertificateError::Expired
             | CertificateError::ExpiredContext { .. }
             | CertificateError::NotValidYet
@@ -82,6 +88,7 @@ impl HandshakeFailure {
         match self {
             Self::NoCertificate => "no_certificate",
             Self::UnknownCa => "unknown_ca",
+            Self::AuthorityCertificate => "authority_certificate",
             Self::Expired => "expired",
             Self::WrongName => "wrong_name",
             Self::RefusedByClient => "refused_by_client",
@@ -99,6 +106,10 @@ impl HandshakeFailure {
             }
             Self::UnknownCa => {
                 "the client's certificate is not signed by an authority of GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)"
+            }
+            Self::AuthorityCertificate => {
+                "the client's certificate is one of an authority (CA:TRUE), as openssl req -x509 makes them; make one \
+                 with -addext basicConstraints=critical,CA:FALSE"
             }
             Self::Expired => "the client's certificate is expired or not yet valid",
             Self::WrongName => {

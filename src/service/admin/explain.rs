@@ -9,7 +9,7 @@ use axum::{
 };
 
 use super::{
-    json::{json_headers, parameters, plain},
+    json::{json_headers, parameters, refused},
     page::BlockingQueue,
 };
 use crate::{
@@ -103,14 +103,6 @@ fn unexplained(error: Unexplained) -> Response {
     refused(status, &error.to_string())
 }
 
-/// A refusal with its reason, in which nothing ends or forges a line.
-fn refused(status: StatusCode, reason: &str) -> Response {
-    let mut reply = plain(status, "");
-    let reason: String = reason.chars().take(300).collect();
-    *reply.body_mut() = format!("{}\n", reason.escape_debug()).into();
-    reply
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +133,9 @@ mod tests {
             "domain=d&descriptor=k",
             Err("descriptor: `k` is not KEY=VALUE"),
         );
-        check("domain=d&hits=-1", Err("hits: expected a whole number"));
+        let back = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"hitsAddend":"7","isNegativeHits":true}]}"#;
+        check("hits=-7&domain=d&descriptor=k=v", Ok(back));
+        check("domain=d&hits=x", Err("hits: expected a whole number"));
         check("domain=d&x=y", Err("expected domain, descriptor and hits"));
     }
 }

@@ -16,6 +16,7 @@ use percent_encoding::percent_decode;
 
 use super::page::BlockingQueue;
 use crate::{
+    foundation::printable::on_one_line,
     observe::metrics::CutOff,
     service::{
         grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
@@ -43,7 +44,8 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
     media_type.trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 for anything else.
+/// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 with the reason for
+/// anything else.
 pub(super) async fn answer_json<S: Store>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,
@@ -51,14 +53,15 @@ pub(super) async fn answer_json<S: Store>(
     body: Body,
     bodies: BodyLimits,
 ) -> Response {
-    let bad = || plain(StatusCode::BAD_REQUEST, "Bad Request\n");
+    let bad = |reason: &str| refused(StatusCode::BAD_REQUEST, &format!("Bad Request: {reason}"));
     let (message, _held) = match read_json(blocking, account, body, bodies, json::request).await {
         Ok((Ok(message), held)) => (message, held),
-        Ok((Err(_), _)) => return bad(),
+        Ok((Err(error), _)) => return bad(&error.to_string()),
         Err(refusal) => return refusal,
     };
-    let Ok(reply) = service.answer(&message, &Deadline::of_store()).await else {
-        return bad();
+    let reply = match service.answer(&message, &Deadline::of_store()).await {
+        Ok(reply) => reply,
+        Err(status) => return bad(status.message()),
     };
     let status = match reply.overall_code() {
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
@@ -173,6 +176,15 @@ pub(super) fn plain(status: StatusCode, text: &'static str) -> Response {
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (status, headers, text).into_response()
+}
+
+/// A refusal with its reason, in which nothing ends or forges a line.
+pub(super) fn refused(status: StatusCode, reason: &str) -> Response {
+    const MAX_LETTERS: usize = 300;
+    let mut reply = plain(status, "");
+    let reason: String = reason.chars().take(MAX_LETTERS).collect();
+    *reply.body_mut() = format!("{}\n", on_one_line(&reason)).into();
+    reply
 }
 
 /// The parameters of `query`, in order: their names as they are, their values decoded (`%41` is `A`, `+` is a space).

@@ -121,7 +121,7 @@ fn check_requests(
             .iter()
             .map(|pairs| Entries(pairs.clone()))
             .collect();
-        let message = question("d", &entries, *hits);
+        let message = question("d", &entries, hits.cast_signed());
         let request = wire::request(&message, NO_BOUNDS).unwrap();
         let mut look = Plan::new(matcher, &request, modes, NOW).batch;
         look.look();
@@ -405,7 +405,7 @@ fn looked_account(
 ) -> Value {
     let descriptors: Vec<_> = keys.iter().map(|key| format!("{key}=x")).collect();
     let descriptors: Vec<_> = descriptors.iter().map(String::as_str).collect();
-    let message = question("d", &pairs(&descriptors), hits);
+    let message = question("d", &pairs(&descriptors), hits.cast_signed());
     let request = wire::request(&message, NO_BOUNDS).unwrap();
     serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(looked))).json()).unwrap()
 }

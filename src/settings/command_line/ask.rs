@@ -44,9 +44,9 @@ pub(crate) struct Ask {
     #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
     pub descriptors: Vec<Entries>,
 
-    /// Hits of each descriptor; 0 reads without counting
+    /// Hits of each descriptor; 0 reads without counting, and -2 gives two hits back
     #[arg(long, default_value_t = 1, value_name = "N")]
-    pub hits: u64,
+    pub hits: i64,
 
     /// Exit with 0 for OVER_LIMIT too: any decision is a success
     #[arg(long)]

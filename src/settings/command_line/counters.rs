@@ -125,7 +125,12 @@ pub(crate) struct GrantCounters {
     pub of: Descriptors,
 
     /// How many more hits pass than now, on each limit of each descriptor
-    #[arg(long, value_parser = number::<u32>(1..=u32::MAX.into()), value_name = "N")]
+    #[arg(
+        long,
+        value_parser = number::<u32>(1..=u32::MAX.into()),
+        allow_negative_numbers = true,
+        value_name = "N"
+    )]
     pub hits: u32,
 
     #[command(flatten)]

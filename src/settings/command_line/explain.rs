@@ -40,9 +40,9 @@ pub(crate) struct Explain {
     #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
     pub descriptors: Vec<Entries>,
 
-    /// Hits of each descriptor that the request would have
+    /// Hits of each descriptor that the request would have; -2 gives two hits back
     #[arg(long, default_value_t = 1, value_name = "N")]
-    pub hits: u64,
+    pub hits: i64,
 
     /// Print the JSON of docs/run/explain.md
     #[arg(long)]
