@@ -290,7 +290,7 @@ async fn ask_explains_the_decision_that_it_gets() {
         "{said}"
     );
     assert!(
-        said.contains("\n\nexplained: OVER_LIMIT: descriptor 1 is over the limit; would"),
+        said.contains("\n\nexplained: would be refused: descriptor 1 is over the limit; would"),
         "{said}"
     );
     assert!(said.contains("\n    count 2, 0 left, resets in "), "{said}");

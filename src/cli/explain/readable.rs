@@ -13,11 +13,16 @@ use crate::{
     },
 };
 
-/// The overall code, then lines for each descriptor: its way to the rule, and its limits. Writing to a string cannot
+/// The outcome, then lines for each descriptor: its way to the rule, and its limits. Writing to a string cannot
 /// fail.
 pub(super) fn readable(explanation: &Explanation) -> String {
-    let code = explanation.code.as_deref().unwrap_or("no decision");
-    let mut text = on_one_line(&format!("{code}: {}", explanation.why));
+    let outcome = match explanation.code.as_deref() {
+        Some("OK") => "would pass",
+        Some("OVER_LIMIT") => "would be refused",
+        Some(other) => other,
+        None => "no decision",
+    };
+    let mut text = on_one_line(&format!("{outcome}: {}", explanation.why));
     if let Some(Some(secs)) = explanation.retry_secs {
         let _ = write!(text, "; would pass in {}", duration(secs));
     }
@@ -141,13 +146,6 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
             };
         }
     }
-    let takes = format!("counter {} takes {}", counter.counter, counter.charge);
-    let _ = write!(text, "\n    {}", on_one_line(&takes));
-    text.push_str(match hits.map(|hits| hits.charged) {
-        Some(true) => ", and would take these",
-        Some(false) => ", and would not take these",
-        None => "",
-    });
 }
 
 fn algorithm(limit: &ExplainedLimit) -> String {
