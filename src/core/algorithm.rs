@@ -108,12 +108,15 @@ impl AlgorithmState {
     pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) -> bool {
         let held = self.held(spec, now);
         let above = u64::try_from(held.saturating_sub(spec.limit.into())).unwrap_or(0);
-        let spec = IncrementSpec {
+        let mut spec = IncrementSpec {
             operation: Operation::GiveBack,
             hits: spec.hits.saturating_add(above),
             ..*spec
         };
         let present = self.present(&spec, now);
+        if let Self::SlidingWindow(state) = self {
+            spec.hits = state.at(&spec, present).counted_whole(&spec, present);
+        }
         match self {
             Self::FirstHit(state) => {
                 let mut then = state.at(&spec, present);
@@ -239,10 +242,15 @@ impl SlidingWindow {
     }
 
     fn held(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let period = spec.period_millis;
-        let left = period - now.saturating_sub(self.index * period).min(period);
+        let left = self.left(spec, now);
         self.current
-            .saturating_add(scale(self.previous, left, period))
+            .saturating_add(scale(self.previous, left, spec.period_millis))
+    }
+
+    /// Milliseconds of the present window that are left.
+    fn left(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let period = spec.period_millis;
+        period - now.saturating_sub(self.index * period).min(period)
     }
 
     fn charge(&mut self, spec: &IncrementSpec) {
@@ -259,6 +267,18 @@ impl SlidingWindow {
             .previous
             .saturating_sub(back.saturating_sub(self.current));
         self.current = self.current.saturating_sub(back);
+    }
+
+    /// How many hits leave if it is to hold as many fewer as `spec` takes off: those of the older window count in part.
+    fn counted_whole(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let kept = self.held(spec, now).saturating_sub(spec.hits);
+        if spec.hits <= self.current {
+            return spec.hits;
+        }
+        let (period, left) = (wide(spec.period_millis), self.left(spec, now));
+        let older = narrow(wide(kept) * period / wide(left.max(1)));
+        self.current
+            .saturating_add(self.previous.saturating_sub(older))
     }
 
     fn end(&self, period: u64) -> u64 {

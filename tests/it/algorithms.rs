@@ -238,12 +238,27 @@ impl Naive {
             return false;
         }
         let mut taken = step.clone();
-        taken.hits = Hits::give_back(back);
+        taken.hits = Hits::give_back(match step.algorithm {
+            Algorithm::SlidingWindow => self.weighed(step, back, now),
+            _ => back,
+        });
         self.charge(&taken, now);
         if is_window {
             self.owed += back - back.min(held.max(0).unsigned_abs());
         }
         is_window || held > 0
+    }
+
+    /// The fewest hits whose leaving makes a sliding window hold `fewer` less, or nothing.
+    fn weighed(&self, step: &Step, fewer: u64, now: u64) -> u64 {
+        let most = self.holds(step, now).saturating_sub(fewer);
+        let is_enough = |back: &u64| {
+            let mut then = self.clone();
+            then.hits.retain(|(at, _)| at / PERIOD + 1 >= now / PERIOD);
+            then.take_back(*back);
+            then.holds(step, now) <= most
+        };
+        (0..).find(is_enough).expect("it is empty at last")
     }
 
     fn charge(&mut self, step: &Step, now: u64) {

@@ -432,6 +432,96 @@ async fn granted_hits_pass_beyond_the_limit_in_memory_and_in_redis() {
     assert_eq!(ttl.trim(), "0", "keys without an end");
 }
 
+/// Hits, or hits that are granted.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Hit(u32),
+    Grant(u32),
+}
+
+/// After any hits and grants, all that shows a counter shows as many hits as then pass.
+#[tokio::test]
+async fn as_many_hits_pass_as_are_shown_after_any_grants() {
+    const MORE_RULES: &str = "
+  - key: none
+    rate_limit: { unit: year, requests_per_unit: 0 }
+  - key: tried
+    shadow_mode: true
+    rate_limit: { unit: year, requests_per_unit: 9 }
+";
+    use Step::{Grant, Hit};
+    let histories: [&[Step]; 5] = [
+        &[Hit(3), Grant(2)],
+        &[Hit(3), Grant(12)],
+        &[Hit(12), Grant(4), Hit(2), Grant(4)],
+        &[Hit(2), Grant(20), Hit(8), Grant(7), Hit(3)],
+        &[Hit(1), Grant(3), Hit(20)],
+    ];
+    let (redis, cluster) = (Redis::start(), Cluster::start(0));
+    let start = || tollgate::with_rules(&format!("{RULES}{MORE_RULES}"));
+    for server in [
+        start().start(),
+        start().redis(&redis).start(),
+        start().redis_at(&cluster.url(), "10s").start(),
+    ] {
+        eventually("calls are answered", async || {
+            let look = request("d", vec![descriptor(&[("none", "v")])]);
+            send(&mut connect(server.grpc).await, look).await.is_ok()
+        })
+        .await;
+        for (nth, history) in histories.iter().enumerate() {
+            let value = format!("history{nth}");
+            for key in [&KEYS[..], &["fast", "none", "tried"]].concat() {
+                let descriptor = format!("{key}={value}");
+                for step in *history {
+                    match step {
+                        Hit(times) => hit(&server, &[(key, &value)], *times).await,
+                        Grant(hits) => {
+                            let hits = hits.to_string();
+                            let grant = ["--domain", "d", "--hits", &hits, "-d", &descriptor];
+                            run_json(&server, &[&["grant"][..], &grant].concat());
+                        }
+                    }
+                }
+                let own = counter(&server, &descriptor);
+                let shown = &own["remaining"];
+                let path = format!("/explain?domain=d&descriptor={descriptor}");
+                let explained = get(server.debug, &path).body;
+                let explained: Value = serde_json::from_str(&explained).unwrap();
+                let limit = &explained["descriptors"][0]["limits"][0];
+                assert_eq!(limit["remaining"], *shown, "{key} {history:?}");
+                let listed = run_json(&server, &["list", "--domain", "d"]);
+                let mut listed = listed["counters"].as_array().unwrap().iter();
+                let listed = listed.find(|one| {
+                    (&one["entries"][0]["key"], &one["entries"][0]["value"])
+                        == (&json!(key), &json!(value))
+                });
+                // One without a window is gone if it holds nothing.
+                let is_listed = listed.is_some_and(|one| one["remaining"] == *shown);
+                assert!(is_listed || own["hits"] == 0, "{key} {history:?}");
+                assert_eq!(limit["over"], *shown == 0, "{key} {history:?}");
+                let passed = within(&server, key, &value).await;
+                assert_eq!(json!(passed), *shown, "{key} {history:?}");
+            }
+        }
+    }
+}
+
+/// How many of 60 requests are within the limits, whether a rule in shadow mode lets the others pass or not.
+async fn within(server: &Tollgate, key: &str, value: &str) -> u64 {
+    let name = format!("ratelimit.service.rate_limit.d.{key}.over_limit");
+    let over = || {
+        let page = server.page("/stats");
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(&name)?.strip_prefix(": "));
+        line.map_or(0, |number| number.parse::<u64>().unwrap())
+    };
+    let before = over();
+    hit(server, &[(key, value)], 60).await;
+    60 - (over() - before)
+}
+
 /// Rules whose limit of 10 is judged together with others.
 const ADMITTED: &str = "
 domain: d

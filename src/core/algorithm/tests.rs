@@ -671,6 +671,24 @@ fn only_a_window_from_the_first_hit_owes_granted_hits_that_it_does_not_hold() {
 }
 
 #[test]
+fn a_grant_of_a_sliding_window_lets_as_many_more_pass_whatever_the_older_window_weighs() {
+    let method = CounterKind::SlidingWindow;
+    for (older, current) in [(8, 0), (8, 3), (3, 8), (10, 10), (40, 0)] {
+        for (at, granted) in [(1, 1), (2_500, 4), (7_000, 3), (9_999, 2), (7_000, 99)] {
+            let mut counter = Counter::with(method, 99, older, START);
+            let now = START + PERIOD + at;
+            counter.send(Hits::add(current), now);
+            counter.limit = 10;
+            let before = counter.look(now).held;
+            assert!(counter.grant(granted, now));
+            let after = counter.look(now).held;
+            let expected = before.min(10).saturating_sub(granted);
+            assert_eq!(after, expected, "{older} {current} {at} {granted}");
+        }
+    }
+}
+
+#[test]
 fn tokens_flow_in_evenly_to_the_millisecond() {
     // Five tokens in ten seconds: one every two.
     check(BUCKET, 5, &[(5, 0)], (1, 1_999), (false, 5, 8_001, Some(1)));

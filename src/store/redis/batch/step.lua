@@ -213,6 +213,15 @@ ways.s = {
     local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
     save(c, state, (c.index + 2) * c.period - c.now)
   end,
+  -- Hits of the older window count in part, so more of them leave.
+  grant = function(c)
+    local had, kept = c.held > 0, math.max(c.held + c.hits, 0)
+    if had and -c.hits > c.current then
+      c.hits = math.floor(kept * c.period / c.left) - c.previous - c.current
+    end
+    c.algorithm.charge(c)
+    return had
+  end,
   resets_in = function(c)
     local stop = (c.index + 1) * c.period
     if c.current > 0 then stop = stop + c.period elseif c.previous == 0 then return 0 end
