@@ -18,7 +18,7 @@ use crate::{
     service::{
         admin::{
             self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, KeySource, LiveFeed,
-            LiveSource, RedisKeys, Statistics, TopTalkersPage,
+            LiveSource, RedisKeys, Statistics,
         },
         grpc,
         held_bytes::HeldBound,
@@ -76,10 +76,7 @@ pub(super) fn start(
         rules: parts.rules.clone(),
         statistics: statistics.clone(),
         history,
-        talkers: TopTalkersPage {
-            talkers: parts.talkers.clone(),
-            clock: parts.backend.clock(settings),
-        },
+        talkers: parts.talkers.clone(),
         counters,
         live,
         settings: settings_page(&settings.resolved),

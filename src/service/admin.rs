@@ -38,7 +38,6 @@ pub(crate) use live::{LiveFeed, state::LiveSource};
 pub(crate) use origin::{DebugHosts, Peer};
 pub(crate) use page::BlockingQueue;
 pub(crate) use statistics::Statistics;
-pub(crate) use top::TopTalkersPage;
 
 use json::{answer_json, plain};
 use origin::refuse_foreign;

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::TcpStream,
+    sync::Arc,
 };
 
 use nix::sys::signal::Signal;
@@ -15,6 +16,7 @@ use crate::support::{
     redis::Redis,
     tollgate::{self, Tollgate},
     wait_until,
+    wall_clock::WallClock,
 };
 
 const RULES: &str = "
@@ -169,6 +171,31 @@ fn talkers(top: &Value) -> Vec<(String, u64, u64, u64)> {
 
 fn exact(value: &str, hits: u64, refused: u64) -> (String, u64, u64, u64) {
     (value.to_owned(), hits, hits, refused)
+}
+
+#[tokio::test]
+async fn top_talkers_are_counted_since_the_start_whatever_the_clock_of_redis_says() {
+    let clock = Arc::new(WallClock::start());
+    let redis = Redis::with_wall_clock(&clock);
+    // This server has the clock of this machine.
+    let machine = tollgate::with_rules(RULES).start();
+    let millis = || {
+        json(&machine, "/history")["endMillis"]
+            .as_array()
+            .unwrap()
+            .last()
+            .unwrap()
+            .as_u64()
+    };
+    let start = millis();
+    for behind in [-3600, 3600] {
+        clock.set(behind);
+        let server = tollgate::with_rules(RULES).redis(&redis).start();
+        hit(&server, &[("a", 4)]).await;
+        let top = json(&server, "/top");
+        let since = top["sinceMillis"].as_u64();
+        assert!(start <= since && since <= millis(), "{start:?} {top}");
+    }
 }
 
 #[tokio::test]

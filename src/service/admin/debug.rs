@@ -13,7 +13,7 @@ use axum::{
 };
 
 use super::{
-    BodyLimits, Counters, DebugHosts, HistoryRecorder, LiveFeed, Statistics, TopTalkersPage,
+    BodyLimits, Counters, DebugHosts, HistoryRecorder, LiveFeed, Statistics,
     counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
     json::{is_json, json_headers, plain, read_whole},
@@ -25,6 +25,7 @@ use super::{
     top::top,
 };
 use crate::{
+    observe::talkers::Talkers,
     service::{grpc, limiter::Rules},
     store::contract::Store,
 };
@@ -52,7 +53,7 @@ pub(crate) struct DebugPages<S> {
     pub rules: Rules,
     pub statistics: Statistics,
     pub history: HistoryRecorder,
-    pub talkers: TopTalkersPage,
+    pub talkers: Arc<Talkers>,
     pub counters: Counters,
     pub live: LiveFeed,
     /// The text of `/settings`.
@@ -143,7 +144,7 @@ fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {
         .route("/rlconfig", get(rlconfig))
 }
 
-fn top_route(talkers: TopTalkersPage, blocking: BlockingQueue) -> Router {
+fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
     let top = move |Extension(account), RawQuery(query): RawQuery, headers: HeaderMap| async move {
         top(talkers, &blocking, account, query.as_deref(), &headers)
     };

@@ -26,7 +26,7 @@ use crate::{
     },
     foundation::{named::Named as _, printable::Shown},
     observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
-    service::{grpc::RequestClock, held_bytes::Account},
+    service::{grpc::now, held_bytes::Account},
 };
 
 /// The form of the page.
@@ -46,16 +46,9 @@ impl PageForm {
     }
 }
 
-/// The sketches of all workers, and the clock that dates their hits.
-#[derive(Clone, Debug)]
-pub(crate) struct TopTalkersPage {
-    pub(crate) talkers: Arc<Talkers>,
-    pub(crate) clock: RequestClock,
-}
-
 /// Answers `/top`. Each rule is merged when it is written.
 pub(super) fn top(
-    TopTalkersPage { talkers, clock }: TopTalkersPage,
+    talkers: Arc<Talkers>,
     blocking: &BlockingQueue,
     account: Arc<Account>,
     query: Option<&str>,
@@ -69,7 +62,8 @@ pub(super) fn top(
             .map(|path| path.len() + size_of_val(path))
             .sum();
         let moment = PageMoment {
-            now: clock.now(),
+            // Readers compare it with the start of the server, not with the clock of Redis.
+            now: now(),
             steady: Instant::now().into(),
         };
         (writer(talkers, paths, moment, form), bytes)
