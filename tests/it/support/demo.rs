@@ -1,6 +1,7 @@
 //! `make demo`: tollgate, an Envoy and clients, all started by one script.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
@@ -24,13 +25,15 @@ pub struct Demo {
 }
 
 impl Demo {
+    /// Starts it with this build of tollgate.
     #[track_caller]
-    pub fn start() -> Self {
+    pub fn start(program: &OsStr) -> Self {
         let folder = TempDir::new().unwrap();
         let output = File::create(folder.path().join("output")).unwrap();
         let script = Command::new(tool("python3"))
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"))
-            .args(["--tollgate", env!("CARGO_BIN_EXE_tollgate")])
+            .arg("--tollgate")
+            .arg(program)
             .arg("--envoy")
             .arg(tool("envoy"))
             .env("TMPDIR", folder.path())
