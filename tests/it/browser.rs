@@ -22,6 +22,7 @@ use crate::support::{
     demo::Demo,
     envoy::Envoy,
     http::{get, get_with, try_get},
+    redis::Redis,
     tollgate::{self, Tollgate},
     tool, wait_until,
 };
@@ -199,6 +200,44 @@ async fn values_of_clients_are_shown_as_text() {
     let file = folder.path().join("texts.json");
     fs::write(&file, serde_json::to_string(&texts).unwrap()).unwrap();
     check("hostile", &server, &[file.to_str().unwrap()]);
+}
+
+/// Domains of one rule and of several, of which all decisions come over `/json`.
+const RULES_OF_JSON: [&str; 2] = [
+    "{ domain: one, descriptors: [{ key: only, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 } }] }",
+    "
+domain: several
+descriptors:
+  - key: tried
+    shadow_mode: true
+    rate_limit: { unit: year, requests_per_unit: 1 }
+  - key: real
+    rate_limit: { unit: year, requests_per_unit: 1 }
+",
+];
+
+#[test]
+fn a_page_says_what_is_so() {
+    for global in [false, true] {
+        let mut builder = tollgate::with_rules(RULES_OF_JSON[0]).file("b.yaml", RULES_OF_JSON[1]);
+        if global {
+            builder = builder.args(["--shadow-mode"]);
+        }
+        let server = builder.start();
+        let json = format!("http://{}/json", server.http);
+        let mode = if global { "global" } else { "" };
+        check("truths", &server, &[&json, mode]);
+    }
+}
+
+#[test]
+fn while_the_store_is_lost_the_page_says_what_clients_get() {
+    let mut redis = Redis::start();
+    let key = "key: api_key\n";
+    let rules = RULES.replace(key, &format!("{key}    on_store_loss: deny\n"));
+    let server = tollgate::with_rules(&rules).redis(&redis).start();
+    redis.kill();
+    check("lost", &server, &[]);
 }
 
 #[test]

@@ -256,6 +256,104 @@ async function pictures(browser, url, folder) {
   }
 }
 
+/** Words and colours of the page. All calls come over JSON-URL; MODE is "global" if the server is in shadow mode. */
+async function truths(browser, url, json, mode) {
+  const hit = (...keys) => {
+    const descriptors = keys.map((key) => ({ entries: [{ key, value: "v" }] }));
+    return fetch(json, { method: "POST", body: JSON.stringify({ domain: "several", descriptors }) });
+  };
+  const page = await browser.open(url);
+  assert.ok((await page.text("footer")).includes(`curl ${url} `), "the footer has the address of the page");
+  // A line of the latency is there only after calls over gRPC.
+  assert.equal(await page.text("#no-latency"), "No calls over gRPC.");
+  assert.equal(await page.run(() => document.querySelector("#latency").offsetHeight), 0);
+  // What shadow mode spares is not said to be refused.
+  const spared = await page.wait("both rules are hit", async () => {
+    await Promise.all([hit("tried"), hit("real")]);
+    return page.run(() => {
+      const rows = ["tried", "real"].map((key) =>
+        document.querySelector(`[data-rule="several.${key}"] .rate-refused`),
+      );
+      const isThere = rows.every((row) => row?.innerText);
+      const look = (row) => [row.innerText.replace(/^[\d.]+/, ""), getComputedStyle(row).color];
+      return isThere && rows.map(look);
+    });
+  });
+  const [[tried, calm], [real, loud]] = spared;
+  assert.equal(tried, "/s would be refused");
+  assert.equal(real, mode === "global" ? tried : "/s refused");
+  assert.equal(calm === loud, mode === "global", "red is for hits that are refused");
+  await page.until("there are top talkers", () => document.querySelectorAll("#talkers h3").length === 2);
+  const talkers = await page.text("#talkers");
+  assert.equal(talkers.match(/in shadow mode/g).length, mode === "global" ? 2 : 1);
+
+  // One thing is not several.
+  await page.type("#rule-filter", "only");
+  await page.until("one rule is found", () =>
+    document.querySelector("#rules-note").innerText.startsWith("1 of 3 nodes in 2 domains"),
+  );
+  assert.match(await page.text("#rule-tree"), /one 1 rule$/m);
+  await page.type("#explain-descriptor .domain input", "one");
+  await page.type("#counter-descriptor .domain input", "one");
+  await page.type("#counter-descriptor .entry-row input", "only");
+  await page.click("#counter-form .primary");
+  await page.until("the counter is there", () => document.querySelector("#counter-list td"));
+  assert.match(await page.text("#counter-list"), /9 per 2 hours/);
+  await page.until("a second passes", () => document.querySelectorAll(".tile").length === 7);
+  const all = await page.text("body");
+  assert.doesNotMatch(all, /\b1 (rule|node|domain|counter|hit|value|setting|server|byte)s\b/);
+
+  // A suggestion is made once.
+  const explain = async (isThere) => {
+    await page.click("#explain-form .primary");
+    await page.until("it is explained", () => document.querySelector("#explanation .badge"));
+    const text = await page.text("#explanation");
+    assert.ok(text.includes(isThere), text);
+    return text;
+  };
+  await page.type("#explain-descriptor .entry-row input", "onli");
+  const advice = await explain(
+    "No limit: `onli` is no key here (entry 1). Suggestion: write `only` as the key.",
+  );
+  assert.doesNotMatch(advice, /did you mean|\?\./);
+
+  // An explanation is of the form as it is, and a request may have several descriptors.
+  const isGone = () => page.until("it is gone", () => !document.querySelector("#explanation").innerText);
+  await page.type("#explain-descriptor .entry-row input", "only");
+  await isGone();
+  await explain("OK");
+  await page.type("#explain-form [name=hits]", "10");
+  await isGone();
+  await explain("is over the limit");
+  await page.run(() => {
+    const buttons = [...document.querySelectorAll("#explain-descriptor button")];
+    buttons.find((one) => one.innerText === "Add a descriptor").click();
+  });
+  await isGone();
+  assert.match(await page.text("#explain-descriptor"), /descriptor 1[^]*descriptor 2/);
+  await page.call("Input.insertText", { text: "none" });
+  assert.match(await explain("none="), /1\.\s+only=[^]*2\.\s+none=/);
+  await page.click('#explain-descriptor fieldset:nth-child(2) [aria-label="Remove entry 1"]');
+  await isGone();
+  assert.equal(await page.run(() => document.querySelectorAll("#explain-descriptor fieldset").length), 1);
+  page.checkCalm();
+}
+
+/** While the store is lost, the page says what clients get. */
+async function lost(browser, url) {
+  const page = await browser.open(url);
+  await page.until("the loss is there", () => document.querySelector("#notices").innerText.includes("lost"));
+  const notice = await page.text("#notices");
+  for (const text of [
+    "The store is lost. Meanwhile:",
+    "2 rules answer `error`: Envoy lets their requests pass unless failure_mode_deny is set",
+    "1 rule answers `deny`: its requests are refused",
+  ]) {
+    assert.ok(notice.includes(text), notice);
+  }
+  page.checkCalm();
+}
+
 /** The page answers, and its counts move. */
 async function moves(browser, url) {
   const page = await browser.open(url);
@@ -264,4 +362,4 @@ async function moves(browser, url) {
   page.checkCalm();
 }
 
-module.exports = { accessible, keyboard, hostile, reload, token, pictures, moves };
+module.exports = { accessible, keyboard, hostile, reload, token, truths, lost, pictures, moves };

@@ -9,9 +9,10 @@ use super::super::{health::Components, page::json, statistics::Statistics};
 use crate::{
     observe::{
         history::{ProcessTotals, STEP_VALUES},
-        metrics::{LoadHistory, RuleTotals},
+        metrics::{LoadHistory, Metrics, RuleTotals},
     },
     service::limiter::{RuleSet, Rules},
+    store::{loss::LostLimits, redis::stats::RedisStats},
 };
 
 /// The most bytes of rules in an event.
@@ -44,6 +45,8 @@ struct EventDocument<'a> {
     rules: Vec<RuleChange<'a>>,
     omitted_rules: usize,
     loads: Value,
+    /// The effects of lost stores on clients.
+    loss: Vec<String>,
     components: Vec<Value>,
 }
 
@@ -94,6 +97,7 @@ impl LiveSource {
             omitted_rules: all - rules.len(),
             rules,
             loads: loads(&self.statistics.metrics.loads()),
+            loss: loss(&self.statistics.metrics),
             components: components
                 .map(|(name, state)| json!({ "name": name, "state": state }))
                 .collect(),
@@ -131,6 +135,22 @@ fn changes<'a>(now: &'a LiveState, before: &LiveState) -> Vec<RuleChange<'a>> {
     let mut changes: Vec<_> = changes.collect();
     changes.sort_by_key(|change| Reverse(change.hits));
     changes
+}
+
+/// The effects on clients of each store of which a node is lost.
+fn loss(metrics: &Metrics) -> Vec<String> {
+    let all = match metrics.redis_per_second.nodes().is_empty() {
+        true => LostLimits::All,
+        false => LostLimits::Longer,
+    };
+    let stores = [
+        (&metrics.redis, all),
+        (&metrics.redis_per_second, LostLimits::PerSecond),
+    ];
+    let is_lost = |stats: &RedisStats| stats.nodes().iter().any(|node| node.failure.is_some());
+    let lost = stores.into_iter().filter(|(stats, _)| is_lost(stats));
+    lost.map(|(_, limits)| metrics.loss.effect(limits))
+        .collect()
 }
 
 /// The last loads of the rules.

@@ -61,8 +61,8 @@ export function lines(host, names, format, filled = []) {
   return chart;
 }
 
-/** A small chart without axes: hits, and those that were refused. */
-export function sparkline(host) {
+/** A small chart without axes: hits, and those over a limit in the colour of this name. */
+export function sparkline(host, over) {
   const options = {
     width: 120,
     height: 26,
@@ -71,7 +71,7 @@ export function sparkline(host) {
     padding: [2, 0, 1, 0],
     scales: { x: { time: true }, y: { range: (chart, low, high) => [0, Math.max(high, 1)] } },
     axes: [{ show: false }, { show: false }],
-    series: [{}, series("admitted", true), series("refused", true)],
+    series: [{}, series("admitted", true), series(over, true)],
   };
   const chart = new uPlot(options, [[], [], []], host);
   charts.add(chart);

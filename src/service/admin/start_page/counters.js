@@ -1,8 +1,10 @@
 // The section "Counters": what they hold, resets and grants.
 
-import { amount, ask, entries, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
+import { amount, ask, entries, fill, find, make, many, number } from "./dom.js";
+import { passing, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 import { open as openExplain } from "./explain.js";
+import { isSpared } from "./rules.js";
 
 export let fields = null;
 /** What is shown now, so that a change can show it again. */
@@ -24,7 +26,7 @@ export function open(domain, list) {
 }
 
 function show() {
-  const [domain, list] = [fields.domain(), fields.entries()];
+  const [domain, [list]] = [fields.domain(), fields.descriptors()];
   last = list.length > 0 ? () => one(domain, list) : () => page(domain, null);
   find("counter-status").textContent = "";
   return run(last);
@@ -84,9 +86,9 @@ function counterTable(domain, counters, hasActions) {
   const rows = counters.map((counter) => {
     const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, algorithm, digest } = counter;
     const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
-    const units = limit?.unitMultiplier > 1 ? `${limit.unitMultiplier} ` : "";
-    const rate = limit ? `${number(limit.requestsPerUnit)} per ${units}${limit.unit}` : "no rule in use";
-    const isOver = remaining === 0;
+    const per = limit?.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit?.unit;
+    const rate = limit ? `${number(limit.requestsPerUnit)} per ${per}` : "no rule in use";
+    const isOver = remaining === 0 && !isSpared(rule);
     return make(
       "tr",
       { class: isOver ? "over" : "" },
@@ -131,10 +133,10 @@ const texts = {
 };
 
 /** What a grant did to a counter. */
-function effect({ granted, whyFewer, remaining }) {
-  const passing = granted > 0 ? `${number(granted)} more granted` : "nothing granted";
+function effect({ granted, whyFewer, remaining, beyondLimit }) {
+  const more = granted > 0 ? `${number(granted)} more granted` : "nothing granted";
   const why = whyFewer ? ` (${shown(whyFewer, 200)})` : "";
-  return `, ${passing}${why}, ${number(remaining ?? 0)} pass now`;
+  return `, ${more}${why}, ${number(remaining ?? 0)} ${passing(beyondLimit)}`;
 }
 
 /** Asks before a change, and makes it. */
@@ -163,7 +165,7 @@ async function apply(change, domain, list, name, hits) {
     const [{ counters }] = descriptors;
     const changes = counters.map(
       ({ hitsBefore, hits: after, ...counter }) =>
-        `${number(hitsBefore ?? 0)} → ${number(after ?? 0)} hits${isGrant ? effect(counter) : ""}`,
+        `${number(hitsBefore ?? 0)} → ${many(after ?? 0, "hit")}${isGrant ? effect(counter) : ""}`,
     );
     status.className = `notice ${counters.some(({ whyFewer }) => whyFewer) ? "warn" : "good"}`;
     status.textContent = `${isGrant ? "Grant to" : "Reset"} ${name}: ${changes.join("; ")}`;

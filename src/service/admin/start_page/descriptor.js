@@ -1,4 +1,4 @@
-// The fields for a domain and the entries of a descriptor.
+// The fields for a domain and the entries of descriptors.
 
 import { fill, make, shown } from "./dom.js";
 
@@ -8,7 +8,7 @@ let editors = 0;
  * Fields in `host`. Values that were put in by `set` stay as they are, byte for byte, until someone types: a text field
  * would change their line breaks.
  */
-export function descriptorFields(host, { isOptional = false } = {}) {
+export function descriptorFields(host, { isOptional = false, areSeveral = false } = {}) {
   const id = `descriptor-${++editors}`;
   const domain = make("input", {
     list: `${id}-domains`,
@@ -18,20 +18,25 @@ export function descriptorFields(host, { isOptional = false } = {}) {
   });
   const domains = make("datalist", { id: `${id}-domains` });
   const keys = make("datalist", { id: `${id}-keys` });
-  const rows = make("div", { class: "entry-rows" });
-  const more = make(
-    "button",
-    { type: "button", class: "quiet", onclick: () => add().key.focus() },
-    "Add an entry",
-  );
-  const legend = isOptional ? "Entries of one descriptor (optional)" : "Entries of the descriptor";
+  const sets = make("div");
+  const quiet = (text, onclick) => make("button", { type: "button", class: "quiet", onclick }, text);
   fill(
     host,
     make("label", { class: "domain" }, "Domain ", domain),
-    make("fieldset", {}, make("legend", {}, legend), rows, more),
+    sets,
+    areSeveral && quiet("Add a descriptor", () => addDescriptor().querySelector("input").focus()),
     domains,
     keys,
   );
+  /** Numbers the descriptors anew; the form has changed. */
+  const changed = () => {
+    const legend = isOptional ? "Entries of one descriptor (optional)" : "Entries of the descriptor";
+    const one = sets.children.length === 1;
+    [...sets.children].forEach((set, index) => {
+      set.firstChild.textContent = one ? legend : `Entries of descriptor ${index + 1}`;
+    });
+    host.dispatchEvent(new Event("input", { bubbles: true }));
+  };
 
   const field = (tag, label, attributes, text) => {
     const node = make(tag, { ...attributes, "aria-label": label, spellcheck: "false", autocomplete: "off" });
@@ -41,13 +46,17 @@ export function descriptorFields(host, { isOptional = false } = {}) {
     node.addEventListener("input", () => exact.delete(node));
     return node;
   };
-  const add = ({ key = "", value = "" } = {}) => {
+  const add = (rows, { key = "", value = "" } = {}) => {
     const count = rows.children.length + 1;
     const keyField = field("input", `Key ${count}`, { list: `${id}-keys`, placeholder: "key" }, key);
     const valueField = field("textarea", `Value ${count}`, { rows: "1", placeholder: "value" }, value);
     const drop = () => {
       row.remove();
-      more.focus();
+      // Without entries there is no descriptor, but one stays to be filled in.
+      const isLast = rows.children.length === 0 && sets.children.length > 1;
+      if (isLast) rows.parentNode.remove();
+      (isLast ? sets.firstChild : rows.parentNode).lastChild.focus();
+      changed();
     };
     const button = make(
       "button",
@@ -63,9 +72,18 @@ export function descriptorFields(host, { isOptional = false } = {}) {
       button,
     );
     rows.append(row);
-    return { key: keyField };
+    changed();
+    return keyField;
   };
-  add();
+  const addDescriptor = (entries = [{}]) => {
+    const rows = make("div", { class: "entry-rows" });
+    const more = quiet("Add an entry", () => add(rows).focus());
+    const set = make("fieldset", {}, make("legend"), rows, more);
+    sets.append(set);
+    entries.forEach((one) => add(rows, one));
+    return set;
+  };
+  addDescriptor();
 
   return {
     /** Offers domains and keys. */
@@ -84,18 +102,18 @@ export function descriptorFields(host, { isOptional = false } = {}) {
       exact.set(domain, name);
       domain.value = shown(name);
       domain.addEventListener("input", () => exact.delete(domain), { once: true });
-      rows.replaceChildren();
-      entries.forEach(add);
-      if (entries.length === 0) add();
+      sets.replaceChildren();
+      addDescriptor(entries.length > 0 ? entries : undefined);
     },
     domain: () => text(domain),
-    /** The entries whose keys are filled in. */
-    entries() {
-      const all = [...rows.children].map((row) => {
+    /** For each descriptor the entries whose keys are filled in. */
+    descriptors() {
+      const pair = (row) => {
         const [key, value] = [row.querySelector("input"), row.querySelector("textarea")];
         return { key: text(key), value: text(value) };
-      });
-      return all.filter(({ key }) => key !== "");
+      };
+      const pairs = (set) => [...set.querySelectorAll(".entry-row")].map(pair);
+      return [...sets.children].map((set) => pairs(set).filter(({ key }) => key !== ""));
     },
   };
 }

@@ -46,7 +46,7 @@ export function entry({ key, value, isAny, shared, omittedBytes }) {
   if (value != null) {
     parts.push(make("span", { class: "eq" }, "="), make("span", { class: "v" }, shown(value)));
   }
-  if (omittedBytes) parts.push(make("span", { class: "muted" }, ` … ${omittedBytes} bytes more`));
+  if (omittedBytes) parts.push(make("span", { class: "muted" }, ` … ${many(omittedBytes, "byte")} more`));
   if (shared) parts.push(make("span", { class: "muted" }, " (shared)"));
   return make("code", { class: "entry" }, parts);
 }
@@ -81,6 +81,9 @@ const whole = new Intl.NumberFormat("en");
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 export const number = (value) => whole.format(value);
+
+/** A number of things, which is one thing or several things. */
+export const many = (value, thing) => `${number(value)} ${thing}${value === 1 ? "" : "s"}`;
 
 /** A rate: with a decimal where it is small. */
 export function rate(value) {
@@ -136,13 +139,16 @@ export async function ask(path, body, token) {
   return reply.json();
 }
 
-/** A cell of a table with a number, and how many of it pass beyond the limit because they were granted. */
-export const amount = (value, granted) =>
+/** Behind the number of hits that are left: more than the limit pass after a grant. */
+export const passing = (beyondLimit) => (beyondLimit > 0 ? "pass until the window ends" : "left");
+
+/** A cell of a table with a number. If it has `beyondLimit`, more hits pass than the limit allows. */
+export const amount = (value, beyondLimit) =>
   make(
     "td",
     { class: "number" },
     value == null ? "–" : number(value),
-    granted > 0 && make("span", { class: "place" }, `${number(granted)} granted`),
+    beyondLimit > 0 && make("span", { class: "place" }, passing(beyondLimit)),
   );
 
 /** Replaces what `node` shows. */

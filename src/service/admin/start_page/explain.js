@@ -1,16 +1,25 @@
 // The section "Explain a request".
 
-import { amount, ask, entries, entry, fill, find, make, number, problem, seconds, shown, table } from "./dom.js";
+import { amount, ask, entries, entry, fill, find, make, many } from "./dom.js";
+import { number, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 
 export let fields = null;
+/** Counts the changes of the form: an explanation belongs to one. */
+let version = 0;
 
 export function start() {
-  fields = descriptorFields(find("explain-descriptor"));
+  fields = descriptorFields(find("explain-descriptor"), { areSeveral: true });
+  find("explain-form").addEventListener("input", clear);
   find("explain-form").addEventListener("submit", (event) => {
     event.preventDefault();
     explain();
   });
+}
+
+function clear() {
+  version += 1;
+  fill(find("explanation"));
 }
 
 /** Explains a descriptor that another section shows. */
@@ -22,17 +31,15 @@ export function open(domain, list) {
 
 async function explain() {
   const output = find("explanation");
-  const hits = find("explain-form").elements.hits.value || "1";
-  const body = {
-    domain: fields.domain(),
-    descriptors: [{ entries: fields.entries(), hitsAddend: hits }],
-  };
-  try {
-    fill(output, account(await ask("explain", body)));
-    output.focus({ preventScroll: true });
-  } catch (error) {
-    fill(output, problem(error));
-  }
+  const hitsAddend = find("explain-form").elements.hits.value || "1";
+  const descriptors = fields.descriptors().map((list) => ({ entries: list, hitsAddend }));
+  clear();
+  const own = version;
+  const answer = await ask("explain", { domain: fields.domain(), descriptors }).then(account, problem);
+  // The form may have changed meanwhile.
+  if (own !== version) return;
+  fill(output, answer);
+  output.focus({ preventScroll: true });
 }
 
 const codes = { OK: ["OK", "good"], OVER_LIMIT: ["over limit", "refused"] };
@@ -42,7 +49,7 @@ function badge(code) {
   return make("span", { class: `badge ${kind}` }, text);
 }
 
-function account({ code, why, retrySecs, descriptors, error }) {
+function account({ code, why, retrySecs, descriptors, omitted, error }) {
   const head = [badge(code), " ", shown(why, 600)];
   if (retrySecs != null) head.push(make("span", { class: "muted" }, ` Retry in ${seconds(retrySecs)}.`));
   return make(
@@ -50,16 +57,19 @@ function account({ code, why, retrySecs, descriptors, error }) {
     { class: "panel" },
     make("p", { class: "answer" }, head),
     error && make("p", { class: "notice warn" }, shown(error, 400)),
-    descriptors.map(descriptor),
+    descriptors.map((one, index) =>
+      descriptor(one, descriptors.length > 1 && `${index + 1}. `, code === "OVER_LIMIT"),
+    ),
+    omitted > 0 && make("p", { class: "muted" }, `${many(omitted, "more descriptor")} of the request`),
   );
 }
 
-function descriptor(one) {
+function descriptor(one, nth, refuses) {
   return [
-    make("h3", {}, entries(one.entries)),
+    make("h3", {}, nth, entries(one.entries)),
     make("ol", { class: "steps" }, one.path.map(step)),
     result(one),
-    one.limits.length > 0 && limitTable(one.limits),
+    one.limits.length > 0 && limitTable(one.limits, refuses && one.code !== "OK"),
   ];
 }
 
@@ -91,8 +101,7 @@ function step({ key, value, match, node: chosen, others, omitted }) {
     make("li", {}, node(other), make("span", { class: "muted" }, ` ${shown(other.why, 300)}`)),
   );
   if (omitted) rest.push(make("li", {}, `${number(omitted)} more`));
-  const count = others.length + omitted;
-  const title = count === 1 ? "1 other rule of this level" : `${number(count)} other rules of this level`;
+  const title = `${many(others.length + omitted, "other rule")} of this level`;
   item.append(make("details", {}, make("summary", {}, title), make("ul", {}, rest)));
   return item;
 }
@@ -110,10 +119,12 @@ function result({ result: kind, rule, why, suggestion, nearest }) {
       modes.map((mode) => [" ", make("span", { class: "chip warn" }, mode)]),
     );
   }
+  // A suggestion has the words of the question at the end.
+  const cause = suggestion ? why.replace(/; did you mean .*\?$/, "") : why;
   return make(
     "p",
     { class: "notice warn" },
-    `No limit: ${shown(why, 400)}. `,
+    `No limit: ${shown(cause, 400)}. `,
     suggestion && `Suggestion: ${shown(suggestion, 400)}. `,
     nearest && [
       "Nearest rule: ",
@@ -123,7 +134,7 @@ function result({ result: kind, rule, why, suggestion, nearest }) {
   );
 }
 
-function limitTable(limits) {
+function limitTable(limits, areRefused) {
   const cell = (...children) => make("td", {}, children);
   const rows = limits.map((limit) => {
     const name = limit.name ? ` “${shown(limit.name, 60)}”` : "";
@@ -137,7 +148,7 @@ function limitTable(limits) {
     }
     return make(
       "tr",
-      { class: limit.over ? "over" : "" },
+      { class: limit.over && areRefused ? "over" : "" },
       cell(limit.rate, name),
       cell(limit.algorithm.replace("_", " ")),
       amount(limit.count),

@@ -30,6 +30,7 @@ async function loadRules() {
 }
 
 async function begin() {
+  find("address").textContent = new URL(".", location.href).href;
   explain.start();
   counters.start();
   tables.loadSettings();

@@ -1,6 +1,6 @@
 // The section "Now": numbers of this second, charts, and what is wrong.
 
-import { bytes, clockTime, fill, find, make, micros, number, rate, seconds, shown } from "./dom.js";
+import { bytes, clockTime, fill, find, make, many, micros, number, rate, seconds, shown } from "./dom.js";
 import { formats, lines } from "./charts.js";
 
 /** The longest time that a chart shows. */
@@ -59,6 +59,9 @@ function draw() {
   };
   show(charts.rates, "admitted", "refused");
   show(charts.latency, "p99", "p50");
+  const isEmpty = cut(columns.p50).every((value) => value == null);
+  find("latency").hidden = isEmpty;
+  find("no-latency").hidden = !isEmpty;
 }
 
 /** Shows an event. */
@@ -106,11 +109,15 @@ function tiles({ process, loads, components, nodes }, rates) {
       rates ? share : "",
       all > 0 && rates.refused > 0 ? "refused" : "",
     ),
-    tile("Latency p99", micros(process.p99Micros), `p50 ${micros(process.p50Micros)}`),
+    tile(
+      "Latency p99",
+      micros(process.p99Micros),
+      process.calls > 0 ? `p50 ${micros(process.p50Micros)}` : "no calls over gRPC",
+    ),
     tile("Failed", number(failures + process.late), "or late, this second", failures > 0 ? "bad" : ""),
     store(process, components, nodes),
     rules(loads),
-    tile("Memory", bytes(process.residentBytes), `${number(process.counters)} counters`),
+    tile("Memory", bytes(process.residentBytes), many(process.counters, "counter")),
   ];
 }
 
@@ -121,7 +128,7 @@ function store(process, components, nodes) {
     return tile("Store", "lost", `breaker open at ${process.nodesLost} of ${nodes}`, "bad");
   }
   if (process.nodesSuspected)
-    return tile("Store", "silent", `${process.nodesSuspected} of ${nodes} servers`, "warn");
+    return tile("Store", "silent", `${process.nodesSuspected} of ${many(nodes, "server")}`, "warn");
   return tile("Store", name, `breaker closed at ${nodes} of ${nodes}`, "good");
 }
 
@@ -133,7 +140,7 @@ function rules({ inUse, refused }) {
 }
 
 /** The errors of the last reload, and parts of the server that are not well. */
-function notices({ loads: { refused }, components }) {
+function notices({ process, nodes, loads: { refused }, loss, components }) {
   const found = [];
   if (refused) {
     const errors = refused.errors.map((text) => make("li", {}, make("code", {}, shown(text, 500))));
@@ -150,6 +157,14 @@ function notices({ loads: { refused }, components }) {
         make("ul", {}, errors),
       ),
     );
+  }
+  if (loss.length > 0) {
+    const items = loss.flatMap((effects) => effects.split("; ")).map((text) => make("li", {}, text));
+    const lost =
+      nodes > 1
+        ? `Lost servers of the store: ${process.nodesLost} of ${nodes}. For counters there:`
+        : "The store is lost. Meanwhile:";
+    found.push(make("div", { class: "notice bad" }, make("p", {}, lost), make("ul", {}, items)));
   }
   const parts = components.filter(({ name, state }) => name.startsWith("redis") && state !== "ok");
   if (parts.length > 0) {

@@ -1,6 +1,6 @@
 // The section "Rules": domains and rules as a tree, each with its limits and its hits.
 
-import { ask, entry, fill, find, make, number, problem, rate, shown } from "./dom.js";
+import { ask, entry, fill, find, make, many, number, problem, rate, shown } from "./dom.js";
 import { remove, sparkline } from "./charts.js";
 
 /** Most nodes that are shown at once; the field above finds the others. */
@@ -26,10 +26,21 @@ export const known = () => ({
 export const domainOf = (path) =>
   domains.find(({ nodes }) => nodes.some(({ rule }) => rule === path))?.domain;
 
+/** Rules that refuse nothing because of shadow mode, by path. */
+let spared = new Set();
+let areAllSpared = false;
+
+export const isSpared = (path) => areAllSpared || spared.has(path);
+
+/** The server is in shadow mode. */
+export const spareAll = () => (areAllSpared = true);
+
 /** Loads the tree again. */
 export async function load() {
   try {
     ({ domains } = await ask("rules"));
+    const all = domains.flatMap(({ nodes }) => nodes.filter(({ shadowMode }) => shadowMode));
+    spared = new Set(all.map(({ rule }) => rule));
     draw();
   } catch (error) {
     fill(find("rule-tree"), problem(error));
@@ -85,9 +96,11 @@ function show(row, path) {
   if (!track) return;
   const [admitted, refused] = [track.admitted.at(-1) ?? 0, track.refused.at(-1) ?? 0];
   row.rate.textContent = `${rate(admitted + refused)}/s`;
-  row.refused.textContent = refused > 0 ? `${rate(refused)}/s refused` : "";
+  const word = isSpared(path) ? "would be refused" : "refused";
+  row.refused.textContent = refused > 0 ? `${rate(refused)}/s ${word}` : "";
+  row.refused.classList.toggle("spared", isSpared(path));
   if (!row.isVisible) return;
-  row.chart ??= sparkline(row.host);
+  row.chart ??= sparkline(row.host, isSpared(path) ? "muted" : "refused");
   row.chart.setData([track.at, track.admitted, track.refused]);
 }
 
@@ -121,7 +134,7 @@ function draw() {
   });
   const omitted = found - (MOST_NODES - room);
   find("rules-note").textContent =
-    `${number(found)} of ${number(all)} nodes in ${number(domains.length)} ${domains.length === 1 ? "domain" : "domains"}` +
+    `${number(found)} of ${many(all, "node")} in ${many(domains.length, "domain")}` +
     (omitted > 0 ? `; ${number(omitted)} of them are not shown, the field finds them` : "");
   fill(find("rule-tree"), shownDomains.filter(Boolean));
 }
@@ -167,7 +180,7 @@ function tree(domain, nodes) {
       "summary",
       {},
       make("b", {}, shown(domain)),
-      make("span", { class: "muted" }, ` ${number(count)} rules`),
+      make("span", { class: "muted" }, ` ${many(count, "rule")}`),
     ),
     top,
   );

@@ -1,9 +1,9 @@
 // The sections "Top talkers" and "Settings".
 
-import { ask, clockTime, entries, fill, find, make, number, problem, shown, table } from "./dom.js";
+import { ask, clockTime, entries, fill, find, make, many, number, problem, shown, table } from "./dom.js";
 import { open as openExplain } from "./explain.js";
 import { open as openCounters } from "./counters.js";
-import { domainOf } from "./rules.js";
+import { domainOf, isSpared, spareAll } from "./rules.js";
 
 /** Most values of a rule that are shown at once. */
 const MOST_TALKERS = 8;
@@ -69,12 +69,13 @@ function card({ rule, hits, talkers }, top) {
   const rest = talkers.length - rows.length;
   return make(
     "article",
-    { class: "panel" },
+    { class: `panel ${isSpared(rule) ? "spared" : ""}` },
     make("h3", {}, make("code", {}, shown(rule, 120))),
     make(
       "p",
       { class: "muted" },
-      `${number(hits)} hits${rest > 0 ? `, of ${number(talkers.length)} values or more` : ""}`,
+      `${many(hits, "hit")}${rest > 0 ? `, of ${many(talkers.length, "value")} or more` : ""}`,
+      isSpared(rule) && " in shadow mode",
     ),
     make("ol", { class: "talkers" }, rows),
   );
@@ -104,6 +105,7 @@ export async function loadSettings() {
   box.addEventListener("change", drawSettings);
   try {
     ({ settings } = await ask("settings"));
+    if (settings.some(({ flag, value }) => flag === "--shadow-mode" && value === "true")) spareAll();
     drawSettings();
   } catch (error) {
     fill(find("setting-list"), problem(error));
@@ -114,9 +116,9 @@ function drawSettings() {
   const hasAll = find("settings-all").checked;
   const chosen = settings.filter(({ source }) => hasAll || source !== "default");
   const others = settings.length - chosen.length;
-  const rest = others > 0 ? `; ${number(others)} more have their defaults` : "";
+  const rest = others > 0 ? `; ${number(others)} more by default` : "";
   find("settings-note").textContent =
-    `${number(chosen.length)} settings${rest}. Passwords are never sent to this page.`;
+    `${many(chosen.length, "setting")}${rest}. Passwords are never sent to this page.`;
   const rows = chosen.map(({ group, flag, variable, value, secret, source }) =>
     make(
       "tr",
