@@ -17,7 +17,7 @@ pub(crate) const MAX_ENTRIES: usize = 100;
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Bounds on requests")]
 pub(crate) struct Bounds {
-    /// Largest message in bytes: four times the headers that Envoy accepts by default
+    /// Largest message in bytes; by default four times the headers that Envoy accepts
     #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", text = ("N", "262144"), value_parser = number::<usize>(1..))]
     pub max_message_bytes: usize,
 
@@ -25,9 +25,9 @@ pub(crate) struct Bounds {
     #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", value_parser = some_time, time = "10s")]
     pub message_timeout: Duration,
 
-    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers,
-    /// pages. Above it the connection that has held the most for the longest is closed, or new input is refused with
-    /// RESOURCE_EXHAUSTED, or 503 over HTTP [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
+    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers, pages.
+    /// Above it the connection that held most for longest is closed, or new input is refused (RESOURCE_EXHAUSTED; 503
+    /// over HTTP) [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
     #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_held_bytes: Option<usize>,
 
@@ -36,8 +36,8 @@ pub(crate) struct Bounds {
     pub max_text_bytes: usize,
 
     /// Most gRPC connections, unless the limit of open files allows fewer. For more, the oldest that have not made a
-    /// call in 100 ms are closed, or else the one without a call for the longest, a second at least, or else they wait
-    /// [default: 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
+    /// call in 100 ms are closed, else the one without a call for longest, at least a second, else they wait [default:
+    /// 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_parser = number::<usize>(1..=1_000_000), value_name = "N")]
     pub max_connections: Option<usize>,
 

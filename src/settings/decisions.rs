@@ -38,8 +38,8 @@ pub(crate) struct Decisions {
     #[arg(long, env = "LIMIT_RESET_HEADER", text = ("NAME", "RateLimit-Reset"), value_parser = header_name)]
     pub reset_header: String,
 
-    /// Add the header fields RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off,
-    /// binding (the limit that the three headers describe) or all (16 limits of a request at most)
+    /// Add RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off, binding (the limit that
+    /// the three headers describe) or all (at most 16 limits of a request)
     #[arg(long, env = "TOLLGATE_RATELIMIT_FIELDS", value_parser = named::<LimitFields>(), choice = ("WHICH", "off"))]
     pub ratelimit_fields: LimitFields,
 

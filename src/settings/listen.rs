@@ -31,8 +31,7 @@ pub(crate) struct Listen {
     #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_parser = port, value_name = "PORT")]
     pub grpc_port: u16,
 
-    /// Ask clients to reconnect after this long, give or take a tenth, so that load reaches new replicas; 0 means
-    /// never
+    /// Ask clients to reconnect after this long, give or take a tenth, so that new replicas get load; 0 means never
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_parser = duration, time = "24h")]
     pub max_connection_age: Duration,
 
@@ -40,18 +39,16 @@ pub(crate) struct Listen {
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_parser = duration, time = "1h")]
     pub max_connection_age_grace: Duration,
 
-    /// Close a connection whose first call has not begun within this time; the TLS handshake and the HTTP/2 preface
-    /// count
+    /// Close a connection whose first call has not begun within this time, TLS handshake and HTTP/2 preface included
     #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", value_parser = some_time, time = "10s")]
     pub first_call_timeout: Duration,
 
-    /// Send a keepalive ping on a connection that has been silent for this long, and close it after as long without an
-    /// answer, 20 s at most; 0 means never
+    /// Ping a connection that has been silent for this long, and close it after as long without an answer, at most 20
+    /// s; 0 means never
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
     pub keepalive_interval: Duration,
 
-    /// Let other processes listen on the same ports (SO_REUSEPORT) and share connections; a port that is in use by
-    /// mistake then goes unnoticed
+    /// Share the ports with other processes (SO_REUSEPORT); a port that is in use by mistake then goes unnoticed
     #[arg(long, env = "TOLLGATE_REUSE_PORT", boolean = false)]
     pub reuse_port: bool,
 
@@ -63,7 +60,7 @@ pub(crate) struct Listen {
     #[arg(long, env = "PORT", default_value_t = 8080, value_parser = port, value_name = "PORT")]
     pub port: u16,
 
-    /// Answer requests in JSON at /json of the HTTP port; every client that can reach that port can then count hits
+    /// Answer requests in JSON at /json of the HTTP port; every client that reaches the port can then count hits
     #[arg(long, env = "TOLLGATE_HTTP_JSON", boolean = true)]
     pub http_json: bool,
 
@@ -75,8 +72,8 @@ pub(crate) struct Listen {
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
 
-    /// Further names by which callers on this machine may read the debug port, with commas between: a web page could
-    /// give itself a name that leads here
+    /// Further host names by which this machine may read the debug port, separated by commas: others could be of a web
+    /// page
     #[arg(
         long,
         env = "TOLLGATE_DEBUG_HOSTS",
@@ -85,13 +82,13 @@ pub(crate) struct Listen {
     )]
     pub debug_hosts: Vec<String>,
 
-    /// File with the token that changes counters through the debug port: `authorization: Bearer TOKEN`. It is read for
-    /// each such call
+    /// File with the token that changes counters through the debug port (`authorization: Bearer TOKEN`); read for each
+    /// such call
     #[arg(long, env = "TOLLGATE_ADMIN_TOKEN_FILE", value_parser = file_path, value_name = "FILE")]
     pub admin_token_file: Option<PathBuf>,
 
-    /// The callers who may change counters through the debug port: those with the token; those on this machine and
-    /// those with the token; or none [default: token with --admin-token-file, else loopback]
+    /// Callers who may change counters through the debug port: those with the token, those on this machine too, or none
+    /// [default: token with --admin-token-file, else loopback]
     #[arg(
         long,
         env = "TOLLGATE_ADMIN_CHANGES",

@@ -13,19 +13,18 @@ use crate::{
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemorySettings {
-    /// Memory budget of the process in bytes: counters, connections, requests, replies, pages and rules together. The
-    /// bounds that are not set are derived from it [default: 80 % of the memory limit of the container or control
-    /// group, or else as much as the defaults of the single bounds need]
+    /// Memory budget of the process in bytes, from which bounds that are not set are derived [default: 80 % of the
+    /// memory limit of the container or control group, or else the sum of the bounds' own defaults]
     #[arg(long, env = "TOLLGATE_MAX_MEMORY_BYTES", value_parser = number::<usize>(32 << 20..), value_name = "N")]
     pub max_memory_bytes: Option<usize>,
 
-    /// Most counters held in memory. Above it new values are counted together in a fixed amount of memory: never less
-    /// than their hits, so that some are refused early
+    /// Most counters in memory. Above it new values are counted together, never less than their hits, so that some are
+    /// refused early
     #[arg(long, env = "TOLLGATE_MAX_COUNTERS", text = ("N", "1000000"), value_parser = number::<usize>(1..))]
     pub max_counters: usize,
 
-    /// Most bytes that counters take in memory, a quarter of them for values above the bounds. A sliding log
-    /// takes up to 32 bytes for each hit [default: 192 MiB, or the share of --max-memory-bytes: six tenths or more]
+    /// Most bytes of counters in memory, a quarter of them for values above the bounds. A sliding log takes up to 32
+    /// bytes for each hit [default: 192 MiB, or the share of --max-memory-bytes: six tenths or more]
     #[arg(long, env = "TOLLGATE_MAX_COUNTER_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_counter_bytes: Option<usize>,
 }

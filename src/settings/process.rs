@@ -22,7 +22,7 @@ pub(crate) struct Process {
     #[arg(long, env = "TOLLGATE_WORKERS", text = ("N", "0"), value_parser = number::<usize>(0..=1024))]
     pub workers: usize,
 
-    /// How long to keep serving after SIGTERM, with health already failing, before connections get a GOAWAY
+    /// How long to serve after SIGTERM, with health failing, before connections get a GOAWAY
     #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_parser = duration, time = "3s")]
     pub drain_delay: Duration,
 
@@ -30,7 +30,7 @@ pub(crate) struct Process {
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_parser = duration, time = "30s")]
     pub drain_timeout: Duration,
 
-    /// Lowest level of log lines; libraries have details at trace only
+    /// Lowest level of log lines; details of libraries are at trace
     #[arg(long, env = "LOG_LEVEL", choice = ("LEVEL", "info"))]
     pub log_level: LogLevel,
 
@@ -38,18 +38,17 @@ pub(crate) struct Process {
     #[arg(long, env = "LOG_FORMAT", choice = ("FORMAT", "text"))]
     pub log_format: LogFormat,
 
-    /// Log decisions, one a line, with descriptors, rules and counts: off, refused (some limit is over), sampled=SHARE
-    /// or all; values of requests are in the log then [default: all at the log levels debug and trace, else off]
+    /// Log decisions, one a line, with the values of requests: off, refused (some limit is over), sampled=SHARE or all
+    /// [default: all at the log levels debug and trace, else off]
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS", value_name = "CHOICE")]
     pub log_decisions: Option<DecisionChoice>,
 
-    /// Write logged decisions to standard error (stderr) or to this file, which is replaced when it is full [default:
-    /// among the lines of the log]
+    /// Write logged decisions to standard error (stderr) or to this file, replaced when full [default: among the lines
+    /// of the log]
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS_TO", value_name = "stderr|FILE")]
     pub log_decisions_to: Option<PathBuf>,
 
-    /// Whether the values of requests are in logged decisions as they are (show), or the first digits of their SHA-256
-    /// (hash)
+    /// Values of requests in logged decisions: as they are (show), or the first digits of their SHA-256 (hash)
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS_VALUES", value_parser = named::<LoggedValues>(), choice = ("FORM", "show"))]
     pub log_decisions_values: LoggedValues,
 

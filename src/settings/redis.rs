@@ -17,10 +17,9 @@ use crate::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Redis")]
 pub(crate) struct Redis {
-    /// Count in this Redis instead of in memory: redis://user:password@host:port/database, of which only host and
-    /// port are required, host:port, or a socket path. Several host:port separated by commas are nodes of a cluster;
-    /// redis+sentinel://sentinel:port,sentinel:port/master is the master that those sentinels report. rediss:// and
-    /// rediss+sentinel:// use TLS
+    /// Count in this Redis instead of in memory: redis://user:password@host:port/database (only host and port are
+    /// required), host:port, or a socket path; several host:port with commas for a cluster;
+    /// redis+sentinel://sentinel:port,sentinel:port/master. rediss:// and rediss+sentinel:// use TLS
     #[arg(long, env = "REDIS_URL", hide_env_values = true, value_name = "URL")]
     pub redis_url: Option<Hidden>,
 
@@ -28,16 +27,16 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_URL_FILE", file_instead_of = "redis_url")]
     pub redis_url_file: Option<PathBuf>,
 
-    /// How keys are written: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses
-    /// rules that its keys cannot distinguish
+    /// Form of keys: `reference` shares counters with envoyproxy/ratelimit during a migration, and refuses rules that
+    /// its keys cannot distinguish
     #[arg(long, env = "TOLLGATE_KEY_FORMAT", value_parser = named::<KeyFormat>(), choice = ("FORMAT", "native"))]
     pub key_format: KeyFormat,
 
-    /// Where to count: `redis` is the only backend besides memory, which needs no name
+    /// Where to count: only `redis`; memory needs no name
     #[arg(long, env = "BACKEND_TYPE", value_parser = backend, value_name = "NAME")]
     pub backend: Option<BackendFlag>,
 
-    /// How to read a --redis-url without a scheme: as the address of a TCP port or as the path of a socket
+    /// How to read a --redis-url without a scheme: as a TCP address or as the path of a socket
     #[arg(long, env = "REDIS_SOCKET_TYPE", one_of = "TYPE")]
     pub redis_socket_type: Option<SocketType>,
 
@@ -50,7 +49,7 @@ pub(crate) struct Redis {
     #[arg(long, env = "REDIS_AUTH", hidden = "SECRET")]
     pub redis_auth: Option<Hidden>,
 
-    /// File that contains that password; read again for every connection, so that it may change
+    /// File that contains that password; read again for every connection
     #[arg(long, env = "TOLLGATE_REDIS_AUTH_FILE", file_instead_of = "redis_auth")]
     pub redis_auth_file: Option<PathBuf>,
 
@@ -66,7 +65,7 @@ pub(crate) struct Redis {
     )]
     pub redis_sentinel_auth_file: Option<PathBuf>,
 
-    /// Clock for windows: that of Redis, so that all replicas agree, or that of this machine
+    /// Clock for windows: Redis', so that all replicas agree, or this machine's
     #[arg(long, env = "TOLLGATE_CLOCK", value_parser = named::<TimeSource>(), choice = ("CLOCK", "redis"))]
     pub clock: TimeSource,
 
@@ -92,14 +91,14 @@ pub(crate) struct Redis {
     )]
     pub expiration_jitter: i64,
 
-    /// Longest time that a decision waits for Redis; never more than nine tenths of the caller's own deadline
-    /// (grpc-timeout; Envoy's default is 20ms)
+    /// Longest wait of a decision for Redis; at most nine tenths of the caller's own deadline (grpc-timeout; Envoy's
+    /// default is 20ms)
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
-    /// How long a Redis server may be silent before decisions stop waiting for it and only a probe calls it; time in
-    /// which tollgate itself was paused or delayed does not count. A server that is usually slow gets at least four
-    /// times its usual time [default: 200ms, or --redis-timeout if that is longer]
+    /// Silence of a Redis server after which no decision waits for it and only a probe calls it; pauses of tollgate
+    /// itself do not count, and a slow server gets at least four times its usual time [default: 200ms, or
+    /// --redis-timeout if that is longer]
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
 
@@ -107,8 +106,7 @@ pub(crate) struct Redis {
     #[arg(long, env = "CACHE_KEY_PREFIX", text = ("TEXT", ""))]
     pub key_prefix: String,
 
-    /// Memory for remembering counters that are over their limit, so that they are refused without asking Redis; 0
-    /// turns this off
+    /// Memory for counters that are over their limit, which are refused without asking Redis; 0 turns this off
     #[arg(long, env = "LOCAL_CACHE_SIZE_IN_BYTES", text = ("BYTES", "8388608"), value_parser = number::<usize>(..))]
     pub local_cache_bytes: usize,
 

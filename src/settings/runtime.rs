@@ -11,8 +11,8 @@ use super::values::file_path;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
 pub(crate) struct RuntimeSettings {
-    /// Upper part of the folder; without --config-dir, this flag or the next one switches from tollgate's own way of
-    /// finding rule files to the reference's [default: /srv/runtime_data/current]
+    /// Upper part of the folder; without --config-dir, this flag or the next makes tollgate find rule files as the
+    /// reference does [default: /srv/runtime_data/current]
     #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
     pub runtime_root: Option<PathBuf>,
 

@@ -39,18 +39,18 @@ pub(crate) struct Settings {
     #[arg(long, env = "MERGE_DOMAIN_CONFIG", boolean = false)]
     pub merge_domains: bool,
 
-    /// Match keys and values separately; without this flag the entry (a, b) also matches the bare key a_b, as in
+    /// Match keys and values separately; otherwise the entry (a, b) also matches the bare key a_b, as in
     /// envoyproxy/ratelimit
     #[arg(long, env = "TOLLGATE_STRICT_MATCHING", boolean = false)]
     pub strict_matching: bool,
 
-    /// Start even if the first load of the rules fails, or before a control plane has pushed any; calls get
-    /// UNAVAILABLE until a load succeeds
+    /// Start even if the first load of the rules fails or no control plane has pushed any; calls get UNAVAILABLE until
+    /// a load succeeds
     #[arg(long, env = "FORCE_START_WITHOUT_INITIAL_CONFIG", boolean = false)]
     pub start_without_rules: bool,
 
-    /// Effect of a reload that leaves a domain without any rule, where there were some: `keep` refuses it, and the
-    /// last good rules stay; `allow` accepts it, so that nothing in the domain is limited
+    /// Effect of a reload that leaves a domain without its rules: `keep` refuses it, and the last good rules stay;
+    /// `allow` accepts it, so that nothing there is limited
     #[arg(long, env = "TOLLGATE_EMPTY_RELOAD", value_parser = named::<OnEmptyReload>(), choice = ("WHAT", "keep"))]
     pub empty_reload: OnEmptyReload,
 

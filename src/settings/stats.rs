@@ -34,8 +34,8 @@ pub(crate) struct Stats {
     #[arg(long, env = "USE_DOG_STATSD", boolean = false)]
     pub dog_statsd: bool,
 
-    /// Rules that rewrite names for DogStatsD; each has its own variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME
-    /// and …_TAGS, with its own name in place of NAME
+    /// Rules that rewrite names for DogStatsD, each by its variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and
+    /// …_TAGS, with its name in place of NAME
     #[arg(
         long,
         env = "USE_DOG_STATSD_MOGRIFIERS",
@@ -52,7 +52,7 @@ pub(crate) struct Stats {
     #[arg(long, env = "STATS_FLUSH_INTERVAL", value_parser = some_time, time = "10s")]
     pub stats_flush_interval: Duration,
 
-    /// Send no statistics, whatever the other flags say; the debug port still shows them
+    /// Send no statistics, whatever other flags say; the debug port still shows them
     #[arg(long, env = "DISABLE_STATS", boolean = false)]
     pub disable_stats: bool,
 
@@ -68,8 +68,7 @@ pub(crate) struct Stats {
     #[arg(long, env = "PROMETHEUS_PATH", default_value = "/metrics", value_parser = path, value_name = "PATH")]
     pub prometheus_path: String,
 
-    /// File that maps statsd names to Prometheus names, in the format of statsd_exporter; a missing file is logged
-    /// and ignored
+    /// File that maps statsd names to Prometheus names, as for statsd_exporter; a missing file is logged and ignored
     #[arg(long, env = "PROMETHEUS_MAPPER_YAML", value_parser = file_path, value_name = "FILE")]
     pub prometheus_mapping: Option<PathBuf>,
 
@@ -81,8 +80,8 @@ pub(crate) struct Stats {
     )]
     pub prometheus_milliseconds: bool,
 
-    /// Most names of statistics that requests can create: values of detailed_metric and value_to_metric, limit
-    /// overrides, unknown domains; of 128 bytes each on average
+    /// Most names of statistics that requests can create (detailed_metric, value_to_metric, overrides, unknown
+    /// domains), of 128 bytes each on average
     #[arg(long, env = "TOLLGATE_MAX_METRIC_NAMES", text = ("N", "10000"), value_parser = number::<usize>(..))]
     pub max_metric_names: usize,
 }

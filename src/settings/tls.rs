@@ -14,8 +14,8 @@ pub(crate) struct TlsSettings {
     #[arg(long, env = "GRPC_SERVER_USE_TLS", boolean = false)]
     pub grpc_tls: bool,
 
-    /// Certificate of the server and its intermediate certificates, in PEM; this file and the next two are read again
-    /// when they change
+    /// Certificate of the server, with intermediate ones, in PEM; this file and the next two are read again when they
+    /// change
     #[arg(long, env = "GRPC_SERVER_TLS_CERT", value_parser = file_path, value_name = "FILE")]
     pub grpc_tls_cert: Option<PathBuf>,
 
@@ -23,12 +23,11 @@ pub(crate) struct TlsSettings {
     #[arg(long, env = "GRPC_SERVER_TLS_KEY", value_parser = file_path, value_name = "FILE")]
     pub grpc_tls_key: Option<PathBuf>,
 
-    /// Require a client certificate from an authority in this PEM file; no other authority is trusted
+    /// Require a client certificate from an authority in this PEM file, and no other
     #[arg(long, env = "GRPC_CLIENT_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub grpc_client_ca: Option<PathBuf>,
 
-    /// Also require the client certificate to be valid for this name; a wildcard in the certificate must have at
-    /// least two labels after it
+    /// Also require the client certificate to be valid for this name; a wildcard there needs two labels after it
     #[arg(long, env = "GRPC_CLIENT_TLS_SAN", value_name = "NAME")]
     pub grpc_client_san: Option<String>,
 }

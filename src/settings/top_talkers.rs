@@ -8,8 +8,8 @@ use crate::observe::talkers::{TalkerChoice, ValueForm};
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Statistics")]
 pub(crate) struct TopTalkers {
-    /// Hits that are counted by value for /top of the debug port, which shows the values with the most hits on each
-    /// rule: off, refused (those over a limit) or all, which costs each decision some work
+    /// Hits that are counted by value, for the values with the most hits at /top of the debug port: off, refused (over
+    /// a limit) or all, which costs each decision some work
     #[arg(long, env = "TOLLGATE_TOP_TALKERS", value_parser = named::<TalkerChoice>(), choice = ("WHICH", "refused"))]
     pub top_talkers: TalkerChoice,
 

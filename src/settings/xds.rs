@@ -59,14 +59,14 @@ pub(crate) struct Xds {
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub xds_tls_ca: Option<PathBuf>,
 
-    /// Name that the certificate of the control plane must be valid for, if not the name of its host; a wildcard in the
-    /// certificate must have at least two labels after it
+    /// Name that the certificate of the control plane must be valid for, if not its host's; a wildcard there needs two
+    /// labels after it
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN", text = ("NAME", ""))]
     pub xds_tls_san: String,
 
-    /// Effect of a push without any rules: `allow` accepts it, so that nothing is limited, unless it only answers the
-    /// question that is repeated after a reconnect, as control planes do that have just started; `always` accepts it
-    /// then too; `keep` refuses it while there are rules
+    /// Effect of a push without rules: `allow` accepts it, so that nothing is limited, unless it answers the question
+    /// repeated after a reconnect, as of a control plane that has just started; `always` accepts it then too; `keep`
+    /// refuses it while there are rules
     #[arg(long, env = "TOLLGATE_XDS_EMPTY_PUSH", choice = ("WHAT", "allow"))]
     pub xds_empty_push: EmptyPush,
 
@@ -86,12 +86,11 @@ pub(crate) struct Xds {
     #[arg(long, env = "XDS_CLIENT_BACKOFF_RANDOM_FACTOR", text = ("FACTOR", "2"), value_parser = decimal)]
     pub xds_backoff_factor: f64,
 
-    /// Randomise waits, so that processes that lost one control plane do not all come back at once
+    /// Randomise waits, so that processes do not all come back at once
     #[arg(long, env = "XDS_CLIENT_BACKOFF_JITTER", boolean = true)]
     pub xds_backoff_jitter: bool,
 
-    /// Wait after a control plane answers but refuses the call, times the refusals so far [default: the usual
-    /// back-off]
+    /// Wait after a control plane refuses the call, times the refusals so far [default: the usual back-off]
     #[arg(
         long,
         env = "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
@@ -100,8 +99,8 @@ pub(crate) struct Xds {
     )]
     pub xds_retry_interval: Option<Duration>,
 
-    /// How often to ping a silent control plane; 0 means never. Servers in Go, such as Envoy Gateway, close
-    /// connections that ping more often than every 5 minutes
+    /// How often to ping a silent control plane; 0 means never. Servers in Go (Envoy Gateway) close connections that
+    /// ping more often than every 5 minutes
     #[arg(long, env = "TOLLGATE_XDS_KEEPALIVE", value_parser = duration, time = "6m")]
     pub xds_keepalive: Duration,
 }

@@ -133,8 +133,8 @@ fn main() {
 /// One line per scenario.
 fn table(outcomes: &[Outcome]) -> String {
     let mut table = "\
-| what breaks | answers | errors | without Redis | longest answer | first answers | lost after | all others | admitted too much | counted too much | exact again after | off afterwards |
-|---|---|---|---|---|---|---|---|---|---|---|---|
+| what breaks | not by Redis, % | longest, ms | first, ms | others, ms | hits off | exact again, ms |
+|---|---|---|---|---|---|---|
 "
     .to_owned();
     for outcome in outcomes {

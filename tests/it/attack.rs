@@ -13,9 +13,9 @@ const BOUND: u64 = 160 << 20;
 fn others_are_answered_during_every_attack() {
     for attack in all() {
         let outcome = attack.run(Size(5));
-        let (before, reference) = (attack.before, attack.reference);
+        let (before, held) = (attack.before, outcome.calls_while_held);
         eprintln!(
-            "{}: {outcome}; before: {before}; there: {reference}",
+            "{}: {outcome}, {held:?} while held; before: {before}",
             attack.name
         );
         assert_eq!(outcome.failures, 0, "{}: {outcome}", attack.name);

@@ -41,19 +41,14 @@ fn variable(flag: &clap::Arg) -> &str {
 fn default(flag: &clap::Arg) -> String {
     let defaults: Vec<_> = flag.get_default_values().iter().collect();
     match defaults.first() {
-        Some(default) if !default.is_empty() => format!("`{}`", default.to_str().unwrap()),
+        Some(default) if !default.is_empty() => format!(" (`{}`)", default.to_str().unwrap()),
         _ => String::new(),
     }
 }
 
-/// The help of a flag, escaped for a cell of a table.
-fn help(flag: &clap::Arg) -> String {
-    flag.get_help().unwrap().to_string().replace('|', "\\|")
-}
-
 /// The help of a flag, or for the second Redis the flag of the first one, unless the help says how they differ.
 fn meaning(flag: &clap::Arg) -> String {
-    let help = help(flag);
+    let help = flag.get_help().unwrap().to_string();
     let first = name(flag).replace("--redis-per-second-", "--redis-");
     let is_of_the_second = first != name(flag) && flags().iter().any(|flag| name(flag) == first);
     if is_of_the_second && !help.contains("the first") {
@@ -86,29 +81,29 @@ fn the_readme_asks_with_the_program_that_make_run_builds() {
 #[test]
 fn the_settings_page_is_the_help_of_serve() {
     let mut page = String::from(
-        "# Settings\n\nEvery flag of `tollgate serve`, which is the default command, with the environment variable \
-         that says the same:\nenvoyproxy/ratelimit's name if that service has one. Flags win over variables. Booleans and \
-         durations are written as\nin Go: `true`, `1`, `10ms`, `1h30m`. This page is made of `tollgate serve --help`.\n",
+        "# Settings\n\nThe flags of `tollgate serve`, the default command, each with its environment variable \
+         (envoyproxy/ratelimit's name where that\nservice has one) and, in brackets, its default. Flags win over \
+         variables. Booleans and durations are written as in Go: `true`, `1`,\n`10ms`, `1h30m`. This page is made of \
+         `tollgate serve --help`.\n",
     );
     let short = program().args(["serve", "-h"]).output().unwrap();
     let short = String::from_utf8(short.stdout).unwrap();
     let is_short = |flag: &Arg| short.split_whitespace().any(|word| word == name(flag));
     let (often, rarely): (Vec<_>, Vec<_>) = flags().into_iter().partition(is_short);
     assert!(!often.is_empty() && !rarely.is_empty());
-    let head = "\n\n| flag, variable | default | meaning |\n|---|---|---|\n";
     let row = |page: &mut String, flag: &Arg| {
         let (name, variable) = (name(flag), variable(flag));
         let (default, help) = (default(flag), meaning(flag));
-        let _ = writeln!(page, "| `{name}`, `{variable}` | {default} | {help} |");
+        let _ = writeln!(page, "- `{name}`, `{variable}`{default}: {help}");
     };
-    let _ = write!(page, "\n## Most installations{head}");
+    page.push_str("\n## Most installations\n\n");
     often.iter().for_each(|flag| row(&mut page, flag));
     page.push_str("\n## Rarely\n");
     let mut heading = None;
     for flag in &rarely {
         let under = flag.get_help_heading().unwrap_or("Rules").to_owned();
         if heading.as_ref() != Some(&under) {
-            let _ = write!(page, "\n### {under}{head}");
+            let _ = write!(page, "\n### {under}\n\n");
             heading = Some(under);
         }
         row(&mut page, flag);
@@ -116,40 +111,9 @@ fn the_settings_page_is_the_help_of_serve() {
     check("docs/run/settings.md", &page);
 }
 
-/// The block of a page between two comments, which the program writes.
-#[track_caller]
-fn check_block(page: &str, name: &str, block: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
-    let text = fs::read_to_string(path).unwrap();
-    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {name}: {edge} -->\n"));
-    let (before, rest) = text.split_once(&begin).expect("a first line");
-    let (_, after) = rest.split_once(&end).expect("a last line");
-    check(page, &format!("{before}{begin}{block}{end}{after}"));
-}
-
-/// Whether the table of measured loads in the page on sizes has the cost, and the table of costs does not repeat it.
+/// Whether the table of measured loads in the page on sizes has the cost.
 fn is_of_a_load(cost: &Cost) -> bool {
     cost.name.contains(".calls_") || cost.name.ends_with(".wait")
-}
-
-#[test]
-fn the_sizing_page_shows_the_costs_that_sizes_are_computed_from() {
-    let mut table = String::from("| cost | value | of |\n|---|---|---|\n");
-    for cost in Costs::measured()
-        .all()
-        .iter()
-        .filter(|cost| !is_of_a_load(cost))
-    {
-        let value = format!("{} {}", cost.value, cost.unit);
-        let _ = writeln!(
-            table,
-            "| `{}` | {} | {} |",
-            cost.name,
-            value.trim(),
-            cost.meaning
-        );
-    }
-    check_block("docs/run/sizing.md", "costs", &table);
 }
 
 /// A copy of a figure in another page would go on when the measurement changes.
@@ -184,9 +148,8 @@ fn the_costs_stand_in_the_pages_that_they_are_from() {
 fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
     let flags = flags();
     let mut page = String::from(
-        "# The environment of envoyproxy/ratelimit\n\nWhat becomes of each of its variables. This \
-         page is made of the table that the program itself goes\nby.\n\n## Without effect\n\nOne \
-         that is set has a line in the log.\n\n| variable | reason |\n|---|---|\n",
+        "# The environment of envoyproxy/ratelimit\n\nEach of its variables, from the program's own table.\n\n\
+         ## Without effect\n\nOne that is set has a line in the log.\n\n",
     );
     let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
     let mut honoured = Vec::new();
@@ -194,7 +157,8 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
         match treatment {
             Treatment::Honoured => {
                 let flag = flags.iter().find(|flag| variable(flag) == variable_name);
-                honoured.push(format!("- `{variable_name}`: `{}`", name(flag.unwrap())));
+                assert!(flag.is_some(), "{variable_name}");
+                honoured.push(format!("`{variable_name}`"));
             }
             Treatment::Instead(why) => {
                 let variable_name = format!("`{variable_name}`");
@@ -206,12 +170,12 @@ fn the_page_of_the_reference_s_variables_is_the_table_of_the_program() {
         }
     }
     for (why, names) in reasons {
-        let _ = writeln!(page, "| {} | {why} |", names.join(", "));
+        let _ = writeln!(page, "- {}: {why}", names.join(", "));
     }
     let _ = writeln!(
         page,
-        "\n## Honoured\n\nEach as the flag beside it, of which [settings.md](../run/settings.md) has the meaning.\n\n{}",
-        honoured.join("\n")
+        "\n## Honoured\n\n[settings.md](../run/settings.md) has each beside its flag:\n{}.",
+        honoured.join(",\n")
     );
     check("docs/start/environment.md", &page);
 }

@@ -1,4 +1,4 @@
-//! The table of measured costs that sizes are computed from. `docs/run/sizing.md` shows it.
+//! The table of measured costs that sizes are computed from. `docs/run/sizing.md` names it.
 
 /// A line for each cost: name, value, unit, meaning and source, with tabs between them.
 const TABLE: &str = include_str!("costs.tsv");

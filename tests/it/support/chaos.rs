@@ -93,26 +93,29 @@ pub struct Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;
-        let or_none = |time: Option<Duration>, digits: usize| {
-            let shown = time.map(|time| format!("{:.digits$} ms", millis(time)));
-            shown.unwrap_or_else(|| "–".to_owned())
+        let percent = |part: usize, all: usize| part as f64 * 100.0 / all as f64;
+        let first = self
+            .first
+            .map_or_else(|| "–".to_owned(), |time| format!("{:.1}", millis(time)));
+        let off = match (self.over, self.under) {
+            (0, 0) => "0".to_owned(),
+            (over, 0) => format!("{over} lost"),
+            (0, under) => format!("{under} extra"),
+            (over, under) => format!("{over} lost, {under} extra"),
         };
         write!(
             f,
-            "| {} | {} | {} | {} | {:.1} ms | {} | {} | {:.2} ms | {} | {} | {:.0} ms | {} |",
+            "| {} | {:.1} | {:.1} | {first} | {:.2} | {off} | {:.0}",
             self.name,
-            self.answers,
-            self.errors,
-            self.degraded,
+            percent(self.errors + self.degraded, self.answers),
             millis(self.longest),
-            or_none(self.first, 1),
-            or_none(self.lost, 0),
             millis(self.others),
-            self.over,
-            self.under,
             millis(self.recovery),
-            self.off_afterwards,
-        )
+        )?;
+        match self.off_afterwards {
+            0 => f.write_str(" |"),
+            off => write!(f, ", then {off:+} of 100 |"),
+        }
     }
 }
 
@@ -218,19 +221,19 @@ pub fn scenarios() -> Vec<(&'static str, Scenario)> {
 
 /// The machine has no time for tollgate, or Redis is slower than usual, with default settings. Redis always answers,
 /// so no decision may be made without it.
-pub const PAUSES_15: &str = "tollgate stopped for 15 ms of every 100; defaults";
-pub const PAUSES_60: &str = "tollgate stopped for 60 ms of every 100; defaults";
-pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250; defaults";
-pub const PAUSES_RANDOM: &str = "tollgate stopped at random, up to 300 ms; defaults";
-pub const PAUSES_OF_BOTH: &str = "tollgate and Redis stopped in turns, 40 ms each; defaults";
-pub const BUSY: &str = "four busy loops beside it; defaults";
-pub const STARVED: &str = "workers starved by requests of 4 MB; defaults";
-pub const LATE_REPLIES: &str = "a reply 1, 5, 9, 11, 15, 30 ms late now and then; defaults";
+pub const PAUSES_15: &str = "tollgate stopped for 15 ms of every 100";
+pub const PAUSES_60: &str = "tollgate stopped for 60 ms of every 100";
+pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250";
+pub const PAUSES_RANDOM: &str = "tollgate stopped at random, up to 300 ms";
+pub const PAUSES_OF_BOTH: &str = "tollgate and Redis stopped in turns, 40 ms each";
+pub const BUSY: &str = "four busy loops beside it";
+pub const STARVED: &str = "workers starved by requests of 4 MB";
+pub const LATE_REPLIES: &str = "a reply 1, 5, 9, 11, 15, 30 ms late now and then";
 pub const LATE_REPLIES_ENVOY: &str = "the same with callers that wait for 20 ms, as Envoy does";
-pub const STALL: &str = "a connection stalls for 210 ms now and then; defaults";
+pub const STALL: &str = "a connection stalls for 210 ms now and then";
 pub const STALL_ENVOY: &str = "the same stall with callers that wait for 20 ms";
-pub const SLEEPS: &str = "Redis sleeps for 30 ms each second; defaults";
-pub const SAVES: &str = "BGSAVE of a large Redis; defaults";
+pub const SLEEPS: &str = "Redis sleeps for 30 ms each second";
+pub const SAVES: &str = "BGSAVE of a large Redis";
 
 pub const KILLED: &str = "kill -9 of Redis, restart";
 pub const STOPPED: &str = "SIGSTOP of Redis";

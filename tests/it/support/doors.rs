@@ -53,7 +53,7 @@ pub fn all() -> Vec<DoorAttack> {
         ),
         attack(
             "60,000 bytes against 300 wildcards of the form `*text*`",
-            "110 ms of a worker a call",
+            "110 ms a call",
             callers::long_value_for_wildcards,
         ),
         attack(
@@ -68,17 +68,17 @@ pub fn all() -> Vec<DoorAttack> {
         ),
         attack(
             "20,000 good rules as JSON on one line",
-            "7.3 s of a processor at the start; indented 0.2 s",
+            "7.3 s CPU at the start; indented 0.2 s",
             files::rules_on_one_line,
         ),
         attack(
             "a Redis that answers a count with 5,592,000 values",
-            "peak 566 MB, 1.3 s of a processor, the call answered after 12 to 16 s",
+            "peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s",
             servers::endless_count,
         ),
         attack(
             "a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s",
-            "peak 433 MB, 6.2 s of a processor, 857 kB of log",
+            "peak 433 MB, 6.2 s CPU, 857 kB of log",
             servers::cluster_of_thousands,
         ),
         attack(
@@ -167,7 +167,7 @@ fn costs(server: &Tollgate, before: Duration) -> Effect {
     let cpu = (server.processor_time() - before).as_secs_f64();
     Effect {
         text: format!(
-            "peak {} MB, {cpu:.1} s of a processor, {:.1} kB of log",
+            "peak {} MB, {cpu:.1} s CPU, {:.1} kB of log",
             megabytes(peak),
             log as f64 / 1000.0
         ),

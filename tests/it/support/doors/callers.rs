@@ -75,7 +75,7 @@ pub(super) fn long_value_for_wildcards(size: Size) -> Effect {
     });
     let spent = (server.processor_time() - before).as_secs_f64() * 1000.0;
     Effect {
-        text: format!("{:.1} ms of a worker a call", spent / calls as f64),
+        text: format!("{:.1} ms a call", spent / calls as f64),
         is_harmless: answered == calls,
     }
 }

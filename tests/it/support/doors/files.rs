@@ -85,7 +85,7 @@ pub(super) fn rules_on_one_line(size: Size) -> Effect {
     let on_one_line = spent(&rules.to_string());
     let indented = spent(&serde_json::to_string_pretty(&rules).unwrap());
     Effect {
-        text: format!("{on_one_line:.1} s of a processor at the start; indented {indented:.1} s"),
+        text: format!("{on_one_line:.1} s CPU at the start; indented {indented:.1} s"),
         is_harmless: true,
     }
 }
