@@ -86,7 +86,7 @@ fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io:
 }
 
 impl Log {
-    /// A log that nobody reads and that does not hear of events.
+    /// A log without a reader, which does not hear of events.
     #[cfg(test)]
     pub(super) fn unread() -> Self {
         let (lines, _) = log_lines(Arc::default());

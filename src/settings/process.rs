@@ -49,7 +49,12 @@ pub(crate) struct Process {
     pub log_decisions_to: Option<PathBuf>,
 
     /// Values of requests in logged decisions: as they are (show), or the first digits of their SHA-256 (hash)
-    #[arg(long, env = "TOLLGATE_LOG_DECISIONS_VALUES", value_parser = named::<LoggedValues>(), choice = ("FORM", "show"))]
+    #[arg(
+        long,
+        env = "TOLLGATE_LOG_DECISIONS_VALUES",
+        value_parser = named::<LoggedValues>(),
+        choice = ("FORM", "show")
+    )]
     pub log_decisions_values: LoggedValues,
 
     /// Length of the file of logged decisions above which a new one begins
