@@ -180,12 +180,9 @@ fn commands(paper: &Path) -> Vec<String> {
         let command = command.strip_prefix("tollgate ")?.trim();
         let (name, _) = command.split_once(' ').unwrap_or((command, ""));
         let runs = match name {
-            "lint-envoy" | "size"
-                if command.ends_with(" --costs") || command.contains(" --rules rules/") =>
-            {
-                false
-            }
-            "ask" | "check" | "counters" | "explain" | "lint-envoy" | "size" => command != name,
+            "lint-envoy" => command.contains(".yaml"),
+            "size" => command.contains("--rps"),
+            "ask" | "check" | "counters" | "explain" => command != name,
             _ => name == "schema",
         };
         (runs && !command.contains("unix://")).then(|| command.to_owned())
