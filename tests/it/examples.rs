@@ -54,6 +54,21 @@ fn the_front_page_s_first_calls_are_answered_as_it_says() {
         let post = |_| json::send(server.http, "POST", "/json", body.as_bytes()).status;
         expected.iter().map(post).collect::<Vec<_>>() == expected
     });
+    let (_, rest) = rest.split_once("$ target/local/tollgate ").unwrap();
+    let (command, printed) = rest.split_once('\n').unwrap();
+    let printed: Vec<_> = printed
+        .lines()
+        .take_while(|line| !line.contains('…'))
+        .collect();
+    assert!(printed.len() >= 2, "{printed:?}");
+    check_within_one_second(|| {
+        let server = with_rules(&rules).start();
+        let mut ask = program();
+        ask.args(command.split(' '))
+            .args(["--server", &format!("http://{}", server.grpc)]);
+        let said = String::from_utf8(finish(&mut ask).stdout).unwrap();
+        said.lines().take(printed.len()).collect::<Vec<_>>() == printed
+    });
 }
 
 /// The commands of README and docs, as they stand but for ports, and those that a reader tries next: all on the rules that

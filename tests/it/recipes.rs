@@ -137,6 +137,35 @@ fn a_search_costs_ten_hits() {
     });
 }
 
+/// Its rule, and the three parts of an Envoy below it: the filter, the cluster and the actions.
+#[test]
+fn the_front_page_s_envoy_obeys_the_front_page_s_rule() {
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let [rules, envoy] = ["## A rule", "## An Envoy"].map(|heading| {
+        let (_, section) = readme.split_once(heading).unwrap();
+        let (_, block) = section.split_once("```yaml\n").unwrap();
+        block.split_once("```").unwrap().0
+    });
+    let parts = envoy
+        .split("---\n")
+        .map(|part| serde_yaml::from_str(part).unwrap());
+    let parts: Vec<Value> = parts.collect();
+    let [filter, cluster, actions] = &parts[..] else {
+        panic!("{envoy}");
+    };
+    let recipe = Recipe {
+        rules: rules.to_owned(),
+        envoy: json!({"filter": filter, "cluster": cluster, "rate_limits": actions["rate_limits"]}),
+    };
+    // A second may end between two requests, and a busy machine may take longer than Envoy waits here.
+    let holds = |shop: &Shop| {
+        let statuses = [(); 4].map(|()| shop.status(("/", &[])));
+        statuses == [200, 200, 200, 429]
+    };
+    assert!((0..9).any(|_| holds(&Shop::open(&recipe))));
+}
+
 #[test]
 fn every_recipe_of_the_page_has_a_test() {
     let source = include_str!("recipes.rs");
@@ -163,7 +192,7 @@ fn check(heading: &str, holds: impl Fn(&Shop) -> bool) {
 /// The blocks of a section of the page.
 struct Recipe {
     rules: String,
-    /// `routes` and `rate_limits` of the virtual host, and `http_filters`.
+    /// `routes` and `rate_limits` of the virtual host, and `http_filters`; or `filter` and `cluster` in place of ours.
     envoy: Value,
 }
 
@@ -201,8 +230,14 @@ impl Recipe {
         let own = host["routes"].as_array().unwrap().clone();
         host["routes"] = [self.list("routes"), own].concat().into();
         host["rate_limits"] = self.list("rate_limits").into();
-        let own = manager["http_filters"].as_array().unwrap().clone();
+        let mut own = manager["http_filters"].as_array().unwrap().clone();
+        if self.envoy["filter"].is_object() {
+            own[0] = self.envoy["filter"].clone();
+        }
         manager["http_filters"] = [self.list("http_filters"), own].concat().into();
+        if self.envoy["cluster"].is_object() {
+            bootstrap["static_resources"]["clusters"][0] = self.envoy["cluster"].clone();
+        }
         let address = "/static_resources/clusters/0/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
         bootstrap.pointer_mut(address).unwrap()["port_value"] = port.into();
         bootstrap
