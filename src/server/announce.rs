@@ -13,15 +13,13 @@ use crate::{
 };
 
 /// Logs the ready line: version, addresses, TLS, store, modes, number of rules. A terminal gets lines for people too.
-pub(super) async fn announce(
-    grpc: &GrpcListener,
-    addresses: &Addresses,
+pub(super) fn announce(
+    (grpc, addresses, store): (&GrpcListener, &Addresses, &str),
     parts: &Parts<'_>,
     workers: usize,
     log: &Log,
 ) {
     let settings = parts.settings;
-    let store = parts.backend.first_state().await;
     let rules = parts.rules.current();
     let tls = grpc.tls(&settings.tls);
     let is_on = settings.listen.http_json;

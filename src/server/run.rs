@@ -228,10 +228,13 @@ impl Server {
         addresses: &Addresses,
         log: &Log,
     ) -> Result<GrpcListener, ServerError> {
+        // Before clients can call: the accepting begins after the ready line.
+        let store = parts.backend.first_state().await;
         let grpc = GrpcListener::bind(parts.settings).await?;
         self.open.send_replace(true);
         self.health.update().await;
-        announce(&grpc, addresses, parts, self.workers.count(), log).await;
+        let names = (&grpc, addresses, &*store);
+        announce(names, parts, self.workers.count(), log);
         Ok(grpc)
     }
 

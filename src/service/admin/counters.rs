@@ -11,7 +11,7 @@ use axum::{
 };
 
 use super::{
-    json::{BodyLimits, plain},
+    json::{BodyLimits, refused},
     origin::Peer,
     page::BlockingQueue,
 };
@@ -158,13 +158,6 @@ impl Refusal {
     fn reply(&self) -> Response {
         refused(self.status, &self.reason)
     }
-}
-
-/// A reply that is no success, with its reason.
-fn refused(status: StatusCode, reason: &str) -> Response {
-    let mut reply = plain(status, "");
-    *reply.body_mut() = Body::from(format!("{reason}\n"));
-    reply
 }
 
 /// The reply if the store gives no counts.

@@ -81,20 +81,24 @@ impl LossStats {
     /// Records the rules in use, and whether they count otherwise than those before: then a counter that a rule counts
     /// locally from now on may hold hits that no worker remembers, because another rule used it before.
     pub fn change_rules(&self, rules: &[Rule], is_new: bool) {
-        for ((answer, _), counts) in ANSWERS.iter().zip(&self.rules) {
-            let counted = |wanted: fn(Unit) -> bool| {
-                let rules = rules.iter().filter(|rule| {
-                    rule.on_store_loss == *answer
-                        && matches!(&rule.allows, Allows::Within(limits)
-                            if limits.iter().any(|limit| wanted(limit.period.unit())))
-                });
-                rules.count()
+        let mut counts = [[0; 3]; ANSWERS.len()];
+        for rule in rules {
+            let Allows::Within(limits) = &rule.allows else {
+                continue;
             };
-            counts[LostLimits::All as usize].store(counted(|_| true), Relaxed);
-            let per_second = counted(|unit| unit == Unit::Second);
-            counts[LostLimits::PerSecond as usize].store(per_second, Relaxed);
-            let longer = counted(|unit| unit != Unit::Second);
-            counts[LostLimits::Longer as usize].store(longer, Relaxed);
+            let mut known = ANSWERS.iter().zip(&mut counts);
+            let own = known.find(|((answer, _), _)| *answer == rule.on_store_loss);
+            let Some((_, counts)) = own else { continue };
+            let has = |is_per_second| {
+                let mut units = limits.iter().map(|limit| limit.period.unit());
+                usize::from(units.any(|unit| (unit == Unit::Second) == is_per_second))
+            };
+            counts[LostLimits::All as usize] += 1;
+            counts[LostLimits::PerSecond as usize] += has(true);
+            counts[LostLimits::Longer as usize] += has(false);
+        }
+        for (stored, count) in self.rules.iter().flatten().zip(counts.as_flattened()) {
+            stored.store(*count, Relaxed);
         }
         self.rule_sets.fetch_add(is_new.into(), Relaxed);
     }
