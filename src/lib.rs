@@ -134,11 +134,9 @@ mod store {
         pub(crate) mod store;
         /// Requests that wait for a node, and for its replies.
         pub(crate) mod queue {
-            pub(crate) mod late_reply;
+            pub(crate) mod clock;
             pub(crate) mod node_queue;
             pub(crate) mod replies;
-            pub(crate) mod waiting;
-            pub(crate) mod watchdog;
         }
         /// The commands of a round trip, and their replies.
         pub(crate) mod batch {

@@ -653,14 +653,15 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
     ("store/memory/slot.rs", "StateSlot", Lives::Longer),
     ("store/per_second.rs", "BothStores", Lives::InRequest),
     ("store/redis/health/clock.rs", "ProcessClock", Lives::Longer),
-    (
-        "store/redis/batch/pipeline.rs",
-        "FirstIncrement",
-        Lives::InRequest,
-    ),
+    ("store/redis/batch/pipeline.rs", "Group", Lives::InRequest),
     (
         "store/redis/batch/pipeline.rs",
         "PipelineBuilder",
+        Lives::InRequest,
+    ),
+    (
+        "store/redis/queue/node_queue.rs",
+        "QueueState",
         Lives::InRequest,
     ),
     (
@@ -669,11 +670,6 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 34] = [
         Lives::InRequest,
     ),
     ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
-    (
-        "store/redis/queue/waiting.rs",
-        "WaitingBatch",
-        Lives::InRequest,
-    ),
     ("store/replicas.rs", "Replicas", Lives::Longer),
 ];
 

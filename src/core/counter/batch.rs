@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    mem,
     ops::{Deref, Range},
     thread::LocalKey,
 };
@@ -20,11 +21,13 @@ use crate::{
     foundation::object_pool::{IdleList, Poolable},
 };
 
-/// Increments that one request makes, in order, with their keys in one buffer.
+/// Increments of one request, or of several, in order, with their keys in one buffer.
 #[derive(Debug, Default)]
 pub struct Batch {
     keys: Keys,
     increments: SmallVec<[BatchEntry; 8]>,
+    /// Where each request ends that was appended as a whole.
+    ends: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -158,10 +161,18 @@ impl Batch {
         }
     }
 
+    /// The requests that were appended, each as the range of its increments.
+    pub fn requests(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut end = 0;
+        let ends = self.ends.iter();
+        ends.map(move |&next| mem::replace(&mut end, next)..next)
+    }
+
     /// Removes all increments, but keeps the memory.
     pub fn clear(&mut self) {
         self.keys.clear();
         self.increments.clear();
+        self.ends.clear();
     }
 
     /// Makes it a look, which every store answers without counting anything, and without a new counter.
@@ -182,7 +193,7 @@ impl Batch {
         });
     }
 
-    /// Appends a copy of all of `other`.
+    /// Appends a copy of all of `other` as one request.
     pub fn append(&mut self, other: &Self) {
         let start = self.keys.len();
         self.keys.push_slice(&other.keys);
@@ -192,13 +203,15 @@ impl Batch {
             spec: planned.spec,
         });
         self.increments.extend(moved);
+        self.ends.push(self.increments.len());
     }
 
-    /// Appends a copy of the increments in `range` of `other`.
+    /// Appends a copy of the increments in `range` of `other` as one request.
     pub fn append_range(&mut self, other: &Self, range: Range<usize>) {
         for increment in other.range(range) {
             self.append_one(increment);
         }
+        self.ends.push(self.increments.len());
     }
 
     /// Appends the increment of the counter of `identity` for `limit` at `now`.

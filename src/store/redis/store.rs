@@ -12,12 +12,12 @@
 //! ```
 //!
 //! The life of a hit: this store finds the nodes of a request's keys (`topology/slot_map`), and splits the request if
-//! there are several. `queue/node_queue` copies its increments behind those that wait for the node already
-//! (`queue/waiting`), and hands out a reply to wait for (`queue/replies`). `batch/batcher` takes all that waits when
-//! its connection is free. `batch/pipeline` writes the commands: one INCR for the hits of several requests on a key,
-//! or the script of `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and ASK.
-//! The answers go back through `queue/replies`, which wakes the requests. `health` says whether a node is worth the
-//! wait.
+//! there are several. `queue/node_queue` copies its increments to the batch of requests that wait for the node, and
+//! hands out a reply to wait for (`queue/replies`). `batch/batcher` takes the batch when its connection is free.
+//! `batch/pipeline` writes the commands: one INCR for the hits of several requests on a key, or the script of
+//! `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and ASK. The answers go back
+//! through `queue/replies`, which wakes the requests; `queue/clock` ends the waits that take too long. `health` says
+//! whether a node is worth the wait.
 
 use super::options::Options;
 use crate::{
@@ -30,12 +30,9 @@ use crate::{
         contract::{Deadline, Store, StoreError, StoreState},
         redis::{
             batch::batchers::{Batchers, QueueView},
-            queue::{
-                node_queue::{NodeQueue, PendingReply},
-                waiting::WaitPermits,
-            },
+            queue::node_queue::{NodeQueue, PendingReply, WaitPermits},
             topology::{
-                cluster::{NodeParts, StepScope},
+                cluster::{self, NodeParts, StepScope},
                 servers::Servers,
             },
         },
@@ -59,13 +56,6 @@ pub struct RedisStore {
 /// Requests of one worker that may wait at a time, for all nodes together; the next one is refused at once.
 const MAX_WAITING: usize = 10_000;
 
-/// The result of queueing a request.
-pub(super) enum Pushed {
-    Whole(PendingReply),
-    /// The request has to be split, by this view.
-    Not(Arc<QueueView>),
-}
-
 impl RedisStore {
     /// A store, and the task that has to run on the same worker to answer its requests.
     pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
@@ -87,22 +77,20 @@ impl RedisStore {
         (store, batchers)
     }
 
-    /// Queues a request that needs only one node, for the task of `waker`.
-    pub(super) fn push(
+    /// Queues a request for the task of `waker`. `None` where keys belong to nodes of a cluster.
+    fn push(
         &self,
         batch: &Batch,
         now: Timestamp,
         deadline: &Deadline,
         waker: &Waker,
-    ) -> Result<Pushed, StoreError> {
+    ) -> Result<Option<PendingReply>, StoreError> {
         let view = lock(&self.view);
         if view.map.is_cluster() {
-            return Ok(Pushed::Not(view.clone()));
+            return Ok(None);
         }
         let queue = view.queues.first().ok_or(StoreError::Unreachable)?;
-        queue
-            .push(batch, now, deadline, Some(waker))
-            .map(Pushed::Whole)
+        queue.push(batch, now, deadline, Some(waker)).map(Some)
     }
 
     async fn add_to_cluster(
@@ -112,12 +100,7 @@ impl RedisStore {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<CounterStates, StoreError> {
-        let parts = crate::store::redis::topology::cluster::parts(
-            &view.map,
-            key_prefix,
-            batch,
-            StepScope::Slots,
-        )?;
+        let parts = cluster::parts(&view.map, key_prefix, batch, StepScope::Slots)?;
         let nodes = |parts: &NodeParts| ClusterNodes {
             view: view.clone(),
             nodes: parts.nodes.clone(),
@@ -133,12 +116,7 @@ impl RedisStore {
         };
         match added {
             Err(StoreError::Moving) => {
-                let parts = crate::store::redis::topology::cluster::parts(
-                    &view.map,
-                    key_prefix,
-                    batch,
-                    StepScope::Keys,
-                )?;
+                let parts = cluster::parts(&view.map, key_prefix, batch, StepScope::Keys)?;
                 let nodes = nodes(&parts);
                 // Boxed, because slots hardly ever move.
                 Box::pin(parts.split.add(batch, &nodes, deadline)).await
@@ -150,15 +128,15 @@ impl RedisStore {
 
 /// The nodes of a cluster that one request needs.
 struct ClusterNodes {
-    pub(super) view: Arc<QueueView>,
+    view: Arc<QueueView>,
     /// The index of each part's node in the map.
-    pub(super) nodes: Vec<usize>,
-    pub(super) now: Timestamp,
+    nodes: Vec<usize>,
+    now: Timestamp,
 }
 
 impl ClusterNodes {
     /// Queues all parts, or none.
-    pub(super) fn push(
+    fn push(
         &self,
         parts: &[Batch],
         deadline: &Deadline,
@@ -218,8 +196,9 @@ impl Store for RedisStore {
         let pushed =
             poll_fn(|context| Poll::Ready(self.push(batch, now, deadline, context.waker())));
         match pushed.await? {
-            Pushed::Whole(answer) => answer.fetch(counts).await,
-            Pushed::Not(view) => {
+            Some(answer) => answer.fetch(counts).await,
+            None => {
+                let view = lock(&self.view).clone();
                 // Boxed, to keep the future of all other requests small.
                 let added = Self::add_to_cluster(view, &self.key_prefix, batch, now, deadline);
                 *counts = Box::pin(added).await?;

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     hash::BuildHasher as _,
-    ops::Range,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -37,7 +36,7 @@ use crate::{
             options::Options,
             pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
             queue::{
-                late_reply::LateReplyTimer,
+                clock::LateReplyTimer,
                 node_queue::{NodeQueue, QueuedBatch},
             },
             topology::servers::Servers,
@@ -105,7 +104,7 @@ impl Batcher {
         let node = queue.node.clone();
         Self {
             role,
-            late_reply: LateReplyTimer::new(queue.overdue.clone()),
+            late_reply: LateReplyTimer::new(queue.clock.clone()),
             node,
             queue,
             servers,
@@ -241,7 +240,7 @@ impl Batcher {
             }
             // The connection first: requests that arrive while it is busy join the batch.
             if let Some(taken) = queue.take() {
-                self.is_busy = taken.waiters.requests().nth(1).is_some();
+                self.is_busy = taken.batch.requests().nth(1).is_some();
                 used = self.send(connection, taken).await;
             }
         }
@@ -286,18 +285,16 @@ impl Batcher {
         let QueuedBatch {
             batch,
             now,
-            waiters,
-            ..
+            requests,
         } = &mut taken;
         let began = Instant::now();
         self.known.forget_old(began);
-        let requests = waiters.requests();
         let script = match connection.knows_script {
             _ if self.node.scripts.holds(began) => ScriptForm::None,
             true => ScriptForm::Digest,
             false => ScriptForm::Text,
         };
-        let commands = self.commands(&options, batch, *now, script, requests);
+        let commands = self.commands(&options, batch, *now, script);
         self.scripts_on = commands.has_script.then_some(connection.came_up);
         let asked = self.round_trip(link, &commands.packed, began).await;
         match asked {
@@ -315,7 +312,7 @@ impl Batcher {
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
-                waiters.answer(commands.counts(&replies));
+                requests.answer(batch, commands.counts(&replies));
                 connection.batches += 1;
                 connection.knows_script |= commands.has_script;
                 let reset_counters = Commands::reset_counters(&replies);
@@ -330,7 +327,7 @@ impl Batcher {
             Err(error) => {
                 self.scripts_on = None;
                 self.servers.0.owed.add(&commands.owed());
-                waiters.fail(error);
+                requests.fail(error);
             }
         }
         taken.recycle();
@@ -564,14 +561,13 @@ impl Batcher {
         self.node.stats.failures.fetch_add(1, Relaxed);
     }
 
-    /// The commands of one batch; `requests` are the ranges of its increments that belong together.
+    /// The commands of one batch.
     fn commands<'a>(
         &self,
         options: &'a Options,
         batch: &'a Batch,
         now: Timestamp,
         script: ScriptForm,
-        requests: impl Iterator<Item = Range<usize>>,
     ) -> Commands<'a> {
         let mut builder = PipelineBuilder::new(
             options,
@@ -581,7 +577,7 @@ impl Batcher {
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );
-        for request in requests {
+        for request in batch.requests() {
             builder.request(batch.range(request));
         }
         builder.finish()

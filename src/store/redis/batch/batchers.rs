@@ -6,7 +6,7 @@ use crate::{
     store::redis::{
         health::failure::NodeFailure,
         options::Options,
-        queue::{node_queue::NodeQueue, waiting::WaitPermits},
+        queue::node_queue::{NodeQueue, WaitPermits},
         topology::{servers::Servers, slot_map::SlotMap},
     },
 };

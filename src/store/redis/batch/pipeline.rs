@@ -6,7 +6,7 @@
 use std::{iter, mem, time::Duration};
 
 use bb8_redis::redis::Value;
-use hashbrown::HashTable;
+use hashbrown::{HashTable, hash_table::Entry};
 
 use super::{
     packed::PackedCommands,
@@ -39,10 +39,12 @@ pub(crate) struct Commands<'a> {
     /// Whether some of them are scripts.
     pub(crate) has_script: bool,
     steps: Vec<ReplySource>,
-    groups: Vec<Group>,
+    groups: Vec<Group<'a>>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
     expiries: Vec<(u64, usize)>,
-    trusted: Vec<TrustedTtl<'a>>,
+    /// Groups whose keys this batch gives no time to live, because they should have one already, and the time in
+    /// seconds.
+    trusted: Vec<(usize, u64)>,
     key_prefix: &'a [u8],
 }
 
@@ -72,19 +74,17 @@ enum ReplySource {
     },
 }
 
-/// Increments that one reply answers.
-#[derive(Default)]
-struct Group {
-    hits: u64,
-    /// The index of its command, and so of the reply.
+/// Increments that one reply answers: all hits on one key of the batch, or those between two scripts, because the
+/// result of a script depends on the commands before it. Or one of the scripts.
+struct Group<'a> {
+    is_script: bool,
+    /// The index of its command, and so of the reply. While commands are gathered, that of a script among the scripts.
     command: usize,
-}
-
-/// A key that this batch gives no time to live, because it should have one already.
-struct TrustedTtl<'a> {
+    /// The key of the hits; empty for a script.
     key: &'a [u8],
-    ttl_secs: u64,
-    group: usize,
+    hash: u64,
+    ends_at: Timestamp,
+    hits: u64,
 }
 
 /// Gathers the increments of a batch. They are applied in their order.
@@ -97,27 +97,10 @@ pub(crate) struct PipelineBuilder<'a, H, K> {
     /// Whether the key of a hash has a time to live already.
     is_known: K,
     steps: Vec<ReplySource>,
-    groups: Vec<(Group, GroupCommand<'a>)>,
+    groups: Vec<Group<'a>>,
     /// The groups that further hits can still join, by hash.
     open: HashTable<usize>,
     scripts: PackedCommands,
-}
-
-/// The command of a group.
-enum GroupCommand<'a> {
-    /// All hits on one key of the batch, or those between two scripts: the result of a script depends on
-    /// the commands before it.
-    Hits(FirstIncrement<'a>),
-    /// One of the scripts, by its index.
-    Script(usize),
-}
-
-/// The first increment of a group.
-#[derive(Clone, Copy)]
-struct FirstIncrement<'a> {
-    key: &'a [u8],
-    hash: u64,
-    ends_at: Timestamp,
 }
 
 impl<'a, H, K> PipelineBuilder<'a, H, K>
@@ -161,7 +144,7 @@ where
             return self.step(iter::once(increment));
         }
         let group = self.group(&increment);
-        let hits = &mut self.groups[group].0.hits;
+        let hits = &mut self.groups[group].hits;
         *hits = (*hits + increment.hits).min(Hits::MAX);
         let after = *hits;
         self.steps.push(ReplySource::Grouped { group, after });
@@ -169,23 +152,26 @@ where
 
     /// The group that hits on the key of `increment` join.
     fn group(&mut self, increment: &Increment<'a>) -> usize {
-        let first = FirstIncrement {
-            key: increment.key,
-            hash: (self.hash)(increment.key),
-            ends_at: ends_at(self.options, increment),
-        };
+        let hash = (self.hash)(increment.key);
         let groups = &mut self.groups;
         let known = self.open.entry(
-            first.hash,
-            |&group| is_of(groups, group, first.key),
-            |&group| hash_of(groups, group),
+            hash,
+            |&group| groups[group].key == increment.key,
+            |&group| groups[group].hash,
         );
         match known {
-            hashbrown::hash_table::Entry::Occupied(known) => *known.get(),
-            hashbrown::hash_table::Entry::Vacant(index) => {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(index) => {
                 let group = groups.len();
                 index.insert(group);
-                groups.push((Group::default(), GroupCommand::Hits(first)));
+                groups.push(Group {
+                    is_script: false,
+                    command: 0,
+                    key: increment.key,
+                    hash,
+                    ends_at: ends_at(self.options, increment),
+                    hits: 0,
+                });
                 group
             }
         }
@@ -210,7 +196,7 @@ where
             let groups = &self.groups;
             let known = self
                 .open
-                .find_entry(hash, |&group| is_of(groups, group, increment.key));
+                .find_entry(hash, |&group| groups[group].key == increment.key);
             if let Ok(known) = known {
                 known.remove();
             }
@@ -230,8 +216,14 @@ where
         step::write_age(&mut script, age_millis);
         drop(script);
         let group = self.groups.len();
-        self.groups
-            .push((Group::default(), GroupCommand::Script(command)));
+        self.groups.push(Group {
+            is_script: true,
+            command,
+            key: &[],
+            hash: 0,
+            ends_at: self.now,
+            hits: 0,
+        });
         let together = increments
             .enumerate()
             .map(|(index, increment)| ReplySource::Together {
@@ -245,73 +237,58 @@ where
     pub(crate) fn finish(mut self) -> Commands<'a> {
         /// Bytes around the key in a command that increments by one.
         const AROUND: usize = 40;
-        let groups = mem::take(&mut self.groups);
-        let key_bytes = groups.iter().map(|(_, call)| match call {
-            GroupCommand::Hits(first) => AROUND + self.options.key_prefix.len() + first.key.len(),
-            GroupCommand::Script(_) => 0,
+        let mut groups = mem::take(&mut self.groups);
+        let key_bytes = groups.iter().map(|group| match group.is_script {
+            true => 0,
+            false => AROUND + self.options.key_prefix.len() + group.key.len(),
         });
         let mut commands = Commands {
             has_script: !self.scripts.is_empty(),
             packed: PackedCommands::with_capacity(groups.len(), key_bytes.sum()),
             steps: mem::take(&mut self.steps),
-            groups: Vec::with_capacity(groups.len()),
+            groups: Vec::new(),
             expiries: Vec::new(),
             trusted: Vec::with_capacity(groups.len()),
             key_prefix: self.options.key_prefix.as_bytes(),
         };
-        for (mut group, call) in groups {
-            group.command = commands.packed.len();
-            match call {
-                // In its place, so that the commands behind it are applied after it.
-                GroupCommand::Script(0) if self.script == ScriptForm::Text => {
-                    step::push_with_text(&mut commands.packed, &self.scripts, 0);
-                }
-                GroupCommand::Script(index) => commands.packed.copy(&self.scripts, index),
-                GroupCommand::Hits(first) if group.hits == 0 => {
-                    let mut get = commands.packed.command(2);
-                    get.word(b"GET").words(&[commands.key_prefix, first.key]);
-                }
-                GroupCommand::Hits(first) => self.hits(first, group.hits, &mut commands),
+        for (index, group) in groups.iter_mut().enumerate() {
+            let command = mem::replace(&mut group.command, commands.packed.len());
+            if !group.is_script {
+                self.hits(index, group, &mut commands);
+            } else if command == 0 && self.script == ScriptForm::Text {
+                // In its place, so that the commands after it are applied after it.
+                step::push_with_text(&mut commands.packed, &self.scripts, 0);
+            } else {
+                commands.packed.copy(&self.scripts, command);
             }
-            commands.groups.push(group);
         }
+        commands.groups = groups;
         commands
     }
 
-    /// Adds INCR or INCRBY, and EXPIRE if the key may not have a time to live.
-    fn hits(&self, first: FirstIncrement<'a>, hits: u64, commands: &mut Commands<'a>) {
-        let key = [commands.key_prefix, first.key];
-        commands.packed.increment(&key, hits);
-        let ttl_secs = ttl_secs(self.options, self.now, first.ends_at, first.hash);
-        if (self.is_known)(first.hash) {
-            commands.trusted.push(TrustedTtl {
-                key: first.key,
-                ttl_secs,
-                group: commands.groups.len(),
-            });
+    /// Adds INCR or INCRBY for the group at `index`, and EXPIRE if the key may not have a time to live; GET if it has
+    /// no hits.
+    fn hits(&self, index: usize, group: &Group<'a>, commands: &mut Commands<'a>) {
+        let key = [commands.key_prefix, group.key];
+        let packed = &mut commands.packed;
+        if group.hits == 0 {
+            packed.command(2).word(b"GET").words(&key);
+            return;
+        }
+        packed.increment(&key, group.hits);
+        let ttl_secs = ttl_secs(self.options, self.now, group.ends_at, group.hash);
+        if (self.is_known)(group.hash) {
+            commands.trusted.push((index, ttl_secs));
         } else {
-            let index = commands.packed.len();
-            commands.expiries.push((first.hash, index));
-            commands
-                .packed
-                .command(3)
-                .word(b"EXPIRE")
-                .words(&key)
-                .number(ttl_secs);
+            commands.expiries.push((group.hash, packed.len()));
+            expire(packed, &key, ttl_secs);
         }
     }
 }
 
-fn is_of(groups: &[(Group, GroupCommand<'_>)], group: usize, key: &[u8]) -> bool {
-    matches!(&groups[group].1, GroupCommand::Hits(first) if first.key == key)
-}
-
-fn hash_of(groups: &[(Group, GroupCommand<'_>)], group: usize) -> u64 {
-    match &groups[group].1 {
-        GroupCommand::Hits(first) => first.hash,
-        // No hits join a script.
-        GroupCommand::Script(_) => 0,
-    }
+fn expire(commands: &mut PackedCommands, key: &[&[u8]], ttl_secs: u64) {
+    let mut expire = commands.command(3);
+    expire.word(b"EXPIRE").words(key).number(ttl_secs);
 }
 
 /// When the window of a counter ends by the clocks of all replicas. Each replica that has not seen the
@@ -360,26 +337,26 @@ impl Commands<'_> {
         for command in self.expire_commands() {
             owed.copy(&self.packed, command);
         }
-        for trusted in &self.trusted {
+        for &trusted in &self.trusted {
             self.expire(trusted, &mut owed);
         }
         owed
     }
 
-    fn expire(&self, trusted: &TrustedTtl<'_>, commands: &mut PackedCommands) {
-        commands
-            .command(3)
-            .word(b"EXPIRE")
-            .words(&[self.key_prefix, trusted.key])
-            .number(trusted.ttl_secs);
+    fn expire(&self, (group, ttl_secs): (usize, u64), commands: &mut PackedCommands) {
+        expire(
+            commands,
+            &[self.key_prefix, self.groups[group].key],
+            ttl_secs,
+        );
     }
 
     /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
     /// had lost it in a restart, a failover or an eviction.
     pub(crate) fn repairs(&self, replies: &[Value]) -> PackedCommands {
         let mut repairs = PackedCommands::default();
-        for trusted in &self.trusted {
-            let group = &self.groups[trusted.group];
+        for &trusted in &self.trusted {
+            let group = &self.groups[trusted.0];
             if count(&replies[group.command]) == Ok(group.hits) {
                 self.expire(trusted, &mut repairs);
             }

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed},
     },
     task::{Poll, Waker},
     time::Duration,
@@ -18,9 +18,8 @@ use tokio::{
 };
 
 use super::{
-    replies::ReplyResult,
-    waiting::{CountGuard, QueueState, QueuedRequest, WaitPermits, WaitingBatch},
-    watchdog::{Watchdog, Watched},
+    clock::{Watchdog, Watched},
+    replies::{PendingReplies, ReplyResult},
 };
 use crate::{
     core::{
@@ -45,7 +44,7 @@ use crate::{
 /// longer than a decision may wait, and then no decision would ever be in time.
 const MAX_INCREMENTS: usize = 1024;
 
-/// The worker itself times a wait that may not be longer than this: the ticks may look only after
+/// The worker itself times a wait that may not be longer than this: the watchdog may look only after
 /// [`TICK`], and see only then that a request waits for long.
 const SOON: Duration = TICK.saturating_mul(2);
 
@@ -57,14 +56,9 @@ pub(crate) struct NodeQueue {
     state: Mutex<QueueState>,
     /// Wakes idle batchers.
     work: Notify,
-    /// Wakes the stand-in batcher when all others wait for a connection that is held up.
-    stand_in: Notify,
-    /// Wakes [`NodeQueue::watch_time`] when a request waits so long that the worker itself has to watch the
-    /// time.
-    timed: Notify,
-    /// For batchers: a request has waited for longer than [`TICK`], perhaps for the reply to their
-    /// batch.
-    pub(crate) overdue: Arc<Notify>,
+    /// Wakes all that depends on how long requests wait: [`NodeQueue::watch_time`], batchers whose reply may be
+    /// late, and the stand-in batcher. Each looks for its own reason.
+    pub(crate) clock: Arc<Notify>,
     watchdog: Arc<Watchdog>,
     /// Shared by all queues of the worker.
     permits: Arc<WaitPermits>,
@@ -75,6 +69,27 @@ pub(crate) struct NodeQueue {
     /// although the node answers others.
     stuck: AtomicU32,
     stalled: AtomicU32,
+}
+
+/// The changing part of a queue, behind its lock.
+#[derive(Debug, Default)]
+struct QueueState {
+    /// The requests that wait for the next batch, their entries among `replies`, and the time of the last one.
+    /// Boxed, because it is large and moves with every batch.
+    batch: Box<Batch>,
+    slots: Vec<usize>,
+    now: Option<Timestamp>,
+    /// Empty ones, whose memory is used again.
+    spare: Option<(Box<Batch>, Vec<usize>)>,
+    replies: PendingReplies,
+    /// Whether the watchdog watches this queue.
+    is_watched: bool,
+    /// Whether a request came since its last look.
+    has_new: bool,
+    /// Since when the worker itself has to watch the time; `None` if it need not.
+    timed_since: Option<Instant>,
+    /// No more requests may queue: the node has left the topology.
+    is_over: bool,
 }
 
 impl NodeQueue {
@@ -91,9 +106,7 @@ impl NodeQueue {
             node,
             state: Mutex::default(),
             work: Notify::new(),
-            stand_in: Notify::new(),
-            timed: Notify::new(),
-            overdue: Arc::default(),
+            clock: Arc::default(),
             watchdog,
             permits,
             stats,
@@ -138,22 +151,16 @@ impl NodeQueue {
         let began: Instant = deadline.began.into();
         let ends: Instant = deadline.ends(self.longest).into();
         let slot = state.replies.take(began, ends, waker.cloned());
-        let waiting = &mut state.waiting;
-        waiting.batch.append(batch);
-        waiting.now = Some(now);
-        waiting.waiters.push(QueuedRequest {
-            increments: batch.len(),
-            slot,
-        });
-        self.load
-            .queued
-            .store(waiting.waiters.len() as u64, Relaxed);
-        if waiting.waiters.len() == 1 {
+        state.batch.append(batch);
+        state.slots.push(slot);
+        state.now = Some(now);
+        self.load.queued.store(state.slots.len() as u64, Relaxed);
+        if state.slots.len() == 1 {
             self.call_batchers();
         }
         if ends <= began + SOON && state.timed_since.is_none() {
             state.timed_since = Some(began);
-            self.timed.notify_one();
+            self.clock.notify_waiters();
         }
         state.has_new = true;
         if !mem::replace(&mut state.is_watched, true) {
@@ -172,7 +179,7 @@ impl NodeQueue {
     pub(crate) async fn work(&self) -> Option<()> {
         {
             let state = lock(&self.state);
-            if !state.waiting.waiters.is_empty() {
+            if !state.slots.is_empty() {
                 return Some(());
             }
             if state.is_over {
@@ -189,17 +196,18 @@ impl NodeQueue {
     /// others wait for replies that are late.
     pub(crate) async fn stand_in(&self) -> Option<()> {
         loop {
+            // Before the look, so that no notification in between is missed.
+            let notified = self.clock.notified();
             {
                 let state = lock(&self.state);
                 if state.is_over {
-                    self.stand_in.notify_one();
                     return None;
                 }
-                if self.is_held_up() && !state.waiting.waiters.is_empty() {
+                if self.is_held_up() && !state.slots.is_empty() {
                     return Some(());
                 }
             }
-            self.stand_in.notified().await;
+            notified.await;
         }
     }
 
@@ -211,7 +219,7 @@ impl NodeQueue {
     fn call_batchers(&self) {
         self.work.notify_one();
         if self.is_held_up() {
-            self.stand_in.notify_one();
+            self.clock.notify_waiters();
         }
     }
 
@@ -224,34 +232,41 @@ impl NodeQueue {
         self.work.notify_waiters();
     }
 
-    /// Takes as much as one pipeline may hold: the increments of requests that still wait, and their
-    /// waiters. `None` if no request waits.
+    /// Takes as much as one pipeline may hold: the increments of requests that still wait. `None` if no request
+    /// waits.
     pub(crate) fn take(&self) -> Option<QueuedBatch<'_>> {
         let mut state = lock(&self.state);
         let state = &mut *state;
-        let spare = state.spare.take().unwrap_or_default();
-        let mut taken = mem::replace(&mut state.waiting, spare);
-        if taken.batch.len() > MAX_INCREMENTS {
-            state.waiting = taken.split_off(MAX_INCREMENTS);
-            if !state.waiting.waiters.is_empty() {
+        let (batch, slots) = state.spare.take().unwrap_or_default();
+        let mut batch = mem::replace(&mut state.batch, batch);
+        let mut slots = mem::replace(&mut state.slots, slots);
+        if batch.len() > MAX_INCREMENTS {
+            let first_end = batch.requests().next().map_or(0, |first| first.end);
+            let end = first_end.max(MAX_INCREMENTS);
+            (state.batch, state.slots) = split(&mut batch, &mut slots, |own, _| own.end <= end);
+            if !state.slots.is_empty() {
                 self.call_batchers();
             }
         }
-        self.permits.give_back(taken.waiters.len());
-        self.load
-            .queued
-            .store(state.waiting.waiters.len() as u64, Relaxed);
-        taken.drop_abandoned(&mut state.replies);
-        let now = taken.now.filter(|_| !taken.waiters.is_empty())?;
-        let count = taken.waiters.len() as u64;
+        self.permits.give_back(slots.len());
+        self.load.queued.store(state.slots.len() as u64, Relaxed);
+        let replies = &mut state.replies;
+        if !slots.iter().all(|&slot| replies.is_waiting(slot)) {
+            // An increment that is not sent is not counted.
+            let (_, left) = split(&mut batch, &mut slots, |_, slot| replies.is_waiting(slot));
+            for slot in left {
+                replies.fail(slot, StoreError::Timeout);
+            }
+        }
+        let now = state.now.filter(|_| !slots.is_empty())?;
+        let count = slots.len() as u64;
         self.load.in_flight.fetch_add(count, Relaxed);
         Some(QueuedBatch {
-            queue: self,
-            batch: taken.batch,
+            batch,
             now,
-            waiters: BatchRequests {
+            requests: BatchRequests {
                 queue: self,
-                all: taken.waiters,
+                slots,
                 count,
             },
         })
@@ -261,13 +276,13 @@ impl NodeQueue {
     pub(crate) fn fail_all(&self, error: StoreError) {
         while self.is_awaited() {
             if let Some(mut taken) = self.take() {
-                taken.waiters.fail(error);
+                taken.requests.fail(error);
             }
         }
     }
 
     fn is_awaited(&self) -> bool {
-        !lock(&self.state).waiting.waiters.is_empty()
+        !lock(&self.state).slots.is_empty()
     }
 
     /// Ends every wait whose time is over, queued or in flight: one timer serves all of them, and none
@@ -281,7 +296,7 @@ impl NodeQueue {
                 if let Some(pause) = self.stats.lateness.record(due, now) {
                     lock(&self.state).replies.leave_out(pause);
                 }
-                self.overdue.notify_waiters();
+                self.clock.notify_waiters();
                 let Some(next) = self.next_end(now) else {
                     break;
                 };
@@ -302,6 +317,7 @@ impl NodeQueue {
     /// Waits until the time has to be watched, and returns since when. `None` at the end of the queue.
     async fn timed_since(&self) -> Option<Instant> {
         loop {
+            let notified = self.clock.notified();
             {
                 let state = lock(&self.state);
                 if state.timed_since.is_some() {
@@ -311,11 +327,11 @@ impl NodeQueue {
                     return None;
                 }
             }
-            self.timed.notified().await;
+            notified.await;
         }
     }
 
-    /// When the first wait ends. `None` if no request waits for long; the ticks then watch again.
+    /// When the first wait ends. `None` if no request waits for long; the watchdog then watches again.
     fn next_end(&self, now: Instant) -> Option<Instant> {
         let mut state = lock(&self.state);
         let first = state.replies.first_since();
@@ -332,8 +348,7 @@ impl NodeQueue {
     pub(crate) fn end(&self) {
         lock(&self.state).is_over = true;
         self.work.notify_one();
-        self.stand_in.notify_one();
-        self.timed.notify_one();
+        self.clock.notify_waiters();
     }
 
     /// Counts a batcher that has been without a connection for as long as a node may be silent.
@@ -346,7 +361,7 @@ impl NodeQueue {
     pub(crate) fn stalled(&self) -> CountGuard<'_> {
         let stalled = CountGuard::new(&self.stalled);
         if self.is_held_up() {
-            self.stand_in.notify_one();
+            self.clock.notify_waiters();
         }
         stalled
     }
@@ -363,12 +378,12 @@ impl Watched for NodeQueue {
             }
             if first.is_some_and(|since| since + TICK <= now) {
                 state.timed_since = Some(now);
-                self.timed.notify_one();
+                self.clock.notify_waiters();
             }
         }
         state.is_watched = mem::take(&mut state.has_new) || first.is_some();
         if state.is_over && !state.is_watched {
-            self.timed.notify_one();
+            self.clock.notify_waiters();
         }
         state.is_watched
     }
@@ -410,64 +425,69 @@ impl Drop for PendingReply {
     }
 }
 
+/// Keeps the requests of `batch`, which wait at `slots`, for which `keeps` holds. Returns the others.
+fn split(
+    batch: &mut Box<Batch>,
+    slots: &mut Vec<usize>,
+    keeps: impl Fn(&Range<usize>, usize) -> bool,
+) -> (Box<Batch>, Vec<usize>) {
+    let all = (mem::take(batch), mem::take(slots));
+    let mut others = (Box::<Batch>::default(), Vec::new());
+    for (own, slot) in all.0.requests().zip(all.1) {
+        let (batch, slots) = match keeps(&own, slot) {
+            true => (&mut *batch, &mut *slots),
+            false => (&mut others.0, &mut others.1),
+        };
+        batch.append_range(&all.0, own);
+        slots.push(slot);
+    }
+    others
+}
+
 /// A batch in flight.
 pub(crate) struct QueuedBatch<'a> {
-    queue: &'a NodeQueue,
     pub(crate) batch: Box<Batch>,
     /// The time with which it is sent.
     pub(crate) now: Timestamp,
-    pub(crate) waiters: BatchRequests<'a>,
+    pub(crate) requests: BatchRequests<'a>,
 }
 
 impl QueuedBatch<'_> {
-    /// Keeps its memory for the next batch, once every waiter has an answer.
+    /// Keeps its memory for the next batch, once every request has an answer.
     pub(crate) fn recycle(mut self) {
         self.batch.clear();
-        lock(&self.queue.state).spare = Some(WaitingBatch {
-            batch: self.batch,
-            waiters: mem::take(&mut self.waiters.all),
-            now: None,
-        });
+        let slots = mem::take(&mut self.requests.slots);
+        lock(&self.requests.queue.state).spare = Some((self.batch, slots));
     }
 }
 
-/// The waiters of a batch. On drop, every waiter without an answer gets `Unreachable`.
+/// The requests of a batch in flight. On drop, each that has no answer gets `Unreachable`.
 pub(crate) struct BatchRequests<'a> {
     queue: &'a NodeQueue,
-    all: Vec<QueuedRequest>,
+    slots: Vec<usize>,
     count: u64,
 }
 
 impl BatchRequests<'_> {
-    /// The waiters' requests, as ranges of the increments of the batch.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = Range<usize>> {
-        let mut first = 0;
-        self.all.iter().map(move |waiter| {
-            let own = first..first + waiter.increments;
-            first = own.end;
-            own
-        })
-    }
-
-    /// Gives each waiter its own counts.
+    /// Gives each request of `batch` its own counts.
     pub(crate) fn answer(
         &mut self,
+        batch: &Batch,
         counts: impl Iterator<Item = Result<CounterState, StoreError>>,
     ) {
         let mut counts = counts;
         self.queue.load.record_reply();
         let mut state = lock(&self.queue.state);
-        for waiter in self.all.drain(..) {
-            let own = counts.by_ref().take(waiter.increments);
-            state.replies.answer(waiter.slot, own);
+        for (slot, own) in self.slots.drain(..).zip(batch.requests()) {
+            state.replies.answer(slot, counts.by_ref().take(own.len()));
         }
     }
 
-    /// Answers all waiters with `error`.
+    /// Answers all requests with `error`.
     pub(crate) fn fail(&mut self, error: StoreError) {
         let mut state = lock(&self.queue.state);
-        for waiter in self.all.drain(..) {
-            state.replies.fail(waiter.slot, error);
+        for slot in self.slots.drain(..) {
+            state.replies.fail(slot, error);
         }
     }
 }
@@ -475,9 +495,53 @@ impl BatchRequests<'_> {
 impl Drop for BatchRequests<'_> {
     fn drop(&mut self) {
         self.queue.load.in_flight.fetch_sub(self.count, Relaxed);
-        if !self.all.is_empty() {
+        if !self.slots.is_empty() {
             self.fail(StoreError::Unreachable);
         }
+    }
+}
+
+/// How many requests of one worker may wait at a time, for all nodes together.
+#[derive(Debug)]
+pub(crate) struct WaitPermits {
+    taken: AtomicUsize,
+    max: usize,
+}
+
+impl WaitPermits {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            taken: AtomicUsize::new(0),
+            max,
+        }
+    }
+
+    fn take(&self) -> Result<(), StoreError> {
+        if self.taken.fetch_add(1, Relaxed) >= self.max {
+            self.give_back(1);
+            return Err(StoreError::Overloaded);
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, permits: usize) {
+        self.taken.fetch_sub(permits, Relaxed);
+    }
+}
+
+/// Adds one to a count until it is dropped.
+pub(crate) struct CountGuard<'a>(&'a AtomicU32);
+
+impl<'a> CountGuard<'a> {
+    fn new(count: &'a AtomicU32) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for CountGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -564,7 +628,7 @@ mod tests {
         let _answers = sizes.map(|size| push(&queue, size).unwrap());
         let mut taken = Vec::new();
         while let Some(batch) = queue.take() {
-            let requests: usize = batch.waiters.requests().map(|request| request.len()).sum();
+            let requests: usize = batch.batch.requests().map(|request| request.len()).sum();
             assert_eq!(requests, batch.batch.len());
             taken.push(requests);
         }
@@ -577,7 +641,7 @@ mod tests {
         let answers = [2, 1].map(|size| push(&queue, size).unwrap());
         let mut taken = queue.take().unwrap();
         let counts = [5, 6, 7].map(|count| Ok(CounterState::from(count)));
-        taken.waiters.answer(counts.into_iter());
+        taken.requests.answer(&taken.batch, counts.into_iter());
         taken.recycle();
         let mut results = Vec::new();
         for answer in answers {

@@ -11,7 +11,7 @@ use crate::{
     net::endpoint::Endpoint,
     store::redis::{
         batch::owed::OwedExpiries, health::clock::RedisClock, node::Node, pool::Connector,
-        queue::watchdog::Watchdog, stats::RedisStats,
+        queue::clock::Watchdog, stats::RedisStats,
     },
 };
 
