@@ -13,7 +13,7 @@ use super::{
 };
 use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},
-    limit::Algorithm,
+    kind::Algorithm,
     window::Period,
 };
 

@@ -25,7 +25,8 @@ use super::{
 };
 use crate::core::{
     counter::KeyFormat,
-    limit::{Algorithm, Allows, Limit, Metric, OnStoreLoss, Rule},
+    kind::Algorithm,
+    limit::{Allows, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId, RuleOrigin},
     window::{Period, Unit},
 };

@@ -17,7 +17,8 @@ use super::{
     problems::Problems,
 };
 use crate::core::{
-    limit::{Algorithm, Allows, Limit},
+    kind::Algorithm,
+    limit::{Allows, Limit},
     matcher::{Matcher, NodeId},
 };
 

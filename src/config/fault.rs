@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    core::{limit::Algorithm, refusal::MAX_BODY},
+    core::{kind::Algorithm, refusal::MAX_BODY},
     foundation::{
         megabytes::Megabytes,
         printable::{file_name, on_one_line},

@@ -13,7 +13,7 @@ use crate::core::{
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
     request::Entry,
 };
-use crate::core::{counter::KeyFormat, limit::Algorithm};
+use crate::core::{counter::KeyFormat, kind::Algorithm};
 use jiff::civil::Weekday;
 
 mod mistaken_values;

@@ -102,6 +102,61 @@ impl AlgorithmState {
         }
     }
 
+    /// Applies the hits of `spec`, which came before `present`. Hits whose time is over have no effect, and hits that
+    /// are given back are the latest, as always.
+    fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
+        let then = present.saturating_sub(spec.age_millis);
+        let is_over = then.saturating_add(spec.period_millis) <= present;
+        match self {
+            Self::FirstHit(state) if !is_over => {
+                *state = state.at(spec, present);
+                state.charge_late(spec, then);
+            }
+            Self::FirstHit(_) => {}
+            Self::SlidingWindow(state) => state.charge_late(spec, present, then),
+            Self::SlidingLog(state) if spec.added() == 0 => state.charge(spec, present),
+            Self::SlidingLog(state) if !is_over => state.insert(spec.added(), then),
+            Self::SlidingLog(_) => {}
+            Self::TokenBucket(state) => state.charge_late(spec, present),
+        }
+    }
+
+    /// The hits that this state holds at `now`, and that `known`, an earlier state of the same counter, would not hold
+    /// then. Charged late by `whole`, they make a counter of the second kind one of the first kind.
+    pub(crate) fn beyond(
+        &mut self,
+        known: &mut Self,
+        spec: &IncrementSpec,
+        whole: &IncrementSpec,
+        now: u64,
+    ) -> Vec<DatedHits> {
+        // This adopts a changed limit.
+        self.held(spec, now);
+        known.held(spec, now);
+        let now = self.present(spec, now);
+        let mut found = match (&*self, &*known) {
+            (Self::FirstHit(state), Self::FirstHit(known)) => {
+                let (state, known) = (state.at(spec, now), known.at(spec, now));
+                vec![DatedHits {
+                    hits: state.count.saturating_sub(known.count),
+                    at: state.start.max(known.start),
+                }]
+            }
+            (Self::SlidingWindow(state), Self::SlidingWindow(known)) => {
+                let (state, known) = (state.at(spec, now), known.at(spec, now));
+                state.beyond(known, spec.period_millis, now)
+            }
+            (Self::SlidingLog(state), Self::SlidingLog(known)) => state.beyond(known, spec, now),
+            (Self::TokenBucket(state), Self::TokenBucket(known)) => {
+                vec![state.beyond(known, spec, whole, now)]
+            }
+            // The algorithm is part of the key.
+            _ => Vec::new(),
+        };
+        found.retain(|dated| dated.hits != 0);
+        found
+    }
+
     /// Grants the hits of `spec`: those above the limit leave first. A window that has begun owes the hits
     /// that it does not hold; the other algorithms have no window that ends. Returns whether it could take
     /// any of them.

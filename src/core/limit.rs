@@ -3,8 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::core::{
-    calendar::Calendar,
-    kind::CounterKind,
+    kind::Algorithm,
     metadata::Metadata,
     refusal::RuleRefusal,
     window::{Period, Timestamp, Window, window},
@@ -157,66 +156,6 @@ pub struct Limit {
     pub name: Option<Arc<str>>,
 }
 
-/// How hits are counted against a limit. docs/rules/algorithms.md describes the answers of each algorithm.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Algorithm {
-    /// In windows aligned to the Unix epoch.
-    #[default]
-    FixedWindow,
-    /// In the days, weeks, months or years of a time zone (`calendar: true`).
-    Calendar(Arc<Calendar>),
-    /// In windows that begin with the first hit (`window: first_hit`).
-    FirstHit,
-    /// In two windows, the older weighted by its overlap with the last period.
-    SlidingWindow,
-    /// By a log of every hit of the last period, to the millisecond.
-    SlidingLog,
-    /// In a bucket that holds `burst` tokens and is refilled evenly (GCRA, ITU-T I.371).
-    TokenBucket { burst: u32 },
-}
-
-impl Algorithm {
-    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 kB in memory.
-    pub const MAX_LOGGED: u32 = 10_000;
-
-    /// Whether it counts only the hits that it lets pass.
-    pub fn looks_first(&self) -> bool {
-        self.kind(1).facts().looks_first
-    }
-
-    /// The name as YAML spells it.
-    pub fn name(&self) -> &'static str {
-        self.kind(1).facts().word
-    }
-
-    /// The kind of its counters; `rate` is the number of tokens that flow into a bucket per period.
-    pub(crate) fn kind(&self, rate: u32) -> CounterKind {
-        match self {
-            Self::FixedWindow | Self::Calendar(_) => CounterKind::Window,
-            Self::FirstHit => CounterKind::FirstHit,
-            Self::SlidingWindow => CounterKind::SlidingWindow,
-            Self::SlidingLog => CounterKind::SlidingLog,
-            Self::TokenBucket { .. } => CounterKind::TokenBucket { rate },
-        }
-    }
-}
-
-#[cfg(test)]
-impl Algorithm {
-    /// One of each but calendars, which differ from fixed windows in their edges only. For tests that must know all of
-    /// them: an algorithm that is missing here does not compile.
-    pub(crate) fn one_of_each() -> Vec<Self> {
-        let next = |algorithm: &Self| match algorithm {
-            Self::FixedWindow | Self::Calendar(_) => Some(Self::FirstHit),
-            Self::FirstHit => Some(Self::SlidingWindow),
-            Self::SlidingWindow => Some(Self::SlidingLog),
-            Self::SlidingLog => Some(Self::TokenBucket { burst: 3 }),
-            Self::TokenBucket { .. } => None,
-        };
-        std::iter::successors(Some(Self::FixedWindow), next).collect()
-    }
-}
-
 impl Limit {
     /// A nameless limit in fixed windows.
     pub fn fixed(requests_per_unit: u32, period: impl Into<Period>) -> Self {
@@ -329,6 +268,7 @@ impl HitRange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::calendar::Calendar;
     use crate::core::window::Unit;
 
     #[test]
@@ -386,21 +326,6 @@ mod tests {
         // Midnight in Tokyo is nine hours before midnight in UTC.
         assert_eq!(window(Algorithm::Calendar(zone.into())), (54_000, 140_400));
         assert_eq!(window(Algorithm::SlidingLog), (100_000, 186_400));
-    }
-
-    #[test]
-    fn an_algorithm_is_named_as_in_rules() {
-        let bucket = Algorithm::TokenBucket { burst: 1 };
-        for (algorithm, name, looks_first) in [
-            (Algorithm::FixedWindow, "fixed_window", false),
-            (Algorithm::FirstHit, "fixed_window", false),
-            (Algorithm::SlidingWindow, "sliding_window", true),
-            (Algorithm::SlidingLog, "sliding_log", true),
-            (bucket, "token_bucket", true),
-        ] {
-            assert_eq!(algorithm.name(), name);
-            assert_eq!(algorithm.looks_first(), looks_first, "{name}");
-        }
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl<'a> PlanBuilder<'a, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{limit::Algorithm, matcher::tests::add_rule, request::Entry, window::Unit};
+    use crate::core::{kind::Algorithm, matcher::tests::add_rule, request::Entry, window::Unit};
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 

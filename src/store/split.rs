@@ -310,7 +310,8 @@ mod tests {
     use crate::{
         core::{
             counter::{DescriptorHits, Enforcement},
-            limit::{Algorithm, Limit},
+            kind::Algorithm,
+            limit::Limit,
             request::Hits,
             window::{Timestamp, Unit},
         },

@@ -180,7 +180,7 @@ fn in_memory(load: &Load<'_>, costs: &Costs) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{core::limit::Algorithm, settings::command_line::Size};
+    use crate::{core::kind::Algorithm, settings::command_line::Size};
 
     fn load(place: SizeStore) -> Load<'static> {
         Load {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::patterns::{any_case, content_type_pattern};
 use crate::{
     config::keys::{Key, KeyLevel, KeyValues},
-    core::{limit::Algorithm, window::Unit},
+    core::{kind::Algorithm, window::Unit},
 };
 
 /// The conditions that every map of this level has to meet.

@@ -1,7 +1,7 @@
 //! Hits that come late: another store counted them while this one was away. They count from the moment at which they
 //! came, so that they leave when they would have left.
 
-use super::{AlgorithmState, SlidingLog, SlidingWindow, TokenBucket, narrow, wide};
+use super::{SlidingLog, SlidingWindow, TokenBucket, narrow, wide};
 use crate::core::counter::{CounterKind, IncrementSpec};
 
 /// Hits, and the moment at which they came.
@@ -16,65 +16,8 @@ pub(crate) struct DatedHits {
 /// a log of more moments holds a hit for a hundredth of its period too long at most, if hits come evenly.
 const MOST_MOMENTS: usize = 100;
 
-impl AlgorithmState {
-    /// Applies the hits of `spec`, which came before `present`. Hits whose time is over have no effect, and hits that
-    /// are given back are the latest, as always.
-    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
-        let then = present.saturating_sub(spec.age_millis);
-        let is_over = then.saturating_add(spec.period_millis) <= present;
-        match self {
-            Self::FirstHit(state) if !is_over => {
-                *state = state.at(spec, present);
-                state.charge_late(spec, then);
-            }
-            Self::FirstHit(_) => {}
-            Self::SlidingWindow(state) => state.charge_late(spec, present, then),
-            Self::SlidingLog(state) if spec.added() == 0 => state.charge(spec, present),
-            Self::SlidingLog(state) if !is_over => state.insert(spec.added(), then),
-            Self::SlidingLog(_) => {}
-            Self::TokenBucket(state) => state.charge_late(spec, present),
-        }
-    }
-
-    /// The hits that this state holds at `now`, and that `known`, an earlier state of the same counter, would not hold
-    /// then. Charged late by `whole`, they make a counter of the second kind one of the first kind.
-    pub(crate) fn beyond(
-        &mut self,
-        known: &mut Self,
-        spec: &IncrementSpec,
-        whole: &IncrementSpec,
-        now: u64,
-    ) -> Vec<DatedHits> {
-        // This adopts a changed limit.
-        self.held(spec, now);
-        known.held(spec, now);
-        let now = self.present(spec, now);
-        let mut found = match (&*self, &*known) {
-            (Self::FirstHit(state), Self::FirstHit(known)) => {
-                let (state, known) = (state.at(spec, now), known.at(spec, now));
-                vec![DatedHits {
-                    hits: state.count.saturating_sub(known.count),
-                    at: state.start.max(known.start),
-                }]
-            }
-            (Self::SlidingWindow(state), Self::SlidingWindow(known)) => {
-                let (state, known) = (state.at(spec, now), known.at(spec, now));
-                state.beyond(known, spec.period_millis, now)
-            }
-            (Self::SlidingLog(state), Self::SlidingLog(known)) => state.beyond(known, spec, now),
-            (Self::TokenBucket(state), Self::TokenBucket(known)) => {
-                vec![state.beyond(known, spec, whole, now)]
-            }
-            // The algorithm is part of the key.
-            _ => Vec::new(),
-        };
-        found.retain(|dated| dated.hits != 0);
-        found
-    }
-}
-
 impl SlidingWindow {
-    fn charge_late(&mut self, spec: &IncrementSpec, present: u64, then: u64) {
+    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64, then: u64) {
         if spec.added() == 0 && *self == Self::default() {
             return;
         }
@@ -89,7 +32,7 @@ impl SlidingWindow {
     }
 
     /// The middle of each window stands for its hits: clocks differ a little.
-    fn beyond(self, known: Self, period: u64, now: u64) -> Vec<DatedHits> {
+    pub(super) fn beyond(self, known: Self, period: u64, now: u64) -> Vec<DatedHits> {
         let start = self.index.saturating_mul(period);
         let current = DatedHits {
             hits: signed(self.current) - signed(known.current),
@@ -105,7 +48,7 @@ impl SlidingWindow {
 
 impl SlidingLog {
     /// Adds hits of the moment `then`, before later ones.
-    fn insert(&mut self, hits: u64, then: u64) {
+    pub(super) fn insert(&mut self, hits: u64, then: u64) {
         let behind = self.entries.partition_point(|(at, _)| *at <= then);
         self.total = self.total.saturating_add(hits);
         match behind.checked_sub(1).map(|last| &mut self.entries[last]) {
@@ -115,7 +58,7 @@ impl SlidingLog {
     }
 
     /// The hits that were given back from those of `known`, and all that came later.
-    fn beyond(&self, known: &Self, spec: &IncrementSpec, now: u64) -> Vec<DatedHits> {
+    pub(super) fn beyond(&self, known: &Self, spec: &IncrementSpec, now: u64) -> Vec<DatedHits> {
         let live = |(at, _): &&(u64, u64)| at.saturating_add(spec.period_millis) > now;
         let entries = self.entries.iter().filter(live);
         let left = entries.clone().filter(|(at, _)| *at <= known.latest());
@@ -153,7 +96,7 @@ impl SlidingLog {
 }
 
 impl TokenBucket {
-    fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
+    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
         if let CounterKind::TokenBucket { rate } = spec.method {
             let token = wide(spec.period_millis);
             let inflow = wide(spec.age_millis) * u128::from(rate);
@@ -166,7 +109,7 @@ impl TokenBucket {
     }
 
     /// The age of the hits makes up for the part of a token.
-    fn beyond(
+    pub(super) fn beyond(
         &self,
         known: &Self,
         spec: &IncrementSpec,
@@ -201,10 +144,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{
-        counter::{CounterKind, sample},
-        request::Hits,
-    };
+    use crate::core::{algorithm::AlgorithmState, counter::sample, request::Hits};
 
     const PERIOD: u64 = 60_000;
     const RATE: u32 = 7;
@@ -233,12 +173,13 @@ mod tests {
     }
 
     fn any_kind() -> impl Strategy<Value = CounterKind> {
-        prop::sample::select(vec![
-            CounterKind::FirstHit,
-            CounterKind::SlidingWindow,
-            CounterKind::SlidingLog,
-            CounterKind::TokenBucket { rate: RATE },
-        ])
+        let with_rate = |kind| match kind {
+            CounterKind::TokenBucket { .. } => CounterKind::TokenBucket { rate: RATE },
+            other => other,
+        };
+        let mut kinds: Vec<_> = CounterKind::ALL.map(with_rate).into();
+        kinds.retain(|kind| AlgorithmState::new(*kind).is_some());
+        prop::sample::select(kinds)
     }
 
     proptest! {

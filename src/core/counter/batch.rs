@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     core::{
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         window::{Timestamp, Unit, Window},
     },
     foundation::object_pool::{IdleList, Poolable},

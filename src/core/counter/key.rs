@@ -27,7 +27,8 @@ use sha2::{Digest as _, Sha256};
 use super::key_end::push_key_end;
 use crate::{
     core::{
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         request::Entry,
         window::{Timestamp, Window},
     },

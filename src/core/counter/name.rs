@@ -182,7 +182,8 @@ mod tests {
     use super::*;
     use crate::core::{
         counter::{Batch, Identity},
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         request::{Entry, Hits},
     };
 

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use super::{key::MAX_IDENTITY_BYTES, *};
 use crate::{
     core::{
-        limit::{Algorithm, Limit, OnStoreLoss},
+        kind::Algorithm,
+        limit::{Limit, OnStoreLoss},
         request::{Entry, Hits},
         window::{Period, Timestamp, Unit, window},
     },

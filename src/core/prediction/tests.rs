@@ -1,7 +1,8 @@
 use super::*;
 use crate::core::{
     counter::{CounterKind, Operation},
-    limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule},
+    kind::Algorithm,
+    limit::{Allows, CountPolicy, Limit, Modes, Rule},
     matcher::tests::Rules,
     plan::Plan,
     request::{Hits, Request},

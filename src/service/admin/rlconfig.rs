@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 
 use super::page::{PageWriter, texts};
 use crate::{
-    core::limit::{Algorithm, Allows, CountPolicy, OnStoreLoss, Rule},
+    core::{
+        kind::Algorithm,
+        limit::{Allows, CountPolicy, OnStoreLoss, Rule},
+    },
     foundation::named::Named as _,
     service::limiter::Rules,
 };

@@ -10,7 +10,8 @@ use super::{
 };
 use crate::{
     core::{
-        limit::{Algorithm, Allows, CountPolicy, Limit, OnStoreLoss, Rule},
+        kind::Algorithm,
+        limit::{Allows, CountPolicy, Limit, OnStoreLoss, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
     foundation::named::Named as _,

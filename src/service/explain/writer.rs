@@ -17,7 +17,8 @@ use crate::{
         calendar,
         counter::{CounterState, KeyFormat},
         decision::{Code, LimitReport, Status, all_limits, decide, is_quota},
-        limit::{Algorithm, Allows, Limit, Modes, Rule},
+        kind::Algorithm,
+        limit::{Allows, Limit, Modes, Rule},
         matcher::{
             Matcher, NodeId, RuleOrigin,
             cause::{Cause, NoLimit},

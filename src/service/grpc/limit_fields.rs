@@ -7,7 +7,8 @@ use super::wire::LimitFields;
 use crate::{
     core::{
         decision::{Decision, LimitReport, all_limits},
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         plan::Outcome,
         window::Timestamp,
     },

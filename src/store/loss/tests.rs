@@ -14,7 +14,8 @@ use super::{
 };
 use crate::core::{
     counter::{Charge, DescriptorHits, Identity},
-    limit::{Algorithm, Limit},
+    kind::Algorithm,
+    limit::Limit,
     request::{Entry, Hits},
     window::{SteadyTime, Unit},
 };

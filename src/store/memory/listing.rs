@@ -175,7 +175,8 @@ mod tests {
     use super::*;
     use crate::core::{
         counter::{Batch, name::domain_prefix},
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         request::Hits,
         window::{Period, Unit},
     };

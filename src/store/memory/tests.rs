@@ -10,7 +10,8 @@ use proptest::prelude::*;
 use super::{shard::MAX_INLINE, table::DescriptorCounters, *};
 use crate::core::{
     counter::{Charge, CounterState, DescriptorHits, Operation},
-    limit::{Algorithm, Limit},
+    kind::Algorithm,
+    limit::Limit,
     window::{Period, Unit},
 };
 
@@ -79,15 +80,14 @@ fn one(
     batch
 }
 
-fn every_algorithm() -> [Algorithm; 6] {
-    [
-        Algorithm::FixedWindow,
-        Algorithm::FirstHit,
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-        Algorithm::TokenBucket { burst: 10 },
-        Algorithm::TokenBucket { burst: 2 },
-    ]
+fn every_algorithm() -> Vec<Algorithm> {
+    let mut all = Algorithm::one_of_each();
+    all.extend([10, 2].map(|burst| Algorithm::TokenBucket { burst }));
+    all
+}
+
+fn any_algorithm() -> impl Strategy<Value = Algorithm> {
+    prop::sample::select(every_algorithm())
 }
 
 #[test]
@@ -148,10 +148,7 @@ fn a_call_that_a_full_store_refuses_is_not_reported_as_admitted() {
 /// The sizes in `docs/rules/algorithms.md`.
 #[test]
 fn each_counter_is_taken_for_the_bytes_that_the_documents_state() {
-    for (algorithm, expected) in every_algorithm()
-        .into_iter()
-        .zip([144, 129, 129, 193, 129, 129])
-    {
+    for (algorithm, expected) in every_algorithm().into_iter().zip([144, 129, 129, 193, 129]) {
         let store = MemoryStore::new(10);
         let now = Timestamp::from_secs(0);
         let batch = one("value", &algorithm, 5, Charge::Within, now);
@@ -192,11 +189,11 @@ proptest! {
     /// The least sketch, and room for three counters: values share cells all the time.
     #[test]
     fn no_value_passes_more_often_than_its_limit_allows(
-        which in 0_usize..6,
+        algorithm in any_algorithm(),
         charge in prop::sample::select(vec![Charge::Always, Charge::Within, Charge::Admitted]),
         steps in prop::collection::vec((0_u32..60, 0_u64..400, any::<bool>()), 1..600),
     ) {
-        let algorithm = &every_algorithm()[which];
+        let algorithm = &algorithm;
         // Algorithms that look first never charge what they refuse.
         prop_assume!(charge != Charge::Always || !algorithm.looks_first());
         let store = MemoryStore::bounded(&CounterBounds { counters: 3, bytes: 1 << 16, ..CounterBounds::default() });
@@ -279,7 +276,7 @@ proptest! {
     #[test]
     fn around_an_edge_no_value_passes_more_often_than_the_documents_say(
         room in prop::sample::select(vec![0_usize, 3]),
-        algorithms in prop::sample::subsequence(every_algorithm().to_vec(), 1..3),
+        algorithms in prop::sample::subsequence(every_algorithm(), 1..3),
         steps in prop::collection::vec(
             (0_u32..3, any::<prop::sample::Index>(), 0..PERIODS.len(), 1_usize..14, any_pause(), any::<bool>()),
             1..120,
@@ -412,11 +409,11 @@ proptest! {
 
     #[test]
     fn a_grant_lets_as_many_more_hits_pass_as_it_says(
-        which in 0_usize..6,
+        algorithm in any_algorithm(),
         before in 0_u64..30,
         grants in prop::collection::vec(1_u64..40, 1..4),
     ) {
-        let algorithm = &every_algorithm()[which];
+        let algorithm = &algorithm;
         let is_window = matches!(algorithm, Algorithm::FixedWindow | Algorithm::FirstHit);
         // Windows count hits that they refuse.
         let charge = if is_window { Charge::Always } else { Charge::Within };

@@ -10,7 +10,8 @@ use crate::{
     core::{
         counter::{Charge, DescriptorHits},
         decision::{Decision, decide},
-        limit::{Algorithm, Allows, CountPolicy, Limit, Modes, Rule, RuleId},
+        kind::Algorithm,
+        limit::{Allows, CountPolicy, Limit, Modes, Rule, RuleId},
         matcher::Matcher,
         plan::Plan,
         request::{Entry, Hits, Request},

@@ -201,7 +201,8 @@ mod tests {
     use super::*;
     use crate::core::{
         counter::{Batch, DescriptorHits},
-        limit::{Algorithm, Limit},
+        kind::Algorithm,
+        limit::Limit,
         request::Hits,
         window::{Timestamp, Unit},
     };
