@@ -1,8 +1,8 @@
 //! The bytes that clients make the process hold: incoming messages, unread replies, unfinished headers, pages. All
-//! connections share one [`HeldBound`]. When it is reached, the connection that has held the most for the longest is
-//! closed; if that is the requesting connection, its request is refused instead.
+//! connections share one [`HeldBound`]. When it is reached, the connection with the largest product of bytes and time
+//! is closed; if that connection asks for more itself, its request is refused instead.
 //!
-//! A call whose message has arrived when it begins, and whose reply is written at once, costs nothing: the first
+//! A call whose message arrives with its headers and whose reply is written at once costs nothing: the first
 //! `FREE_BYTES` of every connection are not counted.
 
 use std::{
@@ -37,7 +37,7 @@ use cut_off_log::CutOffLog;
 /// Bytes that a connection can hold without a charge.
 const FREE_BYTES: usize = 4 << 10;
 
-/// An account is charged in pieces of this size, so that it seldom has to be.
+/// Accounts are charged in pieces of this size, so that most changes touch no shared counter.
 const PIECE_BYTES: usize = 32 << 10;
 
 /// Memory that HTTP/2 needs for a call until its reply is sent.
@@ -45,17 +45,17 @@ pub(crate) const CALL_BYTES: usize = 512;
 
 const FIRST_TURN: u64 = 1;
 
-/// The least length of a turn.
+/// Shortest length of a turn.
 const TURN: Duration = Duration::from_secs(1);
 
-/// The time that a new connection has for its first message before it is closed for others: a client waits for the
-/// settings of the server first. A flood gets all places once in this time, and no more.
+/// Time for a new connection to send its first message before it can be closed to make room: a client waits for the
+/// server's settings first. A flood can take every place at most once in this time.
 const NEW_FOR_MILLIS: u64 = 100;
 
-/// Most unused connections that are closed at once for new ones.
+/// Most unused connections closed at once to make room for new ones.
 const CLOSED_TOGETHER: usize = 32;
 
-/// For connections that never give their place to others.
+/// The turn of connections that never give up their place.
 const ALWAYS: u64 = u64::MAX;
 
 /// There is no room below the bound, and no other connection will be closed for it.
@@ -67,10 +67,10 @@ pub(crate) struct HeldBound {
     max: u64,
     metrics: Arc<Metrics>,
     accounts: Mutex<OpenAccounts>,
-    /// When the bound was made; ages count from then.
+    /// Ages are measured from here.
     start: Instant,
-    /// The turn of the search for idle connections, and when it began. Connections note the turn instead of the time,
-    /// which no call has to read therefore.
+    /// The current turn of the search for idle connections; `turned` is when it began. Connections note the turn
+    /// instead of the time, so that no call has to read a clock.
     turn: AtomicU64,
     turned: Mutex<Instant>,
     log: CutOffLog,
@@ -98,7 +98,7 @@ pub(crate) struct Account {
     held: AtomicUsize,
     /// The part that is charged, in whole pieces.
     drawn: AtomicU64,
-    /// Since when anything is charged, in milliseconds since the bound's start.
+    /// When the first bytes were charged, in milliseconds since the start of the bound.
     since: AtomicU64,
     /// Bytes held until all written data has been sent.
     until_flushed: AtomicUsize,
@@ -113,7 +113,6 @@ pub(crate) struct Account {
 }
 
 impl HeldBound {
-    /// A bound of `max_bytes`.
     pub(crate) fn new(max_bytes: usize, metrics: Arc<Metrics>) -> Arc<Self> {
         let max = u64::try_from(max_bytes).unwrap_or(u64::MAX);
         metrics.held.max.store(max, Relaxed);
@@ -150,9 +149,9 @@ impl HeldBound {
         account
     }
 
-    /// Closes connections because no place is left for another: the oldest of those without a whole message, several
-    /// at once, since a flood brings more; or else the one without a message for the longest, if that is a turn at
-    /// least. Returns whether there was one.
+    /// Makes room for a new connection. Closes the oldest connections that have sent no whole message, several at once,
+    /// since a flood brings more. If there are none, closes the one that has been silent longest, if that is at least a
+    /// turn. Returns whether any was closed.
     pub(crate) fn make_connection_room(&self) -> bool {
         let turn = self.begin_turn();
         let accounts = self.accounts();
@@ -163,7 +162,7 @@ impl HeldBound {
             let last = one.messages.load(Relaxed);
             let is_idle = match last {
                 0 => one.opened + NEW_FOR_MILLIS <= now,
-                // The turn before this one was a whole one.
+                // Its last message came before the previous turn, so it has been silent for a whole turn.
                 _ => last < turn - 1,
             };
             (is_idle && !one.is_over.load(Relaxed)).then_some((last, one.number, one))
@@ -171,7 +170,7 @@ impl HeldBound {
         let mut idle: Vec<_> = idle.collect();
         idle.sort_unstable_by_key(|(last, number, _)| (*last, *number));
         let unused = idle.iter().take_while(|(last, ..)| *last == 0).count();
-        // Later ones may be about to call.
+        // Younger ones may be about to send a call.
         idle.truncate((unused / 2).clamp(1, CLOSED_TOGETHER));
         for (_, _, account) in &idle {
             account.end_as(CutOff::CONNECTION_LIMIT);
@@ -179,7 +178,7 @@ impl HeldBound {
         !idle.is_empty()
     }
 
-    /// The present turn; a new one begins if the last is long enough.
+    /// Returns the current turn, after beginning a new one if the last is long enough.
     fn begin_turn(&self) -> u64 {
         let mut turned = lock(&self.turned);
         if turned.elapsed() < TURN {
@@ -201,7 +200,7 @@ impl HeldBound {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Makes room by closing connections, first those that have held the most for the longest.
+    /// Makes room by closing connections, those with the largest product of bytes and time first.
     ///
     /// # Errors
     ///
@@ -243,7 +242,7 @@ impl HeldBound {
 }
 
 impl Account {
-    /// Names the task that serves the connection. It is aborted if the connection has to close.
+    /// Sets the task that serves the connection, which is aborted if the connection has to close.
     ///
     /// # Panics
     ///
@@ -266,7 +265,7 @@ impl Account {
         self.is_used.store(true, Relaxed);
     }
 
-    /// Records that a whole message has arrived: the connection is in use.
+    /// Records that a whole message has arrived, so the connection is not idle.
     pub(crate) fn record_message(&self) {
         let turn = self.bound.turn.load(Relaxed);
         if self.messages.load(Relaxed) != turn {
@@ -274,7 +273,8 @@ impl Account {
         }
     }
 
-    /// Never closes the connection for a new one: its place is none of those that are counted here.
+    /// Keeps the connection from being closed for a new one, because it takes up none of the places that are counted
+    /// here.
     pub(crate) fn keep_place(&self) {
         self.messages.store(ALWAYS, Relaxed);
     }
@@ -295,7 +295,7 @@ impl Account {
         }
     }
 
-    /// Closes the connection, and returns whether it was open. Does not count why.
+    /// Closes the connection without counting a reason. Returns whether it was open.
     pub(crate) fn close(&self) -> bool {
         let was_open = !self.is_over.swap(true, AcqRel);
         self.abort_if_over();
@@ -314,11 +314,11 @@ impl Account {
         self.drawn.load(Relaxed)
     }
 
-    /// Charges `bytes`.
+    /// Charges `bytes` to the account.
     ///
     /// # Errors
     ///
-    /// If there is no room; the bytes stay charged until they are given back.
+    /// If there is no room. The bytes stay charged all the same, until they are given back.
     fn take(&self, bytes: usize) -> Result<(), NoHeldRoom> {
         let held = self.held.fetch_add(bytes, Relaxed) + bytes;
         if pieces(held) <= self.drawn() {
@@ -371,7 +371,7 @@ impl Account {
     }
 }
 
-/// The bytes to charge for so many held bytes.
+/// The bytes to charge for `held` bytes, in whole pieces.
 fn pieces(held: usize) -> u64 {
     let above = held.saturating_sub(FREE_BYTES);
     u64::try_from(above.next_multiple_of(PIECE_BYTES)).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! Bytes that are charged to a connection until they are dropped.
+//! Charges: bytes that count as held by a connection until they are dropped.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct HeldBytes {
 }
 
 impl HeldBytes {
-    /// Charges `bytes` even without room; then the connection closes.
+    /// Charges `bytes`, and closes the connection if there is no room for them.
     pub(crate) fn new(account: &Arc<Account>, bytes: usize) -> Self {
         let held = Self {
             account: account.clone(),
@@ -26,13 +26,13 @@ impl HeldBytes {
         held
     }
 
-    /// Charges nothing yet.
+    /// An empty charge.
     pub(crate) fn nothing(account: Arc<Account>) -> Self {
         Self { account, bytes: 0 }
     }
 
-    /// Charges `bytes` instead of the present number, even without room: the connection closes then. A charge that
-    /// is slightly too large stays.
+    /// Changes the charge to `bytes`, and closes the connection if there is no room for them. A charge that is slightly
+    /// too large stays.
     pub(crate) fn resize(&mut self, bytes: usize) {
         const LITTLE: usize = 512;
         if let Some(more @ 1..) = bytes.checked_sub(self.bytes) {
@@ -64,7 +64,7 @@ impl HeldBytes {
     ///
     /// # Errors
     ///
-    /// If there is no room; the drop gives everything back.
+    /// If there is no room. What was charged is given back on drop.
     pub(crate) fn add(&mut self, bytes: usize) -> Result<(), NoHeldRoom> {
         self.bytes += bytes;
         self.account.take(bytes)
@@ -75,7 +75,7 @@ impl HeldBytes {
         &self.account
     }
 
-    /// `bytes` that give their charge back when the last reference to them is dropped.
+    /// Attaches the charge to `bytes`; it is given back when their last reference is dropped.
     pub(crate) fn with(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(HeldVec { bytes, _held: self })
     }
@@ -100,12 +100,12 @@ impl AsRef<[u8]> for HeldVec {
 
 /// Bytes of a reply, charged until they are written or dropped.
 ///
-/// A pointer: hyper keeps room for two of them in the task of each call, and moving them costs more than an allocation.
+/// Boxed, because hyper keeps room for two of them in the task of each call, and moving them costs more than an
+/// allocation.
 #[derive(Debug)]
 pub(crate) struct ReplyBytes(Box<(Bytes, HeldBytes)>);
 
 impl ReplyBytes {
-    /// `bytes`, charged to `held`.
     pub(crate) fn new(bytes: Bytes, held: HeldBytes) -> Self {
         Self(Box::new((bytes, held)))
     }

@@ -1,4 +1,4 @@
-//! Counts work that was refused or ended, and logs now and then why.
+//! Counts work that was refused or cut short, and logs the reason now and then.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::{
     observe::metrics::{CutOff, Metrics},
 };
 
-/// Counts work that was cut off, by reason. The log repeats a reason only now and then.
+/// Counts work that was cut off, by reason, with a throttle on the log lines of each reason.
 pub(super) struct CutOffLog {
     metrics: Arc<Metrics>,
     throttles: [LogThrottle; CutOff::REASONS.len()],
