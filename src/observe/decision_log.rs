@@ -1,7 +1,8 @@
-//! The log of decisions: which requests are recorded, and where the records go.
+//! The decision log: which decisions are recorded, and where the records go.
 //!
-//! Off unless asked for, and then it costs one branch per decision. [`record`] makes a line of JSON. It goes into the
-//! log of the process, or to a file or standard error by a [`queue`](mod@queue) that decisions do not wait for.
+//! It is off by default, and then costs one branch per decision. [`record`] renders a decision as a line of JSON, which
+//! goes into the log of the process, or through a [`queue`](mod@queue) that no decision waits for to a file or to
+//! standard error.
 
 use std::str::FromStr;
 
@@ -31,14 +32,14 @@ use record::LoggedDecision;
 pub(crate) enum DecisionChoice {
     #[default]
     Off,
-    /// Those with a limit that is over, even if shadow mode lets the request pass.
+    /// Decisions over some limit, even if shadow mode lets the request pass.
     Refused,
-    /// This share of all, from 0 to 1.
+    /// A random share of all decisions, from 0 to 1.
     Sampled(f64),
     All,
 }
 
-/// The text is none of the choices.
+/// The text names no choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected off, refused, sampled=SHARE with a share from 0 to 1, or all")]
 pub(crate) struct UnknownChoice;
@@ -63,12 +64,12 @@ impl FromStr for DecisionChoice {
     }
 }
 
-/// Logs the decisions of a choice; by default none.
+/// Logs the chosen decisions; by default none.
 #[derive(Clone, Debug, Default)]
 pub struct DecisionLog {
     choice: DecisionChoice,
     values: LoggedValues,
-    /// The queue of lines; without one they are in the log of the process.
+    /// The queue of lines; without one, lines go into the log of the process.
     lines: Option<DecisionSender>,
 }
 
@@ -85,7 +86,7 @@ impl DecisionLog {
         }
     }
 
-    /// Logs a decision if it is one of the choice.
+    /// Logs a decision if it is one of those chosen.
     #[inline]
     pub(crate) fn log(
         &self,
@@ -102,7 +103,7 @@ impl DecisionLog {
         }
     }
 
-    /// Apart from the path of decisions that are not logged.
+    /// A function of its own, to keep it out of the path of decisions that are not logged.
     #[inline(never)]
     fn write(
         &self,

@@ -1,7 +1,8 @@
 //! The history of the last hour: calls, latency, store and memory of the process, and the hits on each rule and limit.
 //!
-//! A task samples the counters that workers keep anyway, so a decision does not pay for it. Steps are the differences
-//! between samples, [short for the last minutes and longer before](mod@track). Rules have room up to a bound in bytes.
+//! A task samples the counters that workers keep anyway, so decisions pay nothing for it. A step is the difference
+//! between two samples. [Steps are short for the last minutes and longer before](mod@track). The histories of rules are
+//! bounded in bytes.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -30,27 +31,27 @@ use track::{Total, Track};
 /// Interval between samples.
 pub(crate) const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The most bytes that the histories of all rules take.
+/// Most bytes of the histories of all rules.
 const MAX_BYTES: usize = 4 << 20;
 
-/// Samples without a hit after which a rule loses its place to another one, if there is none left: ten minutes.
+/// After this many samples without a hit (ten minutes), a rule's history can be dropped to make room for another one.
 const IDLE_SAMPLES: u64 = 120;
 
 /// The last hour.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     max_bytes: usize,
-    /// Samples so far.
+    /// How many samples have been added.
     samples: u64,
     process: Track<ProcessTotals>,
     rules: BTreeMap<Arc<str>, RuleHistory>,
-    /// The most bytes that `rules` take.
+    /// Most bytes that `rules` can grow to.
     rule_bytes: usize,
-    /// Rules with hits that had no room in the last sample.
+    /// How many rules with hits had no room in the last sample.
     omitted: usize,
     /// The number of the last sample in which idle rules were forgotten.
     swept: u64,
-    /// Whether a rule may have been hit before its history begins.
+    /// Whether some rule had no room once, so that later histories can miss hits before they begin.
     is_lossy: bool,
 }
 
@@ -61,7 +62,7 @@ impl Default for History {
 }
 
 impl History {
-    /// An empty history, in which those of rules take so many bytes at most.
+    /// An empty history whose rules take at most `max_bytes`.
     fn bounded(max_bytes: usize) -> Self {
         Self {
             max_bytes,
@@ -100,7 +101,8 @@ impl History {
             let limits = || stats.limits(rule.id);
             let labels = || limits().map(|(label, _)| label);
             self.take_place(&rule.path, &totals, labels);
-            // Matched strictly, two rules can have one path, and then they share their counters.
+            // With strict matching, two rules can have one path. They share their counters, so the path is sampled
+            // once.
             if let Some(known) = self.rules.get_mut(&rule.path)
                 && known.sampled < self.samples
             {
@@ -109,7 +111,8 @@ impl History {
         }
     }
 
-    /// Gives the rule at `path`, which has limits with these labels, a place if it has none and there is room.
+    /// Creates the history of the rule at `path`, or replaces its limits if their labels have changed, if there is
+    /// room.
     fn take_place<'l, L: Iterator<Item = &'l str>>(
         &mut self,
         path: &Arc<str>,
@@ -139,14 +142,14 @@ impl History {
                 known.set_limits(labels());
                 known
             }
-            // Where no rule was ever without a history, all its hits are new.
+            // If every rule has always had a history, all hits of this one are new.
             None if self.is_lossy => RuleHistory::new(totals, labels()),
             None => RuleHistory::new(&RuleTotals::default(), labels()),
         };
         self.rules.insert(path.clone(), placed);
     }
 
-    /// Makes room, once in a sample.
+    /// Makes room, at most once per sample.
     fn forget_idle_rules(&mut self) {
         if self.swept == self.samples {
             return;
@@ -165,17 +168,17 @@ impl History {
 
 /// The steps, for readers.
 impl History {
-    /// Rules with hits that had no room in the last sample.
+    /// How many rules with hits had no room in the last sample.
     pub(crate) fn omitted(&self) -> usize {
         self.omitted
     }
 
-    /// The most bytes that a copy takes.
+    /// Most bytes that a copy takes.
     pub(crate) fn bytes(&self) -> usize {
         self.rule_bytes + track::max_bytes::<ProcessTotals>()
     }
 
-    /// The steps of the process, the oldest first. Those of rules and limits have the same times.
+    /// The steps of the process, oldest first. Steps of rules and limits have these times too.
     pub(crate) fn process_steps(&self) -> impl Iterator<Item = &ProcessStep> {
         // The process has a step for each sample.
         self.in_order(&self.process).flatten()
@@ -193,7 +196,7 @@ impl History {
         steps.map(|step| step.copied().unwrap_or_default())
     }
 
-    /// The limits of the rule at `path`: the label and the steps of each.
+    /// The label and the steps of each limit of the rule at `path`.
     pub(crate) fn limit_steps(
         &self,
         path: &str,
@@ -209,8 +212,8 @@ impl History {
         })
     }
 
-    /// The steps of a track, the oldest first: coarse ones up to where the fine ones begin. `None` before the track
-    /// begins.
+    /// The steps of a track, oldest first: coarse ones, then, from where those begin, fine ones. `None` for steps
+    /// before the track began.
     fn in_order<'t, T: Total>(
         &self,
         track: &'t Track<T>,
@@ -218,7 +221,7 @@ impl History {
         let [fine, coarse] = self.process.steps();
         let [own_fine, own_coarse] = track.steps();
         let (coarse_end, fine_start) = cut(fine, coarse);
-        // A track that began later has fewer steps, which are the last ones.
+        // A track that began later than the process has only the last steps.
         let part = |own: &'t VecDeque<T::Step>, all: usize, range: Range<usize>| {
             let absent = all - own.len();
             range.map(move |index| own.get(index.checked_sub(absent)?))
@@ -231,13 +234,13 @@ impl History {
     }
 }
 
-/// How many coarse steps come before the fine ones, and with which fine step those begin.
+/// How many coarse steps to show, and the index of the first fine step after them.
 fn cut(fine: &VecDeque<ProcessStep>, coarse: &VecDeque<ProcessStep>) -> (usize, usize) {
     let Some(oldest) = fine.front() else {
         return (0, 0);
     };
     let start = oldest.ends.saturating_sub(oldest.lasted);
-    // The first coarse step that ends within the fine ones replaces those before its end.
+    // The first coarse step that ends within the span of the fine ones replaces the fine ones before its end.
     let last = coarse.iter().position(|step| step.ends >= start);
     match last {
         Some(last) if start > Duration::ZERO => {

@@ -1,5 +1,5 @@
-//! A queue of lines between the threads that make them and the thread that writes them: no line waits for a disk or a
-//! reader before it is in the queue.
+//! A queue of lines from the threads that produce them to the thread that writes them. Producers never wait for a disk
+//! or a reader.
 
 use std::sync::{
     Arc,
@@ -7,13 +7,13 @@ use std::sync::{
     mpsc,
 };
 
-/// Most bytes of lines that may wait to be written: about ten thousand lines, which a disk takes in a moment.
+/// Most bytes of waiting lines: about ten thousand lines, which a disk writes in a moment.
 const MAX_BYTES: usize = 4 << 20;
 
-/// The memory of a waiting line beside its text.
+/// The memory of a waiting line in addition to its text.
 const LINE_BYTES: usize = 64;
 
-/// The queue has no room for the line, or its receiver is gone.
+/// Why a line was dropped: the queue is full, or its receiver is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dropped {
     Full,
@@ -64,9 +64,9 @@ impl LineSender {
         Err(dropped)
     }
 
-    /// Ends the queue behind the lines that wait.
+    /// Ends the queue after the lines that are waiting.
     pub(crate) fn end(&self) {
-        // Without a receiver it has ended.
+        // Without a receiver, the queue has ended already.
         let _ = self.lines.send(None);
     }
 }
@@ -77,7 +77,7 @@ impl LineReceiver {
         self.taken(self.lines.recv().ok()?)
     }
 
-    /// The next line, if one waits. At the end `None` in a `Some`.
+    /// Returns the next line if one is waiting, without blocking; `Some(None)` at the end of the queue.
     pub(crate) fn next_waiting(&self) -> Option<Option<Vec<u8>>> {
         Some(self.taken(self.lines.try_recv().ok()?))
     }

@@ -1,4 +1,4 @@
-//! The lines of the log on their way to standard error. The threads that log never wait for its reader; a line that
+//! The log's queue to standard error. A thread that logs never waits for the reader of standard error; a line that
 //! cannot be written is dropped and counted.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use super::line_queue::{LineReceiver, LineSender, queue};
 use crate::foundation::{log_throttle::LogThrottle, sample::SampleWriter};
 
-/// Counts of the lines that were lost.
+/// Counts of lost lines.
 #[derive(Debug, Default)]
 pub struct LogStats {
     /// The queue was full, or the line could not be written.
@@ -33,17 +33,17 @@ pub(crate) struct LogLines {
     stats: Arc<LogStats>,
 }
 
-/// The end that writes.
+/// The writing end of the queue.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
     lines: LineReceiver,
     stats: Arc<LogStats>,
     throttle: LogThrottle,
-    /// How many of the dropped lines the log reports.
+    /// How many of the dropped lines the log has reported.
     reported: u64,
 }
 
-/// A queue for the log.
+/// Creates the queue.
 pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
     let (sender, receiver) = queue();
     let lines = LogLines {
@@ -60,7 +60,7 @@ pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
 }
 
 impl LogLines {
-    /// Ends the queue behind the lines that wait.
+    /// Ends the queue after the lines that are waiting.
     pub(crate) fn end(&self) {
         self.lines.end();
     }
@@ -80,8 +80,8 @@ impl io::Write for &LogLines {
 }
 
 impl LogWriter {
-    /// Passes all lines to `write`, up to the end of the queue. When lines can be written again, one line says how many
-    /// were dropped.
+    /// Passes lines to `write` until the queue ends. When writing works again after a failure, one line reports how
+    /// many lines were dropped.
     pub(crate) fn write_all(mut self, mut write: impl FnMut(&[u8]) -> io::Result<()>) {
         let mut is_written = false;
         loop {
@@ -99,11 +99,11 @@ impl LogWriter {
         }
     }
 
-    /// Reports the lines that were dropped since the last report: a line of its own in the queue.
+    /// Logs how many lines were dropped since the last report. This line goes through the queue too.
     fn report_dropped(&mut self) {
         let dropped = self.stats.dropped.load(Relaxed);
         if dropped > self.reported && self.throttle.may_log() {
-            // An error, because every level of the log has those.
+            // Logged as an error, so that it appears at every log level.
             tracing::error!(
                 lines = dropped - self.reported,
                 "lines of the log could not be written and are lost"

@@ -1,4 +1,4 @@
-//! All statistics of the process, and the samples of them that sinks render.
+//! All statistics of the process, and the samples that sinks render from them.
 //!
 //! Names are the reference's where it has one (`ratelimit.…`); tollgate's own metrics are called `tollgate.…`. Each
 //! part names its own, in a function `samples` next to its stats.
@@ -63,16 +63,16 @@ use rule_stats::RuleStats;
 use statsd::SinkStats;
 use worker_stats::WorkerStats;
 
-/// All statistics of the process. All workers share one, and each writes through its own `Recorder`.
+/// All statistics of the process. Workers share it, and each writes through its own `Recorder`.
 #[derive(Debug, Default)]
 pub struct Metrics {
     near_ratio: NearRatio,
-    /// One for each recorder.
+    /// One per recorder.
     workers: Box<[WorkerStats]>,
     config: ConfigStats,
-    /// By path; one for each rule in use.
+    /// The statistics of each rule in use, by path.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleStats>>>,
-    /// By name; one for each domain of the rules in use.
+    /// The statistics of each domain of the rules in use, by name.
     domains: Mutex<BTreeMap<Arc<str>, Arc<DomainStats>>>,
     /// Statistics under names that requests create.
     dynamic_names: Mutex<DynamicNames>,
@@ -91,7 +91,7 @@ pub struct Metrics {
     pub tasks: Arc<EndedTasks>,
 }
 
-/// The statistics of one load of the rules.
+/// The statistics of one set of rules.
 #[derive(Debug)]
 pub struct RuleSetStats {
     /// One per rule, in the matcher's order.
@@ -118,7 +118,7 @@ impl RuleSetStats {
 
 #[cfg(test)]
 impl RuleSetStats {
-    /// Counts hits, of which so many are over the rule's first limit.
+    /// Counts `hits`, of which `over` are over the rule's first limit.
     pub(crate) fn count(&self, rule: RuleId, hits: u64, over: u64) {
         let fell = crate::core::decision::Tally {
             over,
@@ -132,7 +132,7 @@ impl RuleSetStats {
 }
 
 impl Metrics {
-    /// Statistics of no events yet. At most `max_dynamic_names` names may come from requests.
+    /// Empty statistics. At most `max_dynamic_names` names can come from requests.
     pub fn new(near_ratio: NearRatio, max_dynamic_names: usize) -> Self {
         Self {
             near_ratio,
@@ -149,7 +149,7 @@ impl Metrics {
         self
     }
 
-    /// The counters of the rules and domains of `matcher`. Those that existed before keep their counts.
+    /// The counters of the rules and domains of `matcher`. Rules and domains that existed before keep their counts.
     pub fn rule_set(&self, matcher: &Matcher) -> RuleSetStats {
         RuleSetStats {
             rules: self.rules(matcher.rules()),
@@ -174,8 +174,8 @@ impl Metrics {
         in_order
     }
 
-    /// The counters of `rules`, in their order. A rule that existed before keeps its counts and a removed rule's
-    /// counts are dropped, so there are as many entries as rules.
+    /// The counters of `rules`, in their order. A rule that existed before keeps its counts, and the counts of removed
+    /// rules are dropped, so there are as many entries as rules.
     fn rules(&self, rules: &[Rule]) -> Vec<Arc<RuleStats>> {
         let mut known = lock(&self.rules);
         let stats: BTreeMap<_, _> = rules
@@ -191,7 +191,7 @@ impl Metrics {
         in_order
     }
 
-    /// Records that the rules of this load are in use.
+    /// Records a load whose rules are now in use.
     pub(crate) fn record_taken_load(&self, taken: TakenLoad) {
         self.config.record_taken_load(taken);
     }
@@ -233,7 +233,7 @@ impl Metrics {
         samples
     }
 
-    /// All statistics at this moment, and those that only histograms can show.
+    /// Passes all statistics at this moment to `take`, including those that only histograms can show.
     pub fn each_histogram_sample(
         &self,
         memory: Option<&MemoryStore>,
@@ -243,7 +243,7 @@ impl Metrics {
         worker_stats::fine_samples(&self.workers, &mut SampleWriter::new(take));
     }
 
-    /// All statistics at this moment, one by one; those of one rule are adjacent.
+    /// Passes all statistics at this moment to `take`, one by one; those of one rule are adjacent.
     pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(Sample)) {
         let list = &mut SampleWriter::new(take);
         let rules = lock(&self.rules).clone();

@@ -7,19 +7,19 @@ use std::{
 
 use crate::foundation::lock::lock;
 
-/// Whether the last line was cut off. Its lock keeps the lines of several threads apart.
+/// Whether the last line was cut off. The lock also keeps the lines of several threads apart.
 static IS_CUT: Mutex<bool> = Mutex::new(false);
 
-/// Writes whole lines. One that could only be written in part ends before the next one begins.
+/// Writes whole lines. If only a part of a line could be written, a line break precedes the next one.
 ///
 /// # Errors
 ///
-/// If they cannot be written, or not all of them.
+/// If not all of them can be written.
 pub(crate) fn write(lines: &[u8]) -> io::Result<()> {
     write_whole(&mut io::stderr().lock(), lines, &mut lock(&IS_CUT))
 }
 
-/// Whether people look at it.
+/// Whether standard error is a terminal.
 pub(crate) fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
@@ -72,7 +72,7 @@ mod tests {
         }
     }
 
-    /// Checks the text on the disk after `lines`, before each of which there is so much room.
+    /// Checks the text on the disk after writing `lines`; each number is the room on the disk before its line.
     #[track_caller]
     fn check(lines: &[(usize, &str)], expected: &str) {
         let (mut disk, mut is_cut) = (

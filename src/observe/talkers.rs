@@ -1,7 +1,7 @@
-//! The values that hit each rule most, and how often: top talkers.
+//! Top talkers: the values that hit each rule most, and how often.
 //!
-//! Each worker has a [sketch](mod@sketch) of its own for each rule, in a bounded number of bytes, and reading merges
-//! them. By default only refused hits are counted, so an admitted decision pays for one comparison.
+//! Each worker has its own [sketch](mod@sketch) for each rule, in a bounded number of bytes, and readers merge them. By
+//! default only refused hits are counted, so an admitted request pays for one comparison.
 
 use std::{
     collections::{BTreeSet, hash_map::RandomState},
@@ -33,15 +33,15 @@ pub(crate) use merged::RuleTop;
 use sketch::NewHits;
 use worker::{Epoch, WorkerTalkers};
 
-/// The most bytes that the sketches of all workers take together.
+/// Most bytes of the sketches of all workers together.
 const MAX_BYTES: usize = 6 << 20;
 
-/// The hits that are counted.
+/// Which hits are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TalkerChoice {
     #[default]
     Off,
-    /// Those over a limit, even if shadow mode lets the request pass.
+    /// Hits over a limit, even if shadow mode lets the request pass.
     Refused,
     All,
 }
@@ -54,14 +54,14 @@ impl crate::foundation::named::Named for TalkerChoice {
     ];
 }
 
-/// The form of values in reports.
+/// How reports show values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ValueForm {
     #[default]
     Show,
     /// The first 16 digits of their SHA-256.
     Hash,
-    /// None: only keys.
+    /// Not at all: only keys are shown.
     Hide,
 }
 
@@ -78,20 +78,20 @@ impl crate::foundation::named::Named for ValueForm {
 pub(crate) struct Talkers {
     choice: TalkerChoice,
     form: ValueForm,
-    /// One for all workers, so that they find the same hash for a value, and random, so that clients cannot make values
-    /// of equal hashes.
+    /// All workers share it, so that a value has one hash. It is random, so that clients cannot construct values with
+    /// equal hashes.
     hasher: RandomState,
     began: SteadyTime,
     workers: Box<[PaddedTalkers]>,
 }
 
-/// Written by one worker only, so no two share a cache line.
+/// The sketches that one worker writes; no two workers share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct PaddedTalkers(Mutex<WorkerTalkers>);
 
 impl Talkers {
-    /// Sketches for so many workers.
+    /// Empty sketches for `workers` workers.
     pub(crate) fn new(choice: TalkerChoice, form: ValueForm, workers: usize) -> Self {
         Self::bounded(choice, form, workers, MAX_BYTES)
     }
@@ -139,13 +139,13 @@ impl Talkers {
     /// The values that hit the rule at `path` most.
     pub(crate) fn top(&self, path: &str, now: SteadyTime) -> RuleTop {
         let epoch = self.epoch(now);
-        // Each lock is held for a copy only, because its worker needs it.
+        // Each lock is held only while copying, because its worker needs it.
         let sketches = self.workers.iter();
         let sketches = sketches.flat_map(|worker| lock(&worker.0).sketches(path, epoch));
         merged::merge(&sketches.collect::<Vec<_>>())
     }
 
-    /// How long before `now` the oldest hits came that are counted then.
+    /// The age at `now` of the oldest hits that are still counted.
     pub(crate) fn counted_for(&self, now: SteadyTime) -> Duration {
         let since = self.epoch(now).counted_since();
         now.since(self.began).saturating_sub(since)
@@ -155,7 +155,7 @@ impl Talkers {
         Epoch::at(now.since(self.began))
     }
 
-    /// Hits that had no room.
+    /// How many hits had no room.
     pub(crate) fn omitted(&self) -> u64 {
         let workers = self.workers.iter();
         let omitted = workers.map(|worker| lock(&worker.0).omitted());
@@ -184,7 +184,7 @@ pub struct TalkerRecorder {
 }
 
 impl TalkerRecorder {
-    /// Whether decisions are recorded of which some limit is over, or none.
+    /// Whether to record a decision of which some limit is over (`is_any_over`), or none.
     #[inline]
     pub(crate) fn takes(&self, is_any_over: bool) -> bool {
         match self.choice {
@@ -194,7 +194,7 @@ impl TalkerRecorder {
         }
     }
 
-    /// Records the hits of a request that the choice takes.
+    /// Records the hits of a request if [`Self::takes`] says so.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(

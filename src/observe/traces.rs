@@ -1,8 +1,8 @@
 //! Spans of calls, for an OpenTelemetry collector.
 //!
-//! Off unless asked for, and then it costs one branch per call. A sampled call becomes two spans, as in the
-//! reference: one for the RPC, in the caller's trace, and one for the decision inside it. They go into a bounded
-//! queue, from which [`export`] sends them in batches. No span holds a key or a value of a request.
+//! Tracing is off by default, and then costs one branch per call. As in the reference, a sampled call becomes two
+//! spans: one for the RPC, in the caller's trace, and inside it one for the decision. Both go into a bounded queue,
+//! from which [`export`] sends them in batches. No span contains a key or a value of a request.
 
 use std::{
     sync::{
@@ -23,13 +23,12 @@ use context::{Context, Parent};
 
 use crate::foundation::random;
 
-/// Settings of the tracing of one process.
+/// Settings of tracing.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Share of calls without a sampling decision of the caller that become spans: 1 or more means all, 0 or less
-    /// none.
+    /// The share of calls that are sampled if the caller has left that open: 1 or more means all, 0 or less none.
     pub sampling_rate: f64,
-    /// Spans that may wait to be sent; any more are dropped and counted.
+    /// How many spans can wait to be sent; any more are dropped and counted.
     pub max_queue: usize,
 }
 
@@ -59,7 +58,7 @@ pub struct Tracer(Option<Arc<Sampler>>);
 
 #[derive(Debug)]
 struct Sampler {
-    /// A trace is sampled if the last 63 bits of its id are below this.
+    /// A trace is sampled if the last 63 bits of its ID are below this.
     threshold: u64,
     queue: mpsc::Sender<Span>,
     stats: Arc<TraceStats>,
@@ -104,7 +103,7 @@ impl Tracer {
 
 impl Sampler {
     fn samples(&self, trace_id: u128) -> bool {
-        // As OpenTelemetry's TraceIdRatioBased, so that all services of a trace agree.
+        // This is OpenTelemetry's TraceIdRatioBased, so that all services of a trace agree.
         let low = trace_id & u128::from(u64::MAX);
         low >> 1 < self.threshold.into()
     }
@@ -128,7 +127,7 @@ fn threshold(rate: f64) -> u64 {
     }
 }
 
-/// A sampled call under way.
+/// A sampled call that has not ended.
 #[derive(Debug)]
 pub struct TracedCall {
     sampler: Arc<Sampler>,
@@ -140,7 +139,7 @@ pub struct TracedCall {
 /// The outcome of a call.
 #[derive(Clone, Debug)]
 pub struct CallSummary {
-    /// Start, in nanoseconds since 1970.
+    /// When the call began, in nanoseconds since 1970.
     pub began_nanos: u64,
     pub took: Duration,
     pub domain: String,

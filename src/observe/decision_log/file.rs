@@ -1,5 +1,5 @@
-//! A file of lines that is replaced when it is full: `FILE` becomes `FILE.1`, `FILE.1` becomes `FILE.2`, and the last
-//! one goes. It is a regular file of this process and no link, so that nothing else is written to or moved.
+//! A file of lines that rotates when it is full: `FILE` becomes `FILE.1`, `FILE.1` becomes `FILE.2`, and the oldest is
+//! removed. Only a regular file is accepted, not a link, so that nothing else is written to or moved.
 
 use std::{
     ffi::OsString,
@@ -11,10 +11,10 @@ use std::{
 
 use crate::foundation::regular_file::{Links, open_regular};
 
-/// Lines may name persons, so not everyone on the machine may read them.
+/// Lines can contain personal data, so other users of the machine cannot read them.
 const MODE: u32 = 0o640;
 
-/// A file that does not grow without end.
+/// A file of bounded size.
 #[derive(Debug)]
 pub(crate) struct RotatingFile {
     options: FileOptions,
@@ -22,18 +22,18 @@ pub(crate) struct RotatingFile {
     bytes: u64,
 }
 
-/// The place of a file, and its bounds.
+/// The path of a file, and its bounds.
 #[derive(Clone, Debug)]
 pub(crate) struct FileOptions {
     pub(crate) path: PathBuf,
-    /// Longest file, unless one line is longer.
+    /// Size of a full file. Only a file of one longer line exceeds it.
     pub(crate) max_bytes: u64,
     /// Earlier files that are kept.
     pub(crate) kept: u32,
 }
 
 impl RotatingFile {
-    /// Opens the file, whose lines stay.
+    /// Opens the file and keeps the lines that it has.
     ///
     /// # Errors
     ///
@@ -52,28 +52,28 @@ impl RotatingFile {
         self.options.max_bytes.saturating_sub(self.bytes)
     }
 
-    /// Writes lines.
+    /// Appends lines.
     ///
     /// # Errors
     ///
-    /// If they cannot be written, or not all of them.
+    /// If not all of them can be written.
     pub(super) fn write(&mut self, lines: &[u8]) -> io::Result<()> {
         self.file.write_all(lines)?;
         self.bytes += lines.len() as u64;
         Ok(())
     }
 
-    /// Replaces the file by an empty one, unless it is empty.
+    /// Moves the file away and opens an empty one, unless it is empty already.
     ///
     /// # Errors
     ///
-    /// If a file cannot be renamed or opened. The next attempt moves no file twice.
+    /// If a file cannot be renamed or opened. The next attempt moves no file a second time.
     pub(super) fn rotate(&mut self) -> io::Result<()> {
         if self.bytes == 0 {
             return Ok(());
         }
         let FileOptions { path, kept, .. } = &self.options;
-        // Another program may have moved it and put one of its own there, or the last attempt moved it.
+        // The path can name another file by now: another program has put one there, or the last attempt has moved ours.
         let own = self.file.metadata()?;
         let found = fs::symlink_metadata(path).ok();
         if found.is_some_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())) {
@@ -95,7 +95,7 @@ fn open(path: &Path) -> io::Result<(File, u64)> {
     let file = open_regular(path, &mut options, Links::Refused)?.ok_or_else(no_file)?;
     let found = file.metadata()?;
     if found.mode() & 0o777 & !MODE != 0 {
-        // One that was there before.
+        // An existing file keeps its old mode.
         file.set_permissions(fs::Permissions::from_mode(MODE))?;
     }
     Ok((file, found.len()))
@@ -108,7 +108,7 @@ fn numbered(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// Moves a file to the first of the earlier ones, and each of those to the next.
+/// Moves `FILE` to `FILE.1`, after moving each earlier file to the next number.
 fn make_way(path: &Path, kept: u32) -> io::Result<()> {
     if kept == 0 {
         return fs::remove_file(path);

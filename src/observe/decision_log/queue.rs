@@ -1,4 +1,4 @@
-//! The way of decisions into the queue of lines, which drops them rather than wait.
+//! Puts the lines of decisions into a queue; a full queue drops lines rather than wait.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,7 @@ use crate::{
     observe::line_queue::{self, Dropped, LineReceiver, LineSender},
 };
 
-/// Counts of the lines that were written and lost.
+/// Counts of written and dropped lines.
 #[derive(Debug, Default)]
 pub struct DecisionLogStats {
     pub(super) written: AtomicU64,
@@ -35,7 +35,7 @@ pub(crate) struct DecisionSender {
     throttle: Arc<LogThrottle>,
 }
 
-/// A queue of the lines of decisions.
+/// Creates the queue.
 pub(crate) fn queue(stats: Arc<DecisionLogStats>) -> (DecisionSender, LineReceiver) {
     let (lines, receiver) = line_queue::queue();
     let sender = DecisionSender {
@@ -47,14 +47,14 @@ pub(crate) fn queue(stats: Arc<DecisionLogStats>) -> (DecisionSender, LineReceiv
 }
 
 impl DecisionSender {
-    /// Puts a line into the queue, with its end, or counts it as dropped.
+    /// Puts a line and a line break into the queue, or counts the line as dropped.
     pub(super) fn send(&self, mut line: String) {
         line.push('\n');
         let Err(dropped) = self.lines.send(line.into_bytes()) else {
             return;
         };
         self.stats.dropped.fetch_add(1, Relaxed);
-        // The end of the writer is logged by its owner.
+        // If the writer has ended, its owner logs that.
         if dropped == Dropped::Full && self.throttle.may_log() {
             tracing::warn!(
                 "decisions are logged faster than they can be written; some are dropped"
@@ -62,7 +62,7 @@ impl DecisionSender {
         }
     }
 
-    /// Ends the queue behind the lines that wait.
+    /// Ends the queue after the lines that are waiting.
     pub(crate) fn end(&self) {
         self.lines.end();
     }

@@ -1,6 +1,6 @@
 //! One decision as a line of JSON, which `docs/run/decision-log.md` describes.
 //!
-//! It has only ASCII: whatever a request holds, a line stays one line for every reader.
+//! It contains only ASCII, so that a line stays one line for every reader, whatever the request contains.
 
 use std::{borrow::Cow, fmt::Write as _, time::Instant};
 
@@ -17,16 +17,16 @@ use crate::core::{
     window::Timestamp,
 };
 
-/// The name of logged decisions among all lines, by which the log lets them pass at every level.
+/// The target of logged decisions, which the filter of the log admits at every level.
 pub(crate) const TARGET: &str = "tollgate::decision";
 
-/// Bound on the bytes of a key, a value or a name that a line shows.
+/// Most bytes of a key, a value or a name that a line shows.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// Bound on the entries of a descriptor that a line shows, on its limits, and on the descriptors of a request.
+/// Most descriptors of a request that a line shows, and most entries and limits of each.
 const MAX_LISTED: usize = 16;
 
-/// The bytes of a hash that the log shows: two of a million values share them with a chance of one in 37 million.
+/// Bytes of a hash that the log shows. Among a million values, the chance that any two share them is one in 37 million.
 const HASH_BYTES: usize = 8;
 
 /// The moment of a request, and the start of the call that brought it.
@@ -36,7 +36,7 @@ pub(crate) struct RequestTimes {
     pub(crate) began: Instant,
 }
 
-/// Whether values are shown: one may be a person's address or name.
+/// How values are shown. A value can be personal data, such as an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LoggedValues {
     #[default]
@@ -63,7 +63,7 @@ pub(super) struct LoggedDecision<'a> {
     omitted: Option<usize>,
 }
 
-/// One descriptor of a request, and how it was judged.
+/// One descriptor of a request, and the decision on it.
 #[derive(Serialize)]
 struct LoggedDescriptor<'a> {
     entries: Vec<LoggedEntry<'a>>,
@@ -78,7 +78,7 @@ struct LoggedDescriptor<'a> {
     file: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u32>,
-    /// Those that were counted.
+    /// The limits that applied.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LoggedLimit<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ struct LoggedDescriptor<'a> {
 struct LoggedEntry<'a> {
     key: Cow<'a, str>,
     value: Cow<'a, str>,
-    /// The length of a value that was cut.
+    /// The full length of a value that was cut.
     #[serde(skip_serializing_if = "Option::is_none")]
     value_bytes: Option<usize>,
 }
@@ -105,7 +105,7 @@ struct LoggedLimit<'a> {
     name: Option<Cow<'a, str>>,
     count: u64,
     over: bool,
-    /// Whether it is the one that the status reports.
+    /// Whether the status reports this limit.
     binding: bool,
 }
 
@@ -222,17 +222,18 @@ fn limits<'a>(
         .collect()
 }
 
-/// How many of `count` a line does not show.
+/// How many of `count` items a line does not show; `None` if it shows all.
 fn omitted(count: usize) -> Option<usize> {
     count.checked_sub(MAX_LISTED).filter(|more| *more > 0)
 }
 
-/// A text, cut at the bound; bytes that are no text become U+FFFD.
+/// The text of `bytes`, cut to the bound; invalid UTF-8 becomes U+FFFD.
 fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_TEXT_BYTES)])
 }
 
-/// The first digits of the SHA-256 of `value`, so that one value has one hash in the logs of all replicas.
+/// The first digits of the SHA-256 of `value`. They have no salt, so that a value has one hash in the logs of all
+/// replicas.
 fn hash(value: &[u8]) -> String {
     let mut text = String::from("sha256:");
     for byte in &Sha256::digest(value)[..HASH_BYTES] {

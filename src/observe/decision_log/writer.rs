@@ -1,4 +1,4 @@
-//! Writes the lines of the queue, on a thread of its own: a disk that is slow delays no decision.
+//! Writes the queued lines on a thread of its own, so that a slow disk delays no decision.
 
 use std::{
     io,
@@ -16,14 +16,14 @@ use crate::{
     observe::{line_queue::LineReceiver, standard_error},
 };
 
-/// Lines are written together up to this length.
+/// Most bytes of lines that are written together.
 const MAX_BATCH_BYTES: u64 = 64 << 10;
 
-/// The time in which lines gather behind the first one. To wake the writer for each line costs more than to make the
-/// line; in this time the queue takes 200 MB a second.
+/// How long the writer lets further lines gather after the first one. To wake it for each line costs more than to
+/// render the line. With this wait, the queue has room for 200 MB of lines a second.
 const GATHERING: Duration = Duration::from_millis(20);
 
-/// The place of the lines.
+/// Where the lines go.
 #[derive(Clone, Debug)]
 pub(crate) enum LineTarget {
     /// Standard error, between the lines of the log.
@@ -67,12 +67,12 @@ impl LineWriter {
         })
     }
 
-    /// Writes all lines up to the end of the queue. Lines that cannot be written are counted as dropped.
+    /// Writes lines until the queue ends, and counts those that cannot be written as dropped.
     pub(crate) fn write_all(mut self, queue: &LineReceiver) {
         while let Some(line) = queue.next() {
             self.add(&line);
             thread::sleep(GATHERING);
-            // Lines that wait behind it share one call of the system.
+            // Lines that are waiting share one system call with it.
             while let Some(next) = queue.next_waiting() {
                 let Some(next) = next else {
                     return self.write();

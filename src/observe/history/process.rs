@@ -10,7 +10,7 @@ use crate::{
     store::{memory::MemoryStore, redis::stats::RedisStats},
 };
 
-/// The time of a sample, by two clocks: that of day, and one that is never set.
+/// The time of a sample by two clocks: the time of day, and a monotonic one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SampleTime {
     pub(crate) at: Timestamp,
@@ -71,16 +71,15 @@ pub(crate) struct ProcessTotals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessStep {
     pub(crate) ends_at: Timestamp,
-    /// When it ended, by the clock that is never set.
+    /// When the step ended, by the monotonic clock.
     pub(super) ends: Duration,
     pub(crate) lasted: Duration,
     pub(crate) values: [u64; STEP_VALUES.len()],
-    /// The nodes at its end.
+    /// The number of nodes at the end of the step.
     pub(crate) nodes: u64,
 }
 
 impl ProcessTotals {
-    /// Reads all counters.
     pub(crate) fn read(metrics: &Metrics, memory: Option<&MemoryStore>, time: SampleTime) -> Self {
         let servers = [&metrics.redis, &metrics.redis_per_second];
         let sum = |pick: fn(&RedisStats) -> u64| servers.into_iter().map(|stats| pick(stats)).sum();

@@ -5,8 +5,8 @@ use std::array;
 use super::track::{Total, Track, difference, max_bytes};
 use crate::observe::metrics::{LimitTotals, RuleTotals};
 
-/// The hits on a rule during one step, as its binding limit sees them: all, within, near and over it, over it but let
-/// pass by shadow mode, and decided without the store.
+/// The hits on a rule during one step, by its binding limit: all hits; those within, near and over the limit; those
+/// over it that shadow mode let pass; and those decided without the store.
 pub(crate) type RuleStep = [u32; 6];
 
 /// The hits near and over one limit during one step.
@@ -34,14 +34,14 @@ pub(super) struct RuleHistory {
     pub(super) track: Track<RuleTotals>,
     /// The limits by their labels, in the rule's order.
     pub(super) limits: Vec<(Box<str>, Track<LimitTotals>)>,
-    /// The number of the last sample that this history is part of.
+    /// The number of the last sample that included this rule.
     pub(super) sampled: u64,
-    /// The number of the last sample that found new hits.
+    /// The number of the last sample with new hits.
     pub(super) active: u64,
 }
 
 impl RuleHistory {
-    /// A history that begins at these totals, with limits of which none has been counted.
+    /// A history that begins at these totals of the rule. Its limits begin at zero.
     pub(super) fn new<'l>(start: &RuleTotals, labels: impl Iterator<Item = &'l str>) -> Self {
         let mut new = Self {
             track: Track::new(start),
@@ -53,25 +53,25 @@ impl RuleHistory {
         new
     }
 
-    /// Starts the histories of its limits again, because one of them has changed.
+    /// Restarts the histories of all limits, because one of them has changed.
     pub(super) fn set_limits<'l>(&mut self, labels: impl Iterator<Item = &'l str>) {
         let track = Track::new(&LimitTotals::default());
         self.limits = labels.map(|label| (label.into(), track.clone())).collect();
     }
 
-    /// The most bytes that the history of a rule of this path and these limits takes.
+    /// Most bytes of the history of a rule with this path and these limits.
     pub(super) fn max_bytes<'l>(path: &str, labels: impl Iterator<Item = &'l str>) -> usize {
         let each = |label: &str| {
             max_bytes::<LimitTotals>() + size_of::<(Box<str>, Track<LimitTotals>)>() + label.len()
         };
-        // Twice: for the nodes of the map, which are half empty in the worst case.
+        // Counted twice, because the nodes of the map are half empty in the worst case.
         2 * size_of::<Self>()
             + path.len()
             + max_bytes::<RuleTotals>()
             + labels.map(each).sum::<usize>()
     }
 
-    /// [`Self::max_bytes`] of the rule at `path`, whose history this is.
+    /// [`Self::max_bytes`] of this history, which belongs to the rule at `path`.
     pub(super) fn bytes(&self, path: &str) -> usize {
         Self::max_bytes(path, self.limits.iter().map(|(label, _)| &**label))
     }
@@ -98,7 +98,7 @@ impl RuleHistory {
         }
     }
 
-    /// Adds sample number `sample`, in which the rule is not in use.
+    /// Adds sample number `sample` without hits, because the rule is not in use.
     pub(super) fn rest(&mut self, sample: u64) {
         self.sampled = sample;
         self.track.rest(sample);

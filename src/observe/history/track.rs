@@ -1,4 +1,4 @@
-//! The differences of totals from step to step, in steps of two lengths: the last minutes finely, the hour coarsely.
+//! The differences between totals, in steps of two lengths: fine ones for the last minutes, coarse ones for the hour.
 
 use std::{collections::VecDeque, mem};
 
@@ -10,8 +10,8 @@ pub(super) struct StepLength {
     pub(super) steps: usize,
 }
 
-/// The lengths of steps, the shortest first. With a sample every 5 seconds: ten minutes in steps of 5 seconds, and an
-/// hour in steps of 30.
+/// The lengths of steps, shortest first. With a sample every 5 seconds, these are ten minutes in steps of 5 seconds,
+/// and an hour in steps of 30.
 pub(super) const LENGTHS: [StepLength; 2] = [
     StepLength {
         samples: 1,
@@ -23,7 +23,7 @@ pub(super) const LENGTHS: [StepLength; 2] = [
     },
 ];
 
-/// The most bytes that the steps of one track take. A queue grows by doubling.
+/// Most bytes of the steps of one track, in queues that grow by doubling.
 pub(super) const fn max_bytes<T: Total>() -> usize {
     let mut slots = 0;
     let mut length = 0;
@@ -34,12 +34,12 @@ pub(super) const fn max_bytes<T: Total>() -> usize {
     slots * size_of::<T::Step>() + size_of::<Track<T>>()
 }
 
-/// A total since the start that can be compared with an earlier one.
+/// A total since the start of the process.
 pub(super) trait Total: Clone + PartialEq {
     /// The events between two totals.
     type Step: Clone;
 
-    /// The step from `earlier` to this total. Counters that are below the earlier ones began anew.
+    /// The step from `earlier` to this total. A counter that is lower than before has restarted from zero.
     fn since(&self, earlier: &Self) -> Self::Step;
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Track<T: Total> {
 }
 
 impl<T: Total> Track<T> {
-    /// No steps yet; the first ones begin at `start`.
+    /// A track without steps. The first steps begin at `start`.
     pub(super) fn new(start: &T) -> Self {
         Self {
             last: std::array::from_fn(|_| start.clone()),
@@ -60,8 +60,8 @@ impl<T: Total> Track<T> {
         }
     }
 
-    /// Ends the steps that sample number `sample` ends, at `now`; returns whether anything has changed since the
-    /// sample before. The first sample has number 1.
+    /// Ends the steps that end with sample number `sample`, whose total is `now`. Returns whether the total has changed
+    /// since the previous sample. The first sample has number 1.
     pub(super) fn advance(&mut self, sample: u64, now: &T) -> bool {
         let is_active = self.last[0] != *now;
         for (index, length) in LENGTHS.iter().enumerate() {
@@ -78,19 +78,19 @@ impl<T: Total> Track<T> {
         is_active
     }
 
-    /// [`Self::advance`] without a change.
+    /// [`Self::advance`] with an unchanged total.
     pub(super) fn rest(&mut self, sample: u64) {
         let last = self.last[0].clone();
         self.advance(sample, &last);
     }
 
-    /// The steps of each length, the oldest first.
+    /// The steps of each length, oldest first.
     pub(super) fn steps(&self) -> &[VecDeque<T::Step>; LENGTHS.len()] {
         &self.steps
     }
 }
 
-/// A counter's difference, as far as a step holds it.
+/// How much a counter has grown, at most the largest number that a step can hold.
 pub(super) fn difference(now: u64, earlier: u64) -> u32 {
     let more = now.checked_sub(earlier).unwrap_or(now);
     u32::try_from(more).unwrap_or(u32::MAX)

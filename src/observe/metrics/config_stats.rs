@@ -1,5 +1,5 @@
-//! Loads of rules: how many, the last one, the hash of the rules in use; the state of the connection to a control
-//! plane.
+//! Statistics of rule loads: their number, the last one and the hash of the rules in use. Also whether a control plane
+//! is connected.
 
 use std::{
     fmt,
@@ -16,13 +16,13 @@ use crate::{
     foundation::{lock::lock, sample::SampleWriter},
 };
 
-/// Stats of the rules' way into the process.
+/// Statistics of rule loads.
 #[derive(Debug, Default)]
 pub(super) struct ConfigStats {
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
     history: Mutex<LoadHistory>,
-    /// When the load that runs began.
+    /// When the running load began.
     running: Mutex<Option<Instant>>,
     /// Whether the control plane is connected; unset if rules come from files.
     control_plane: OnceLock<AtomicBool>,
@@ -34,14 +34,14 @@ pub struct LoadHistory {
     in_use: Option<TakenLoad>,
     /// The last load, if it was refused.
     refused: Option<RefusedLoad>,
-    /// How long the load that runs has taken so far.
+    /// How long the running load has taken so far.
     running: Option<Duration>,
 }
 
-/// A load that takes longer is reported: 100,000 rules take less than a tenth of it.
+/// A load that takes longer than this is reported. 100,000 rules take less than a tenth of it.
 pub(crate) const LONG_LOAD: Duration = Duration::from_secs(10);
 
-/// The load whose rules are in use.
+/// A load whose rules are in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TakenLoad {
     pub(crate) at: Timestamp,
@@ -51,7 +51,6 @@ pub(crate) struct TakenLoad {
 }
 
 impl TakenLoad {
-    /// The status of these rules once they are in use.
     pub(crate) fn new(at: Timestamp, loaded: &Loaded) -> Self {
         Self {
             at,
@@ -66,8 +65,8 @@ impl TakenLoad {
 #[derive(Clone, Debug)]
 pub(crate) struct RefusedLoad {
     pub(crate) at: Timestamp,
-    /// The file of the first error, with line and column if they are known. `/healthcheck` shows no more: the text of
-    /// an error may hold what rules hold.
+    /// The file of the first error, with line and column if they are known. `/healthcheck` shows no more than this,
+    /// because the text of an error can quote the rules.
     place: String,
     /// The first errors, for those who may read the rules.
     pub(crate) errors: Box<[String]>,
@@ -99,7 +98,7 @@ impl RefusedLoad {
 }
 
 impl ConfigStats {
-    /// Records that the rules of this load are in use.
+    /// Records a load whose rules are now in use.
     pub(super) fn record_taken_load(&self, taken: TakenLoad) {
         self.loads_ok.fetch_add(1, Relaxed);
         *lock(&self.history) = LoadHistory {
@@ -155,7 +154,7 @@ impl ConfigStats {
 }
 
 impl ConfigStats {
-    /// The reference's names for loads of files, which come from its library (lyft/goruntime).
+    /// Statistics of file loads under the reference's names, which come from its library lyft/goruntime.
     fn runtime_samples(&self, list: &mut SampleWriter<'_>) {
         let (ok, failed) = (self.loads_ok.load(Relaxed), self.loads_failed.load(Relaxed));
         list.counter("runtime.load_attempts", ok + failed);
@@ -220,7 +219,7 @@ impl fmt::Display for LoadHistory {
     }
 }
 
-/// The first 48 bits of a digest: a sample of Prometheus holds 53 exactly.
+/// The first 48 bits of a digest. A Prometheus sample is a float, which holds 53 bits exactly.
 fn hash(digest: &[u8; 32]) -> u64 {
     let bits = digest[..6].iter();
     bits.fold(0, |hash, byte| hash << 8 | u64::from(*byte))

@@ -1,4 +1,4 @@
-//! Counts of descriptors that no rule of their domain matches.
+//! Counts of the descriptors that match no rule of their domain.
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +12,10 @@ use super::worker_stats::OwnCounts;
 /// Why a descriptor is unmatched, by index.
 const CAUSES: [&str; 2] = ["no_rule", "no_limit"];
 
-/// It leads to no node of the rules.
+/// The index of descriptors that lead to no node of the rules.
 pub(super) const NO_RULE: usize = 0;
 
-/// It leads to a node without a limit.
+/// The index of descriptors that lead to a node without a limit.
 pub(super) const NO_LIMIT: usize = 1;
 
 /// Unmatched descriptors of one domain of the rules, per worker. The counters of a worker are created on first use.
@@ -23,7 +23,6 @@ pub(super) const NO_LIMIT: usize = 1;
 pub(super) struct DomainStats(Box<[OnceLock<Box<OwnCounts<2>>>]>);
 
 impl DomainStats {
-    /// Counters for so many workers.
     pub(super) fn for_workers(count: usize) -> Self {
         Self((0..count).map(|_| OnceLock::new()).collect())
     }
@@ -35,7 +34,7 @@ impl DomainStats {
     }
 }
 
-/// Passes on the totals of each domain, which is one of the rules.
+/// Writes the totals of each domain that has rules.
 pub(super) fn samples(domains: &BTreeMap<Arc<str>, Arc<DomainStats>>, list: &mut SampleWriter<'_>) {
     for (domain, stats) in domains {
         let domain = sanitize(domain);

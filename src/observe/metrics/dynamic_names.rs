@@ -9,15 +9,15 @@ use crate::foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter}
 
 use super::rule_stats::RuleStats;
 
-/// Longest name that requests can create, in bytes. Values can be whole headers, and ten thousand of them are more
+/// Longest name that requests can create, in bytes. Values can be whole headers, and ten thousand of those are more
 /// than a process should keep.
 pub(super) const MAX_DYNAMIC_NAME_BYTES: usize = 512;
 
-/// Bound on their average length in bytes: a page for a scrape contains each name several times, in more than one
-/// form.
+/// Bound on the average length of such names in bytes: a scraped page contains each name several times, in several
+/// forms.
 pub(super) const MEAN_DYNAMIC_NAME_BYTES: usize = 128;
 
-/// Total length that is always allowed, in bytes.
+/// Total length of such names that is always allowed, in bytes.
 const SMALL_DYNAMIC_NAMES_BYTES: usize = 64 << 10;
 
 /// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`, limit overrides,
@@ -29,7 +29,7 @@ pub(super) struct DynamicNames {
     bytes: usize,
     pub(super) values: ByName<Arc<RuleStats>>,
     pub(super) unknown_domains: ByName<u64>,
-    /// Events counted without a name of their own, because no more names were allowed.
+    /// Events that were not counted under a name of their own, because no more names were allowed.
     pub(super) overflow: u64,
 }
 
@@ -63,7 +63,7 @@ impl<T> ByName<T> {
 }
 
 impl DynamicNames {
-    /// No names yet, and room for `max`.
+    /// An empty set with room for `max` names.
     pub(super) fn new(max: usize) -> Self {
         Self {
             max,
@@ -71,7 +71,7 @@ impl DynamicNames {
         }
     }
 
-    /// The counts under this name, if it has room.
+    /// The counts under this name, unless the name is new and there is no room for it.
     pub(super) fn stats(&mut self, key: &str) -> Option<Arc<RuleStats>> {
         let key = sanitize(key);
         if let Some(stats) = self.values.get_mut(&key) {
@@ -80,7 +80,7 @@ impl DynamicNames {
         if !self.takes_room_for(&key) {
             return None;
         }
-        // Always behind a lock, so one set for all workers.
+        // A lock guards these, so all workers share one set of counters.
         let stats = Arc::new(RuleStats::for_workers(1));
         self.values.insert(&key, stats.clone());
         Some(stats)
@@ -97,7 +97,7 @@ impl DynamicNames {
         }
     }
 
-    /// Reserves room for another name if there is some; otherwise counts the overflow.
+    /// Reserves room for `name` if there is some; otherwise counts the overflow. Returns whether there was.
     fn takes_room_for(&mut self, name: &str) -> bool {
         let max_bytes = self.max.saturating_mul(MEAN_DYNAMIC_NAME_BYTES);
         let bytes = self.bytes + name.len();
@@ -113,7 +113,7 @@ impl DynamicNames {
     }
 }
 
-/// Passes on the counts of unknown domains, and the overflow.
+/// Writes the counts of unknown domains, and the overflow.
 pub(super) fn samples(names: &Mutex<DynamicNames>, list: &mut SampleWriter<'_>) {
     for (domain, count) in copy(names, |names| &names.unknown_domains.list) {
         let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
@@ -123,7 +123,7 @@ pub(super) fn samples(names: &Mutex<DynamicNames>, list: &mut SampleWriter<'_>) 
     list.counter("tollgate.metric_names_overflow_total", overflow);
 }
 
-/// A copy of a list of names. Decisions need this lock too, so it is held for short parts only.
+/// Copies a list of names. Decisions need this lock too, so it is released between chunks.
 pub(super) fn copy<T: Clone>(
     names: &Mutex<DynamicNames>,
     pick: fn(&DynamicNames) -> &Vec<T>,

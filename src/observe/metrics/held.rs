@@ -24,7 +24,7 @@ impl HeldStats {
     }
 }
 
-/// Refused or ended work that held too much memory or took too long, counted by reason.
+/// Counts, by reason, of work that was refused or cut short because it held too much memory or took too long.
 #[derive(Debug, Default)]
 pub struct CutOff([AtomicU64; Self::REASONS.len()]);
 

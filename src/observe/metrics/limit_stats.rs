@@ -1,4 +1,4 @@
-//! Counts of the hits near and over each limit of a rule, because a rule's own counts do not tell its limits apart.
+//! Counts of the hits near and over each limit of a rule. The counts of the rule itself do not tell its limits apart.
 
 use std::sync::OnceLock;
 
@@ -12,21 +12,21 @@ use crate::{
 
 use super::worker_stats::OwnCounts;
 
-/// Counts of a rule's hits by the limit that was binding, so that they add up to the counts of the rule. They exist
-/// from the first hit near a limit on, because few rules come that far.
+/// Counts of a rule's hits by their binding limit, which add up to the counts of the rule. They are allocated at the
+/// first hit near a limit, because few rules come that far.
 #[derive(Debug, Default)]
 pub(super) struct LimitStats {
     /// The labels of the limits, in the rule's order.
     labels: Box<[Box<str>]>,
-    /// Those of worker 0 for each limit, then those of worker 1, and so on.
+    /// The counts of worker 0 for each limit, then those of worker 1, and so on.
     counts: OnceLock<Box<[OwnCounts<2>]>>,
 }
 
-/// Hits near and over a limit, in this order, of all workers.
+/// The hits near and over a limit, in this order, summed over all workers.
 pub(crate) type LimitTotals = [u64; 2];
 
 impl LimitStats {
-    /// No counts yet, for limits with these labels.
+    /// Empty counts for limits with these labels.
     pub(super) fn new(labels: Box<[Box<str>]>) -> Self {
         Self {
             labels,
@@ -43,7 +43,7 @@ impl LimitStats {
         self.counts.get().is_some()
     }
 
-    /// Counts hits that `fell` near or over the limit with this index, by one of so many workers.
+    /// Adds hits that fell near or over the limit with this index, for one of `workers` workers.
     pub(super) fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
         let new = || {
             let count = workers * self.labels.len();
@@ -63,7 +63,7 @@ impl LimitStats {
         OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
     }
 
-    /// Passes on the totals of each limit of the rule at `path`.
+    /// Writes the totals of each limit of the rule at `path`.
     pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
         let path = sanitize(path);
         for (limit, label) in self.labels.iter().enumerate() {
@@ -83,7 +83,7 @@ pub(super) fn labels(rule: &Rule) -> Box<[Box<str>]> {
     let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
     for limit in limits {
         let mut label = label(limit);
-        // Limits of one rule may differ in their algorithm only.
+        // Two limits of a rule can differ in nothing but their algorithm.
         if labels.iter().any(|other| **other == *label) {
             label = format!("{label} {}", limit.algorithm.name());
         }

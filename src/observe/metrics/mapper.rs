@@ -22,7 +22,7 @@ use pattern::{Glob, MappingTemplate};
 /// A valid mapping file.
 #[derive(Debug)]
 pub struct Mapper {
-    /// In the order of the attempts.
+    /// In the order in which they are tried.
     globs: Vec<Mapping<Glob>>,
     regexes: Vec<Mapping<Regex>>,
     unmapped_observer: Observer,
@@ -45,7 +45,7 @@ pub enum MappingOutcome<'m> {
 #[derive(Clone, Debug)]
 pub struct MappingTarget {
     pub help: Option<String>,
-    /// Factor for values; values of timers are in milliseconds before.
+    /// Factor for values. Timers are in milliseconds before it is applied.
     pub scale: f64,
     pub observer: Observer,
     name: MappingTemplate,
@@ -55,13 +55,13 @@ pub struct MappingTarget {
 /// How a timer is shown.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Observer {
-    /// With these upper bounds, ascending, and an infinite one.
+    /// A histogram with these ascending upper bounds, and an infinite one.
     Histogram(Arc<[f64]>),
     Summary,
 }
 
 impl Mapper {
-    /// Maps the metric of this name. Rules for metrics of another kind are skipped.
+    /// Maps the metric of this name, by the rules for its kind.
     pub fn map(&self, name: &str, kind: SampleKind) -> MappingOutcome<'_> {
         let segments: Vec<&str> = name.split('.').collect();
         for mapping in self.globs.iter().filter(|mapping| mapping.is_for(kind)) {
@@ -113,7 +113,7 @@ impl<Pattern> Mapping<Pattern> {
     }
 }
 
-/// Whether the text is a valid name of a label in Prometheus.
+/// Whether the text is a valid Prometheus label name.
 pub(super) fn is_label(text: &str) -> bool {
     !text.starts_with(|first: char| first.is_ascii_digit())
         && !text.is_empty()

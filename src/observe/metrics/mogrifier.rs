@@ -1,4 +1,4 @@
-//! Rewrites names for DogStatsD: parts of a name that an operator's pattern captures become tags.
+//! Rewrites names for DogStatsD: the parts of a name that a pattern captures become tags.
 
 use regex::{Captures, Regex};
 
@@ -96,12 +96,12 @@ impl Mogrifier {
     }
 }
 
-/// Rewrites `name` by the first rule that matches it, if there is one.
+/// Rewrites `name` by the first rule that matches it; `None` if none does.
 pub(crate) fn mogrify(rules: &[Mogrifier], name: &str) -> Option<Mogrified> {
     rules.iter().find_map(|rule| rule.mogrify(name))
 }
 
-/// A text with references such as `$0`, the whole match, and `$1`, its first group.
+/// A template with references such as `$0`, the whole match, and `$1`, its first group.
 #[derive(Clone, Debug)]
 struct TagTemplate(Vec<TemplatePart>);
 

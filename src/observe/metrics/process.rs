@@ -1,4 +1,4 @@
-//! The process as the kernel sees it, in the `process_*` families that dashboards expect, and as it was built.
+//! The `process_*` families that dashboards expect, with values from the kernel, and a family that describes the build.
 
 use std::{fmt::Write as _, fs};
 
@@ -38,7 +38,7 @@ const TICKS_PER_SEC: f64 = 100.0;
 /// The families in Prometheus' text format, without values that the kernel does not provide.
 pub(crate) fn render() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    // The folder itself is open while it is read.
+    // One less, because the folder itself is open while it is read.
     let open_fds = fs::read_dir("/proc/self/fd").map(|fds| fds.count().saturating_sub(1));
     page(
         &read("/proc/self/stat"),
@@ -48,7 +48,7 @@ pub(crate) fn render() -> String {
     ) + &build_info()
 }
 
-/// Always 1, with the facts as labels.
+/// A gauge that is always 1 and carries the facts as labels.
 fn build_info() -> String {
     let (version, rustc) = (build::VERSION, build::RUSTC);
     let commit = match build::COMMIT {
@@ -74,7 +74,7 @@ fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> Str
         Some((_, after)) => after.split_whitespace().collect(),
         None => Vec::new(),
     };
-    // Numbered as in proc(5), where the first field after the name is 3.
+    // Fields are numbered as in proc(5), where the first one after the name is 3.
     let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
     let seconds = |number| Some(field(number)? / TICKS_PER_SEC);
     let bytes = |key: &str| Some(kilobytes(status, key)? as f64 * 1024.0);

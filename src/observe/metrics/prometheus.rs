@@ -28,7 +28,7 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4";
 #[derive(Debug)]
 pub struct Renderer {
     mapper: Mapper,
-    /// EXTRA_TAGS, on every series. A label of the mapping with an equal name wins.
+    /// EXTRA_TAGS, which every series gets. A mapping's label of equal name takes precedence.
     extra_labels: Labels,
     /// Counts of samples that could not be shown, by their kind.
     conflicts: [AtomicU64; 3],
@@ -50,8 +50,8 @@ impl Renderer {
 
     /// Renders the samples that `each` passes on.
     ///
-    /// Samples of one series are added up; of gauges, the last one is shown. If two samples require different types
-    /// of one family, the first one's type stays, and the others count as conflicts.
+    /// Samples of one series are added up, except that the last sample of a gauge is shown. If samples need one family
+    /// to have different types, the first one decides, and the others count as conflicts.
     pub fn page(&self, each: impl FnOnce(&mut dyn FnMut(Sample))) -> MetricsPage {
         let mut draft = PageDraft::new();
         each(&mut |sample| {
@@ -91,7 +91,7 @@ impl Renderer {
     }
 }
 
-/// Inserts a label with a name that Prometheus accepts. The first value of a name stays.
+/// Inserts a label under a name that Prometheus accepts, unless the name is taken.
 fn insert_label(labels: &mut Labels, name: &str, value: &str) {
     // Histograms and summaries use these two labels for their own lines.
     let name = match name {

@@ -1,4 +1,4 @@
-//! Records calls and decisions, for one worker.
+//! Records the calls and decisions of one worker. The limiter and the gRPC service call it.
 
 use std::{ptr, sync::Arc, time::Duration};
 
@@ -29,8 +29,8 @@ pub struct Recorder {
 }
 
 impl Metrics {
-    /// The recorder of worker number `worker`; beyond the room they share counters. Recorders that share must stay on
-    /// one thread, or counts get lost.
+    /// The recorder of worker number `worker`. If there are more recorders than [`Self::for_workers`] made room for,
+    /// some share counters; those must stay on one thread, or counts get lost.
     pub fn recorder(self: Arc<Self>, worker: usize) -> Recorder {
         Recorder {
             worker: worker % self.workers.len(),
@@ -44,8 +44,8 @@ impl Recorder {
         &self.metrics.workers[self.worker]
     }
 
-    /// Records the decision on a request, and how the hits of each descriptor fell against its limit. Returns whether
-    /// any fell over it.
+    /// Records the decision on a request, and for each descriptor how many hits were within, near and over its binding
+    /// limit. Returns whether any were over.
     pub fn record(
         &self,
         stats: &RuleSetStats,
@@ -86,7 +86,7 @@ impl Recorder {
         is_any_over
     }
 
-    /// Records hits near or over a limit, which belongs to `rule` unless the request brought it.
+    /// Records hits near or over a limit, unless the request brought that limit itself.
     fn record_limit(
         &self,
         stats: &[Arc<RuleStats>],
@@ -120,19 +120,19 @@ impl Recorder {
         record: impl FnOnce(&RuleStats),
     ) {
         if let Some(key) = &counted.metric_key {
-            // Stays locked while recording, because all workers share these counters.
+            // The lock is held while recording, because all workers share these counters.
             let mut dynamic_names = lock(&self.metrics.dynamic_names);
             if let Some(stats) = dynamic_names.stats(key) {
                 return record(&stats);
             }
         }
-        // Without room for a name of its own, the hit counts for its rule.
+        // If there is no room for a name of its own, the hit counts for its rule.
         if let Some(rule) = counted.rule {
             record(&rules[rule.id.0]);
         }
     }
 
-    /// Records a gRPC call, with any result.
+    /// Records a gRPC call, whatever its result.
     pub fn record_call(&self, took: Duration) {
         self.stats().add(CallCount::Calls, 1);
         self.stats().response_time.record(took);

@@ -1,4 +1,4 @@
-//! Counts of the hits of each rule, by how they fell against its limits.
+//! Counts of each rule's hits: within, near and over its limits.
 
 use std::{
     borrow::Cow,
@@ -24,8 +24,9 @@ pub(super) struct RuleStats {
     limits: LimitStats,
 }
 
-/// Totals of [`RuleStats`] over all workers and all rules with one name: all hits, those within, near and over the
-/// limit, over it but let pass by shadow mode, decided without the store, and over it by the local cache.
+/// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
+/// those over it that shadow mode let pass; those decided without the store; and those that the local cache knew to be
+/// over.
 pub(crate) type RuleTotals = [u64; 7];
 
 const HITS: usize = 0;
@@ -37,7 +38,7 @@ const DEGRADED: usize = 5;
 const CACHED: usize = 6;
 
 impl RuleStats {
-    /// Counters for so many workers, without any of single limits.
+    /// Counters for `count` workers, and none for single limits.
     pub(super) fn for_workers(count: usize) -> Self {
         Self {
             counts: (0..count).map(|_| OnceLock::new()).collect(),
@@ -45,7 +46,8 @@ impl RuleStats {
         }
     }
 
-    /// Counters for `rule`, which go on with those that it had. Limits begin anew if one of them has changed.
+    /// Counters for `rule` that continue its `old` ones. The counts of its limits restart at zero if one of them has
+    /// changed.
     pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
         let labels = limit_stats::labels(rule);
         if let Some(old) = old
@@ -61,8 +63,8 @@ impl RuleStats {
         Arc::new(Self { counts, limits })
     }
 
-    /// Adds the hits of a request, as they `fell` against the binding limit, whose `count` is that after them. Shared
-    /// statistics have counters of the first worker only.
+    /// Adds the hits of a request: `fell` says how many were within, near and over the binding limit, and `count` is
+    /// the state of its counter after them. Statistics that all workers share have one set of counters, the first.
     pub(super) fn record(
         &self,
         worker: usize,
@@ -84,7 +86,7 @@ impl RuleStats {
         counts.add(CACHED, over_if(count.is_cached));
     }
 
-    /// Counts hits that `fell` near or over the limit with this index.
+    /// Adds hits that fell near or over the limit with this index.
     pub(super) fn record_limit(&self, limit: usize, fell: Tally, worker: usize) {
         self.limits.record(limit, fell, worker, self.counts.len());
     }
@@ -99,7 +101,8 @@ impl RuleStats {
         self.limits.totals(limit)
     }
 
-    /// The totals, if the rule is used; 0 where requests count under names of their own (`detailed_metric`).
+    /// The totals, if the rule has been used. They are 0 if its requests count under names of their own
+    /// (`detailed_metric`).
     pub(super) fn totals(&self) -> Option<RuleTotals> {
         self.is_used().then(|| self.sums())
     }
@@ -115,10 +118,10 @@ impl RuleStats {
     }
 }
 
-/// Passes on the totals of `rules`, by path, and of `values`, by name; those of one name are adjacent.
+/// Writes the totals of `rules`, which are by path, and of `values`, which are by name; those of one name are adjacent.
 ///
-/// Adds up names that read alike: a limit override is named after the rule that it replaces, and values under
-/// `detailed_metric` may equal the name of a neighbouring rule.
+/// Equal names are added up: a limit override is named after the rule that it replaces, and a value under
+/// `detailed_metric` can equal the name of a neighbouring rule.
 pub(super) fn samples(
     rules: &BTreeMap<Arc<str>, Arc<RuleStats>>,
     values: &[(Arc<str>, Arc<RuleStats>)],
@@ -149,7 +152,7 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
     }
 }
 
-/// Passes on the totals of one name.
+/// Writes the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
     let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
     for (stat, total, is_optional) in [
@@ -160,7 +163,7 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
         ("over_limit_with_local_cache", cached, true),
         ("shadow_mode", shadowed, true),
     ] {
-        // Few rules ever have any of these.
+        // Optional statistics are left out while they are 0, because few rules ever have any.
         if total > 0 || !is_optional {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
             list.counter(name, total);

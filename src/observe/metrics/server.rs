@@ -1,16 +1,16 @@
-//! Counts of the server: TLS handshakes that failed, authorities that were repaired or refused, streams that HTTP/2
-//! reset, tasks that ended while it served.
+//! Counts of the server: failed TLS handshakes, invalid authorities that were replaced or refused, streams that were
+//! reset, and tasks that ended unexpectedly.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{foundation::sample::SampleWriter, net::tls::refusal::HandshakeFailure};
 
-/// Handshakes with clients that failed, by reason.
+/// Failed handshakes with clients, by reason.
 #[derive(Debug, Default)]
 pub struct Handshakes([AtomicU64; HandshakeFailure::ALL.len()]);
 
 impl Handshakes {
-    /// Counts one handshake that failed.
+    /// Counts one failed handshake.
     pub fn count(&self, failure: HandshakeFailure) {
         self.0[failure as usize].fetch_add(1, Relaxed);
     }
@@ -26,9 +26,9 @@ impl Handshakes {
 /// Counts of connections with an invalid `:authority`.
 #[derive(Debug, Default)]
 pub struct Authorities {
-    /// The name was replaced, and the connection's calls were answered.
+    /// Connections whose authority was replaced, so that their calls were answered.
     pub replaced: AtomicU64,
-    /// The name stayed, so HTTP/2 resets the connection's calls.
+    /// Connections whose authority stayed, so that HTTP/2 resets their calls.
     pub refused: AtomicU64,
 }
 
@@ -48,7 +48,7 @@ impl Authorities {
     }
 }
 
-/// Streams that our side reset, by the HTTP/2 error code sent to the client.
+/// Streams that the server reset, by the HTTP/2 error code sent to the client.
 #[derive(Debug, Default)]
 pub struct StreamsReset([AtomicU64; Self::CODES.len()]);
 
@@ -96,12 +96,12 @@ impl StreamsReset {
     }
 }
 
-/// Tasks that ended although they should have gone on.
+/// Tasks that ended although they should run as long as the process.
 #[derive(Debug, Default)]
 pub struct EndedTasks(AtomicU64);
 
 impl EndedTasks {
-    /// Counts one end.
+    /// Counts one task.
     pub fn count(&self) {
         self.0.fetch_add(1, Relaxed);
     }

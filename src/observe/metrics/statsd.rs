@@ -1,7 +1,7 @@
 //! Sends statistics to a statsd or DogStatsD collector, as lines of text.
 //!
-//! A collector that is slow, down or unknown to the resolver delays nothing: the sink retries, and the log reports
-//! the failure once. Lines that do not fit the queue are not lost, because the totals stay and a later flush sends
+//! A collector that is slow, down or unknown to the resolver delays nothing: the sink retries, and the log reports the
+//! failure once. If lines do not fit into the queue nothing is lost, because the totals remain and a later flush sends
 //! the whole difference.
 
 use std::{
@@ -43,16 +43,16 @@ use queue::LineQueue;
 /// Wait before the next attempt to connect, as in the reference.
 const RECONNECT: Duration = Duration::from_secs(3);
 
-/// A resolver or a collector that takes longer than this counts as down.
+/// A resolver or collector that takes longer counts as down.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Counts of lines that could not be sent at once, over all sinks.
+/// Counts, over all sinks, of lines that were lost or had to wait.
 #[derive(Debug, Default)]
 pub struct SinkStats {
-    /// Lines that no collector received, as far as we know: cut in two when a connection broke, in a refused
-    /// datagram, or longer than a datagram.
+    /// Lines that probably no collector received: they were cut when a connection broke, were in a refused datagram, or
+    /// were longer than a datagram.
     pub lost_lines: AtomicU64,
-    /// Metrics that found the queue full and waited until it was empty; none is lost.
+    /// Metrics that found the queue full and waited until it was empty. None of these is lost.
     pub deferred: AtomicU64,
 }
 
@@ -131,7 +131,7 @@ impl Sink {
         }
     }
 
-    /// Queues new lines; returns whether all of them fit.
+    /// Queues new lines, and returns whether all of them fit.
     fn fill(&self, queue: &LineQueue, flusher: &mut Flusher, samples: &[Sample]) -> bool {
         let mut deferred = 0;
         flusher.flush(samples, |lines| {
@@ -157,7 +157,7 @@ impl Sink {
         let mut socket = None;
         loop {
             ticks.tick().await;
-            // The name is resolved every time: collectors move, and datagrams report no failure.
+            // The name is resolved for every flush: collectors move, and datagrams report no failure.
             let target = match self.resolve().await {
                 Ok(target) => target,
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! Counts of calls and decisions, kept by each worker for itself.
+//! Counts of calls and decisions, which each worker keeps separately.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -7,8 +7,8 @@ use crate::foundation::{
     sample::SampleWriter,
 };
 
-/// Counters that one thread writes, so adding to one is a plain load and store. They share no cache line with those of
-/// other threads.
+/// Counters that only one thread writes, so that adding to one is a plain load and store. They share no cache line with
+/// counters of other threads.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct OwnCounts<const N: usize>([AtomicU64; N]);
@@ -28,7 +28,7 @@ impl<const N: usize> OwnCounts<N> {
         }
     }
 
-    /// The sums of counters with one index.
+    /// The sum over all sets of counters, for each index.
     pub(super) fn totals<'c>(all: impl Iterator<Item = &'c Self>) -> [u64; N] {
         all.fold([0; N], |totals, counts| {
             std::array::from_fn(|index| totals[index] + counts.0[index].load(Relaxed))
@@ -58,8 +58,8 @@ const NAMES: [&str; 7] = [
     "tollgate.late_calls_total",
 ];
 
-/// The counters of one worker. Counters that several cores write to would cost more than all other recording, so
-/// workers share no cache line; most processors fetch lines in pairs of 64 bytes.
+/// The counters of one worker. Writing to one cache line from several cores would cost more than all other recording,
+/// so workers share none. The alignment is 128 because most processors fetch lines of 64 bytes in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct WorkerStats {
@@ -88,7 +88,7 @@ pub(super) fn totals(workers: &[WorkerStats]) -> CallTotals {
     }
 }
 
-/// Passes on the sums over all workers.
+/// Writes the sums over all workers.
 pub(super) fn samples(workers: &[WorkerStats], list: &mut SampleWriter<'_>) {
     let totals = totals(workers);
     for (name, total) in NAMES.into_iter().zip(totals.counts) {
@@ -98,8 +98,8 @@ pub(super) fn samples(workers: &[WorkerStats], list: &mut SampleWriter<'_>) {
     list.timer(name, totals.response_time);
 }
 
-/// Passes on the response times once more, under a name whose histogram has buckets for decisions: those of the
-/// reference's name begin at 5 ms.
+/// Writes the response times once more, under a name whose histogram has buckets that suit decisions. The buckets of
+/// the reference's name begin at 5 ms.
 pub(super) fn fine_samples(workers: &[WorkerStats], list: &mut SampleWriter<'_>) {
     list.timer("tollgate.call_duration", response_time(workers));
 }

@@ -1,7 +1,7 @@
-//! The entries of a descriptor, cut to a bounded number of bytes, in a buffer that is used again.
+//! The entries of a descriptor, cut to a bounded number of bytes, in a reusable buffer.
 //!
-//! The first byte is the number of entries. Each entry is how many bytes of its key and of its value follow, the length
-//! of the whole value, and those bytes. As many entries follow as fit.
+//! The first byte is the number of entries. For each entry follow the lengths of the key and the value as they are
+//! stored, the length of the whole value, and the stored bytes. Entries that do not fit are left out.
 
 use sha2::{Digest as _, Sha256};
 
@@ -14,17 +14,17 @@ const MAX_BYTES: usize = 512;
 /// Most bytes of a key, and of a value.
 const MAX_TEXT_BYTES: usize = 128;
 
-/// Bytes of an entry before its texts.
+/// Bytes of an entry before its key and value.
 const HEAD_BYTES: usize = 2 + size_of::<u32>();
 
 /// Bytes of a hash that are shown, in hexadecimal.
 const HASH_BYTES: usize = 8;
 
-/// Keys and values of one descriptor.
+/// The entries of one descriptor.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Label(Vec<u8>);
 
-/// An entry as far as a label holds it.
+/// An entry as a label holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TalkerEntry {
     pub(crate) key: Vec<u8>,
@@ -32,7 +32,7 @@ pub(crate) struct TalkerEntry {
     pub(crate) value: Option<EntryValue>,
 }
 
-/// A value as far as a label holds it.
+/// A value as a label holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryValue {
     pub(crate) shown: Vec<u8>,
@@ -40,11 +40,12 @@ pub(crate) struct EntryValue {
     pub(crate) cut: usize,
 }
 
-/// The length of a hidden value.
+/// Stands for the length of a hidden value.
 const HIDDEN: u32 = u32::MAX;
 
 impl Label {
-    /// Replaces the label by one of these entries. Without room for more bytes than it has, it ends early.
+    /// Replaces the content of the label by these entries. Entries are left out if there is no room for the buffer to
+    /// grow.
     pub(super) fn set(&mut self, entries: &[Entry<'_>], form: ValueForm, room: &mut ByteRoom) {
         self.0.clear();
         let each = entries
@@ -88,12 +89,12 @@ impl Label {
         self.0.extend_from_slice(value);
     }
 
-    /// Bytes that it takes.
+    /// The size of the buffer.
     pub(super) fn bytes(&self) -> usize {
         self.0.capacity()
     }
 
-    /// How many entries the descriptor has, and those that the label holds.
+    /// The number of entries of the descriptor, and the entries that the label holds.
     pub(super) fn entries(&self) -> (usize, Vec<TalkerEntry>) {
         let Some((count, mut rest)) = self.0.split_first() else {
             return (0, Vec::new());
@@ -118,17 +119,17 @@ impl Label {
     }
 }
 
-/// The length of a value that is not hidden.
+/// The length of a value that is not hidden, below [`HIDDEN`].
 fn length(value: &[u8]) -> u32 {
     u32::try_from(value.len()).map_or(HIDDEN - 1, |length| length.min(HIDDEN - 1))
 }
 
-/// As much of a text as a label holds.
+/// The part of a text that a label holds.
 fn shown(text: &[u8]) -> &[u8] {
     &text[..text.len().min(MAX_TEXT_BYTES)]
 }
 
-/// How many bytes of the value, or in place of it, a label holds.
+/// How many bytes a label holds of the value, or of its hash.
 fn value_bytes(entry: &Entry<'_>, form: ValueForm) -> usize {
     match form {
         ValueForm::Show => shown(entry.value).len(),
@@ -151,7 +152,7 @@ fn hash(value: &[u8]) -> [u8; 2 * HASH_BYTES] {
     })
 }
 
-/// Bytes that may still be taken.
+/// A budget of bytes.
 #[derive(Debug)]
 pub(super) struct ByteRoom {
     left: usize,
@@ -162,14 +163,13 @@ impl ByteRoom {
         Self { left: bytes }
     }
 
-    /// Takes bytes; returns whether there were as many.
+    /// Takes bytes if there are enough left, and returns whether there were.
     pub(super) fn take(&mut self, bytes: usize) -> bool {
         let left = self.left.checked_sub(bytes);
         self.left = left.unwrap_or(self.left);
         left.is_some()
     }
 
-    /// Gives bytes back.
     pub(super) fn give_back(&mut self, bytes: usize) {
         self.left += bytes;
     }

@@ -1,4 +1,4 @@
-//! Several sketches of one rule as one: those of all workers, of this epoch and the one before.
+//! Merges the sketches of one rule: those of all workers, from this epoch and the one before.
 
 use std::{cmp::Reverse, collections::HashMap};
 
@@ -15,11 +15,11 @@ pub(crate) struct RuleTop {
     /// All hits that were counted.
     #[serde(rename = "hits")]
     pub(crate) total: u64,
-    /// The most hits first.
+    /// Most hits first.
     pub(crate) talkers: Vec<Talker>,
 }
 
-/// A value, and between which bounds its hits are.
+/// A value, and the bounds between which its number of hits lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Talker {
@@ -27,7 +27,7 @@ pub(crate) struct Talker {
     pub(crate) at_most: u64,
     /// The least number of refused hits.
     pub(crate) refused: u64,
-    /// The first ones of the descriptor.
+    /// The first entries of the descriptor.
     pub(crate) entries: Vec<TalkerEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) omitted_entries: Option<usize>,
@@ -36,13 +36,13 @@ pub(crate) struct Talker {
 /// The slots of one value in several sketches.
 struct MergedSlot<'s> {
     slot: &'s Slot,
-    /// Hits above the floors of these sketches, and those that are certain.
+    /// The hits in excess of these sketches' floors; `certain` are those without a possible error.
     above: u64,
     certain: u64,
     refused: u64,
 }
 
-/// Adds up sketches. A value that has no slot in one of them may have as many hits there as that one's floor.
+/// Adds up sketches. A value that has no slot in a sketch can have up to that sketch's floor of hits there.
 pub(super) fn merge(sketches: &[TopSketch]) -> RuleTop {
     let sum = |pick: fn(&TopSketch) -> u64| {
         let each = sketches.iter().map(pick);
@@ -66,7 +66,7 @@ pub(super) fn merge(sketches: &[TopSketch]) -> RuleTop {
         }
     }
     let mut found: Vec<_> = found.into_iter().collect();
-    // The hash makes the order the same each time.
+    // Ties are ordered by hash, so that the order is always the same.
     found.sort_unstable_by_key(|(hash, found)| (Reverse((found.above, found.certain)), *hash));
     found.truncate(SLOTS);
     let talkers = found.into_iter().map(|(_, found)| {

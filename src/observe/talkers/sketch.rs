@@ -1,16 +1,16 @@
 //! The most frequent of any number of values, in a bounded number of slots: Space-Saving (Metwally, Agrawal and El
 //! Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005).
 //!
-//! A value without a slot takes that of the value with the fewest hits, and takes over its hits as a possible error.
-//! So a slot never counts too few: the true hits are between its hits without the error and its hits. A value with more
-//! than one part of all hits, of as many parts as there are slots, always has a slot.
+//! A value without a slot replaces the value with the fewest hits, and inherits its hits as a possible error. So a slot
+//! never counts too few: the true number lies between its hits minus the error and its hits. With n slots, a value with
+//! more than 1/n of all hits always has a slot.
 
 use super::label::{ByteRoom, Label};
 
-/// Slots of a sketch, if there is room.
+/// Most slots of a sketch.
 pub(super) const SLOTS: usize = 32;
 
-/// Slots that are made at a time.
+/// Slots that are allocated at a time.
 const MORE: usize = 8;
 
 const SLOT_BYTES: usize = size_of::<u64>() + size_of::<Slot>();
@@ -18,10 +18,10 @@ const SLOT_BYTES: usize = size_of::<u64>() + size_of::<Slot>();
 /// The values with the most hits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TopSketch {
-    /// Those of the values, apart from the slots, because a search reads all of them.
+    /// The hash of each slot's value. They are separate from the slots because a search reads all of them.
     hashes: Vec<u64>,
     slots: Vec<Slot>,
-    /// The most hits that a value without a slot may have.
+    /// Most hits that a value without a slot can have.
     floor: u64,
     /// All hits that were added.
     total: u64,
@@ -30,11 +30,11 @@ pub(super) struct TopSketch {
 /// The hits of one value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
-    /// At least as many as were added for it.
+    /// At least the number that was added for the value.
     pub(super) hits: u64,
-    /// By how many that may be too much.
+    /// By how many `hits` can be too high.
     pub(super) error: u64,
-    /// Refused hits since it has this slot.
+    /// Refused hits since the value got this slot.
     pub(super) refused: u64,
     pub(super) label: Label,
 }
@@ -44,12 +44,12 @@ pub(super) struct Slot {
 pub(super) struct NewHits {
     pub(super) hash: u64,
     pub(super) hits: u64,
-    /// Those of them that were refused.
+    /// How many of `hits` were refused.
     pub(super) refused: u64,
 }
 
 impl TopSketch {
-    /// Adds hits. `name` writes the label of a value that had no slot. Returns whether there was a slot.
+    /// Adds hits. `name` writes the label if the value is new here. Returns whether there was a slot for it.
     pub(super) fn add(
         &mut self,
         new: NewHits,
@@ -76,7 +76,7 @@ impl TopSketch {
         true
     }
 
-    /// The index of a new slot, or of that with the fewest hits, which become the floor.
+    /// The index of a new slot, or of the one with the fewest hits, which then become the floor.
     fn free_slot(&mut self, room: &mut ByteRoom) -> Option<usize> {
         let count = self.slots.len();
         if count < SLOTS {
@@ -106,19 +106,19 @@ impl TopSketch {
         self.hashes.capacity().min(self.slots.capacity())
     }
 
-    /// The bytes that it took from the room.
+    /// The bytes that the sketch took from the room.
     pub(super) fn bytes(&self) -> usize {
         let slots = self.slots.len().next_multiple_of(MORE) * SLOT_BYTES;
         let labels = self.slots.iter().map(|slot| slot.label.bytes());
         slots + labels.sum::<usize>()
     }
 
-    /// The values that have a slot, by their hashes.
+    /// The hash of each value that has a slot, and the slot.
     pub(super) fn slots(&self) -> impl Iterator<Item = (u64, &Slot)> {
         self.hashes.iter().copied().zip(&self.slots)
     }
 
-    /// The most hits that a value without a slot may have.
+    /// Most hits that a value without a slot can have.
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }

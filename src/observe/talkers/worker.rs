@@ -1,4 +1,4 @@
-//! The sketches of one worker: two for each rule, so that hits leave after ten to twenty minutes.
+//! The sketches of one worker: two for each rule, so that hits are forgotten after ten to twenty minutes.
 
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
@@ -7,11 +7,12 @@ use super::{
     sketch::{NewHits, TopSketch},
 };
 
-/// A span of time whose hits leave together, by its number since the sketches began. No step of a clock moves it.
+/// A span of time whose hits are forgotten together, numbered from the start of the sketches. A change of the clock
+/// does not move it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Epoch(u64);
 
-/// Ten minutes.
+/// The length of an epoch.
 const EPOCH: Duration = Duration::from_secs(600);
 
 impl Epoch {
@@ -24,7 +25,7 @@ impl Epoch {
         Self(self.0.saturating_sub(1))
     }
 
-    /// The age of the sketches when the oldest hits came that are still counted in this epoch.
+    /// The age that the sketches had when the oldest hits came that still count in this epoch.
     pub(super) fn counted_since(self) -> Duration {
         Duration::from_secs(self.before().0 * EPOCH.as_secs())
     }
@@ -37,7 +38,7 @@ pub(super) struct WorkerTalkers {
     room: ByteRoom,
     /// The epoch in which rules without hits were last removed.
     swept: Epoch,
-    /// Hits on rules that had no room.
+    /// How many hits were on rules that had no room.
     omitted: u64,
 }
 
@@ -46,12 +47,12 @@ pub(super) struct WorkerTalkers {
 struct RuleTalkers {
     epoch: Epoch,
     current: TopSketch,
-    /// That of the epoch before.
+    /// The sketch of the epoch before.
     previous: TopSketch,
 }
 
 impl WorkerTalkers {
-    /// No sketches yet; all together may take so many bytes.
+    /// An empty set of sketches that can take up to `max_bytes` in all.
     pub(super) fn new(max_bytes: usize) -> Self {
         Self {
             rules: HashMap::new(),
@@ -83,7 +84,7 @@ impl WorkerTalkers {
         }
     }
 
-    /// Begins to count for one more rule, if there is room.
+    /// Creates sketches for one more rule, if there is room.
     fn take_place(&mut self, path: &Arc<str>, epoch: Epoch) {
         let bytes = rule_bytes(path);
         if !self.room.take(bytes) {
@@ -95,7 +96,7 @@ impl WorkerTalkers {
         self.rules.insert(path.clone(), RuleTalkers::default());
     }
 
-    /// Removes the rules whose hits have all left, once in an epoch.
+    /// Removes the rules whose hits are all forgotten, once per epoch.
     fn sweep(&mut self, epoch: Epoch) {
         if mem::replace(&mut self.swept, epoch) == epoch {
             return;
@@ -127,7 +128,7 @@ impl WorkerTalkers {
         counting.iter().map(|sketch| (*sketch).clone()).collect()
     }
 
-    /// Hits on rules that had no room.
+    /// How many hits were on rules that had no room.
     pub(super) fn omitted(&self) -> u64 {
         self.omitted
     }
@@ -139,12 +140,12 @@ impl WorkerTalkers {
 }
 
 impl RuleTalkers {
-    /// Begins another epoch.
+    /// Moves to `epoch`.
     fn roll(&mut self, epoch: Epoch, room: &mut ByteRoom) {
         let current = mem::take(&mut self.current);
         let previous = mem::take(&mut self.previous);
         room.give_back(previous.bytes());
-        // After a longer break, or if the clock was set, nothing stays.
+        // After a longer break, no hits remain.
         if self.epoch == epoch.before() {
             self.previous = current;
         } else {
@@ -154,7 +155,7 @@ impl RuleTalkers {
     }
 }
 
-/// Bytes of a rule without its sketches. The table is never full, and grows by doubling.
+/// Bytes of a rule without its sketches. The table that holds it is never full, and grows by doubling.
 fn rule_bytes(path: &str) -> usize {
     path.len() + 3 * size_of::<(Arc<str>, RuleTalkers)>()
 }

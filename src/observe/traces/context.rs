@@ -1,7 +1,7 @@
 //! The trace of a call, read from its headers: W3C Trace Context, or B3 in one header or in several.
 //!
-//! Baggage is not forwarded: a decision calls no further service. The propagators of
-//! OpenTelemetry would bring its crates for a few headers.
+//! Baggage is not forwarded, because a decision calls no further service. OpenTelemetry's own propagators would pull in
+//! its crates for a few headers.
 
 /// A longer `tracestate` is dropped (W3C Trace Context, 3.3.1.5).
 const MAX_STATE_BYTES: usize = 512;
@@ -10,7 +10,7 @@ const MAX_STATE_BYTES: usize = 512;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Context {
     pub trace_id: Option<u128>,
-    /// The caller's sampling decision; `None` if it left that open.
+    /// The caller's sampling decision; `None` if the caller left it open.
     pub is_sampled: Option<bool>,
     pub state: String,
 }
@@ -45,7 +45,7 @@ impl Parent {
     }
 }
 
-/// `00-TRACE-SPAN-FLAGS`; later versions may append more.
+/// `00-TRACE-SPAN-FLAGS`; later versions can append more.
 fn traceparent(text: &str) -> Option<Parent> {
     let mut parts = text.trim().split('-');
     let (version, trace, span, flags) =

@@ -1,7 +1,7 @@
 //! Sends spans to an OpenTelemetry collector (OTLP 1.x), over HTTP or gRPC.
 //!
-//! It uses its own messages and the HTTP library that is already there: OpenTelemetry's crates bring a second HTTP
-//! client and some forty crates for a message of a dozen fields.
+//! It uses its own messages and the HTTP library that the program already has. OpenTelemetry's crates would bring a
+//! second HTTP client and some forty crates for a message of a dozen fields.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,11 +36,11 @@ use proto::{
     trace_service_client::TraceServiceClient,
 };
 
-/// Bound on the bytes read of an answer.
+/// Most bytes that are read of an answer.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// Longest time that a batch takes once the last spans are to be sent. One that has taken longer is given up at once: a
-/// collector that does not answer would only delay the end.
+/// Longest time that a batch can take at the end of the process. A batch that has taken longer already is given up at
+/// once: a collector that does not answer would only delay the end.
 pub(crate) const LAST: Duration = Duration::from_secs(1);
 
 /// How spans are sent.
@@ -73,10 +73,10 @@ pub(crate) struct Options {
 /// How soon spans have to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// They may wait for others.
+    /// Spans can wait for others.
     None,
     AtOnce,
-    /// At once, and no others follow.
+    /// Spans are sent at once, and no others follow.
     Last,
 }
 
@@ -101,7 +101,6 @@ enum ExportError {
     Request(#[from] tonic::codegen::http::Error),
 }
 
-/// Sends the spans of a tracer.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub spans: Spans,
@@ -110,7 +109,7 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Sends batches until the last spans are sent. A batch that cannot be sent is lost: the log reports the first loss
+    /// Sends batches until the last spans are sent. A batch that cannot be sent is lost; the log reports the first loss
     /// and the recovery, once each.
     pub(crate) async fn run(mut self, mut urgency: watch::Receiver<Urgency>) {
         let mut is_good = true;
@@ -136,7 +135,7 @@ impl Exporter {
                     sent = self.send(&rest) => sent,
                     () = too_late(urgency.clone()) => Err(ExportError::Ended),
                 };
-                // More losses at the end would only delay the end.
+                // Further attempts would only delay the end.
                 let gives_up = *urgency.borrow() == Urgency::Last && sent.is_err();
                 self.note(sent, rest.len(), &mut is_good);
                 rest = later;
@@ -253,7 +252,7 @@ impl Exporter {
     }
 }
 
-/// Waits until a batch that begins now is too late for the end of the process.
+/// Waits until the process is ending and a batch that began at this call has taken [`LAST`].
 async fn too_late(mut urgency: watch::Receiver<Urgency>) {
     let latest = Instant::now() + LAST;
     // A dropped sender counts as the end.
@@ -267,7 +266,7 @@ async fn gather(spans: &mut Spans, batch: &mut Vec<Span>, options: &Options) {
     if batch.is_empty() {
         match queue.recv().await {
             Some(first) => batch.push(first),
-            // No tracer is left; the stop signal ends this wait.
+            // No tracer is left. The stop signal ends this wait.
             None => std::future::pending().await,
         }
     }
@@ -279,7 +278,7 @@ async fn gather(spans: &mut Spans, batch: &mut Vec<Span>, options: &Options) {
             }
         }
     };
-    // When the time is over the batch is sent as it is.
+    // When the time is up, the batch is sent as it is.
     let _ = tokio::time::timeout(options.delay, full).await;
 }
 

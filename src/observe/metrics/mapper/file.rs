@@ -15,7 +15,7 @@ pub(super) struct MappingFile {
 
 pub(super) type Unknown = BTreeMap<String, IgnoredAny>;
 
-/// Keys of defaults and of rules without effect here: totals do not expire, and summaries have no quantiles.
+/// Keys of defaults and rules that have no effect here: totals do not expire, and summaries have no quantiles.
 pub(super) const IGNORED: [&str; 3] = ["ttl", "quantiles", "summary_options"];
 
 #[derive(Debug, Default, Deserialize)]

@@ -1,12 +1,12 @@
-//! Patterns of words and stars between dots, and texts with references to the parts that a pattern matched.
+//! Patterns of words and stars separated by dots, and templates that refer to the parts that a pattern matched.
 
 use regex::Captures;
 
-/// Words, and stars that each match any one segment between dots.
+/// A pattern of words and stars. Each star matches any one segment of a name between dots.
 #[derive(Clone, Debug)]
 pub(super) struct Glob(Vec<Segment>);
 
-/// In the order of specificity words come before stars.
+/// The derived order of globs is by specificity: words come before stars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Word(String),
@@ -38,8 +38,8 @@ impl Glob {
         is_it.then(|| stars().map(|(_, found)| *found).collect())
     }
 
-    /// Which segments are stars. Of two globs that match one name, the smaller of these vectors has a word where the
-    /// other one has its first star.
+    /// Which segments are stars. Of two globs that match one name, the one with the smaller vector has a word where the
+    /// other has its first star.
     pub(super) fn stars(&self) -> Vec<bool> {
         self.0
             .iter()
@@ -48,12 +48,12 @@ impl Glob {
     }
 }
 
-/// A text with references such as `$1` or `${1}`.
+/// A template with references such as `$1` or `${1}`.
 #[derive(Clone, Debug)]
 pub(super) struct MappingTemplate(pub(super) String);
 
 impl MappingTemplate {
-    /// Fills in the segments matched by a glob's stars. A reference beyond them is empty.
+    /// Fills in the segments that a glob's stars matched. A reference beyond the last star is empty.
     pub(super) fn fill(&self, groups: &[&str]) -> String {
         let mut filled = String::new();
         let mut rest = self.0.as_str();
@@ -76,8 +76,8 @@ impl MappingTemplate {
         filled
     }
 
-    /// Fills in the groups of a regular expression. Here the name of a reference is as long as possible, as in Go:
-    /// `$1_x` means group `1_x`, hence is empty; `${1}_x` means group 1.
+    /// Fills in the groups of a regular expression. As in Go, the name of a reference is as long as possible: `$1_x` is
+    /// the group `1_x`, which does not exist and is empty; `${1}_x` is group 1 and `_x`.
     pub(super) fn expand(&self, found: &Captures<'_>) -> String {
         let mut filled = String::new();
         found.expand(&self.0, &mut filled);

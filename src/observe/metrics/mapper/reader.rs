@@ -1,4 +1,4 @@
-//! A mapping file → a [`Mapper`], or every reason why not.
+//! Reads a mapping file into a [`Mapper`], or finds every error in it.
 
 use std::sync::Arc;
 
@@ -49,15 +49,15 @@ pub struct LoadedMapping {
     pub warnings: Vec<String>,
 }
 
-/// The unit of response times in the built-in mapping: PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS. The name says
-/// seconds either way, as in the reference.
+/// The unit of response times in the built-in mapping: PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS. As in the reference,
+/// the metric's name says seconds either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseTime {
     Seconds,
     Milliseconds,
 }
 
-/// Default buckets of a histogram, those of Prometheus' client libraries.
+/// Default buckets of a histogram, as in Prometheus' client libraries.
 pub(super) const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -86,7 +86,7 @@ impl Mapper {
         reader.finish()
     }
 
-    /// The mapping without a mapping file.
+    /// The mapping that is used without a mapping file.
     pub fn built_in(response_time: ResponseTime) -> Self {
         let loaded = Self::parse(BUILT_IN).expect("the built-in mapping is tested");
         let mut mapper = loaded.mapper;
@@ -226,7 +226,7 @@ impl MappingReader {
         }
     }
 
-    /// The buckets under the new key, else under the old key, else the default ones.
+    /// The buckets under the new key, or else under the old key, or else the default ones.
     fn buckets(
         &mut self,
         location: &str,
@@ -242,7 +242,7 @@ impl MappingReader {
         let Some(mut buckets) = new.filter(given).or(old.filter(given)) else {
             return self.default_buckets.clone();
         };
-        // Every histogram has this one anyway.
+        // Every histogram has an infinite bound anyway.
         buckets.pop_if(|last| *last == f64::INFINITY);
         let ascends = buckets.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascends || !buckets.iter().all(|bound| bound.is_finite()) {
@@ -254,7 +254,7 @@ impl MappingReader {
         buckets.into()
     }
 
-    /// Warns of keys that are unknown, but for those that are `ignored` there without a word.
+    /// Warns of unknown keys, except for those in `ignored`.
     fn warn(&mut self, location: &str, unknown: &Unknown, ignored: &[&str]) {
         let dot = if location.is_empty() { "" } else { "." };
         let unknown = unknown

@@ -1,4 +1,4 @@
-//! The samples of one page, sorted into families and series.
+//! Sorts the samples of one page into families and series.
 
 use std::{
     collections::HashMap,
@@ -45,7 +45,7 @@ pub(super) fn conflict_family(counts: &[AtomicU64; 3]) -> String {
 /// A sample that would make the page invalid.
 pub(super) struct Conflict;
 
-/// The samples so far. A page can have tens of thousands of series, so each is small: its labels are stored as the
+/// The samples so far. A page can have tens of thousands of series, so each is kept small: its labels are stored as
 /// rendered text, which the series of a rule share.
 pub(super) struct PageDraft {
     families: Vec<MetricFamily>,
@@ -58,7 +58,7 @@ pub(super) struct PageDraft {
 impl PageDraft {
     /// An empty draft.
     pub(super) fn new() -> Self {
-        // Names that other code writes on the page.
+        // These names are written by other code.
         let others = process::FAMILIES.iter().map(|(name, ..)| *name);
         let others = others.chain([process::BUILD_INFO, CONFLICTS]);
         Self {
@@ -84,7 +84,7 @@ impl PageDraft {
         }
         let known = self.owners.get(name.as_ref()).copied();
         let at = match known {
-            // A name that ends in `_count`, for example, can be a line of another family.
+            // Otherwise another family has a line of this name, which can end in `_count`, for example.
             Some(Some(at)) if self.families[at].is(&name, &shape) => at,
             Some(_) => return Err(Conflict),
             None => self.found(&name, shape.clone())?,
@@ -129,7 +129,7 @@ impl PageDraft {
         Ok(at)
     }
 
-    /// The page of all series, in its order, and then `end`.
+    /// The page of all series in order, followed by `end`.
     pub(super) fn finish(self, end: String) -> MetricsPage {
         let Self {
             families,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{foundation::sample::SampleValue, observe::metrics::mapper::Observer};
 
-/// The series of one name.
+/// All series of one name.
 #[derive(Debug)]
 pub(super) struct MetricFamily {
     pub(super) name: Arc<str>,
@@ -17,7 +17,7 @@ pub(super) struct MetricFamily {
 pub(super) enum FamilyType {
     Counter,
     Gauge,
-    /// With its upper bounds.
+    /// A histogram with these upper bounds.
     Histogram(Arc<[f64]>),
     Summary,
 }
@@ -39,7 +39,7 @@ impl FamilyType {
             (SampleValue::Counter(_), _) => Self::Counter,
             (SampleValue::Gauge(_), _) => Self::Gauge,
             (SampleValue::Timer(_), Observer::Histogram(bounds)) => Self::Histogram(bounds.clone()),
-            // Without quantiles: those over the whole lifetime would not describe the present.
+            // No quantiles, because quantiles over the lifetime of the process would not describe the present.
             (SampleValue::Timer(_), Observer::Summary) => Self::Summary,
         }
     }
@@ -53,7 +53,7 @@ impl FamilyType {
         }
     }
 
-    /// Suffixes of the names of a family's lines. The bare name belongs to the family too.
+    /// The suffixes of all names that belong to a family. The bare name always does.
     pub(super) fn suffixes(&self) -> &'static [&'static str] {
         match self {
             Self::Counter | Self::Gauge => &[""],

@@ -14,12 +14,12 @@ use super::{
 /// Help text of a family without one in the mapping.
 const NO_HELP: &str = "The statsd metric of the same name.";
 
-/// A page that is written piece by piece.
+/// A page that has not been written completely.
 pub struct MetricsPage {
     families: Vec<MetricFamily>,
     /// In the order of the page.
     series: std::vec::IntoIter<Series>,
-    /// The family whose head was written last.
+    /// The family whose help and type were written last.
     current: Option<usize>,
     /// Text after the last series.
     end: String,
@@ -44,7 +44,7 @@ impl fmt::Debug for MetricsPage {
 }
 
 impl MetricsPage {
-    /// A page of `series`, which are in the order of the page, and then `end`. It holds `bytes` until it is written.
+    /// A page of `series` in this order, followed by `end`. It holds `bytes` of memory until it is written.
     pub(super) fn new(
         families: Vec<MetricFamily>,
         series: Vec<Series>,
@@ -72,7 +72,7 @@ impl MetricsPage {
         self
     }
 
-    /// Continues until `text` has `most` bytes or slightly more; returns whether more follows.
+    /// Continues the page until `text` has `most` bytes or slightly more. Returns whether more follows.
     pub fn write_some(&mut self, text: &mut String, most: usize) -> bool {
         while text.len() < most {
             let Some(Series {

@@ -69,6 +69,6 @@ impl SeriesValue {
     reason = "saturates, as a bound should, and nothing is measured in fractions"
 )]
 pub(super) fn micros(bound: f64, scale: f64) -> u64 {
-    // Slightly more, so that rounding in a division does not cost a whole bucket.
+    // Slightly more than the bound, so that rounding in the division does not move a duration by a whole bucket.
     (bound / scale * 1_000.0 * (1.0 + 1e-9)) as u64
 }

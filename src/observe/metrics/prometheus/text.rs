@@ -1,8 +1,9 @@
-//! Names, labels and numbers as texts of a page.
+//! Names, labels and numbers in the text of a page.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
-/// Sorted, so that equal sets are equal; without empty values, since an empty label equals an absent one.
+/// Labels by name, sorted so that equal sets have equal texts. Empty values are left out, because an empty label means
+/// an absent one.
 pub(super) type Labels = BTreeMap<String, String>;
 
 /// The labels as they stand between braces.
@@ -35,8 +36,8 @@ pub(super) fn go_float(value: f64) -> String {
     format!("{mantissa}e{sign}{:02}", exponent.abs())
 }
 
-/// A name as statsd_exporter escapes it: `_` for every character that is not a letter, a digit or `_`, but only one
-/// for a run of dashes, and one before a leading digit.
+/// Escapes a name as statsd_exporter does: `_` for each character that is not a letter, a digit or `_`, but only one
+/// for a run of dashes, and an additional one before a leading digit.
 pub(super) fn escape_name(name: &str) -> Cow<'_, str> {
     let is_fit = |found: char| found.is_ascii_alphanumeric() || found == '_';
     let starts_badly = name.starts_with(|first: char| first.is_ascii_digit());

@@ -1,10 +1,10 @@
-//! Where lines go and in which form, and whether the collector there can be reached.
+//! Where statsd lines go, in which format, and whether the collector there can be reached.
 
 use std::{io, time::Duration};
 
 use crate::observe::metrics::mogrifier::Mogrifier;
 
-/// Destination, format and interval.
+/// The destination, format and interval of a sink.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub host: String,
@@ -32,7 +32,7 @@ pub(crate) enum Dialect {
     DogStatsd(Vec<Mogrifier>),
 }
 
-/// Logs when a collector becomes reachable or unreachable, not that it still is.
+/// Logs when a collector becomes reachable or unreachable, once per change.
 pub(super) struct CollectorState {
     target: String,
     is_up: Option<bool>,

@@ -1,4 +1,4 @@
-//! Packs lines into datagrams, and sends these.
+//! Packs lines into datagrams and sends them.
 
 use std::{
     io,
@@ -7,14 +7,15 @@ use std::{
 
 use tokio::net::UdpSocket;
 
-/// Size that fits one Ethernet frame with the headers of IPv6, UDP and a tunnel; statsd clients agree on it.
+/// A size that fits into one Ethernet frame with the headers of IPv6, UDP and a tunnel. Other statsd clients use it
+/// too.
 pub(crate) const MAX_DATAGRAM_BYTES: usize = 1432;
 
 /// Whole lines, packed into as few datagrams as possible.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     pub(super) full: Vec<String>,
-    /// Lines that are longer than a datagram.
+    /// How many lines were longer than a datagram.
     pub(super) overlong: u64,
 }
 
@@ -42,7 +43,7 @@ pub(super) async fn connect_udp(target: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends a datagram. It also returns an error about an earlier datagram, but only after sending this one.
+/// Sends a datagram. An error about an earlier datagram is returned too, but only after this one is sent.
 pub(super) async fn send_datagram(socket: &UdpSocket, datagram: &str) -> io::Result<()> {
     match socket.send(datagram.as_bytes()).await {
         Ok(_) => Ok(()),

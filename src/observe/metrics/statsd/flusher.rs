@@ -1,4 +1,4 @@
-//! Compares snapshots with the values already sent, and writes the changes as lines.
+//! Compares snapshots with the values that were sent, and writes the differences as lines.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use super::{
     line::{form, write_timer},
 };
 
-/// Turns snapshots into lines with the changes since the last snapshot.
+/// Turns snapshots into lines with the differences to what was sent.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     dialect: Dialect,
@@ -30,13 +30,13 @@ struct SentMetric {
     value: SampleValue,
     /// The value as last sent.
     sent: SampleValue,
-    /// Text of a line before `:`, and after the type.
+    /// The text of a line before `:`; `tags` is the text after the type.
     name: Box<str>,
     tags: Box<str>,
 }
 
 impl Flusher {
-    /// Sends everything with its first flush.
+    /// A flusher whose first flush sends everything.
     pub(crate) fn new(dialect: &Dialect, extra_tags: &[(String, String)]) -> Self {
         Self {
             dialect: dialect.clone(),
@@ -46,11 +46,11 @@ impl Flusher {
         }
     }
 
-    /// Offers changes to `take`: all lines of one metric at a time, in no order. Metrics that `take` refuses are
-    /// offered again by a later flush.
+    /// Offers differences to `take`: all lines of one metric at a time, in no particular order. A later flush offers
+    /// refused metrics again.
     ///
-    /// Counters and timers of equal names are added up. A name that is missing from a snapshot is forgotten; if it
-    /// returns it starts from zero.
+    /// Counters and timers of equal names are added up. A name that is missing from a snapshot is forgotten, and starts
+    /// from zero if it returns.
     pub(crate) fn flush(&mut self, samples: &[Sample], mut take: impl FnMut(&str) -> bool) {
         self.round += 1;
         for sample in samples {
@@ -105,12 +105,12 @@ fn nothing(kind: SampleKind) -> SampleValue {
 }
 
 impl SentMetric {
-    /// Writes the part of the value that has not been sent.
+    /// Writes the part of the value that has not been sent yet.
     fn write(&self, lines: &mut String) {
         let Self { name, tags, .. } = self;
         match (&self.value, &self.sent) {
             (SampleValue::Counter(total), SampleValue::Counter(sent)) => {
-                // A total that shrank has been reset.
+                // A total that shrank was reset.
                 let delta = total.checked_sub(*sent).unwrap_or(*total);
                 if delta > 0 {
                     let _ = writeln!(lines, "{name}:{delta}|c{tags}");

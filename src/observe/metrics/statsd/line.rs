@@ -1,4 +1,4 @@
-//! One metric as lines of text: its name and tags in a dialect, and its value.
+//! Writes one metric as lines of text: its name and tags in a dialect, and its value.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -71,22 +71,22 @@ fn split_tags(name: &str) -> (String, Vec<(String, String)>) {
     (bare, tags)
 }
 
-/// Writes a line for every bucket that contains durations: the bucket's middle, with the sample rate that makes it
-/// stand for all of them.
+/// Writes one line for each bucket that contains durations: the middle of the bucket, with a sample rate that makes the
+/// line stand for all of them.
 ///
 /// The reference sends every duration on a line of its own. Collectors that apply the rate, as all the usual ones do,
-/// get an equal count and sum and nearly equal percentiles; one mean per flush would look like a single call of
+/// arrive at an equal count and sum and nearly equal percentiles. A single mean per flush would look like one call of
 /// average length. Values are fractions of milliseconds, which the protocol allows and fast replies need.
 pub(super) fn write_timer(lines: &mut String, name: &str, values: &TimerValues, tags: &str) {
     let middles: f64 = values
         .middles()
         .map(|(middle, count)| middle * count as f64)
         .sum();
-    // All values are scaled by one factor, so that the sum is exact; so is a single value.
+    // Scaling all values by one factor makes the sum exact, and also a single value.
     let stretch = values.sum_micros() as f64 / middles;
     for (middle, count) in values.middles() {
         let millis = middle * stretch / 1_000.0;
-        // To the nanosecond: further digits are noise.
+        // Rounded to the nanosecond, because further digits are noise.
         let millis = (millis * 1e6).round() / 1e6;
         let _ = write!(lines, "{name}:{millis}|ms");
         if count > 1 {
@@ -97,8 +97,8 @@ pub(super) fn write_timer(lines: &mut String, name: &str, values: &TimerValues, 
     }
 }
 
-/// The sample rate of a line that stands for `count` durations. Never above 1 / `count`: a collector that divides and
-/// truncates would count one less.
+/// The sample rate of a line that stands for `count` durations. It is never above 1 / `count`, because a collector that
+/// divides and truncates would then count one too few.
 pub(super) fn rate(count: u64) -> f64 {
     let rate = 1.0 / count as f64;
     if 1.0 / rate < count as f64 {

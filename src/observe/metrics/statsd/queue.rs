@@ -1,4 +1,4 @@
-//! The queue of lines for a stream, which sends whole lines.
+//! The queue of lines for a TCP stream. Collectors get whole lines only.
 
 use std::{
     collections::VecDeque,
@@ -11,8 +11,8 @@ use tokio::{io::Interest, net::TcpStream, sync::Notify};
 use super::datagrams::MAX_DATAGRAM_BYTES;
 use crate::foundation::lock::lock;
 
-/// Bound on lines queued for a slow or absent collector, as in the reference. Metrics beyond it keep counting and
-/// become lines once the queue is empty.
+/// Bound on the lines queued for a slow or absent collector, as in the reference. Metrics beyond it keep counting, and
+/// become lines when the queue is empty.
 pub(crate) const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// Lines waiting for a stream.
@@ -26,7 +26,7 @@ pub(super) struct LineQueue {
 #[derive(Debug, Default)]
 pub(super) struct QueuedBytes {
     pub(super) waiting: VecDeque<u8>,
-    /// Whether the first line has been sent partly.
+    /// Whether a part of the first line has been sent.
     is_in_line: bool,
 }
 
@@ -35,7 +35,7 @@ impl LineQueue {
         lock(&self.bytes)
     }
 
-    /// Queues all of the lines or none; returns whether they fit.
+    /// Queues all of the lines or none, and returns whether they fit.
     pub(super) fn push(&self, lines: &str) -> bool {
         let mut bytes = self.lock();
         if bytes.waiting.len() + lines.len() > MAX_QUEUED_BYTES {
@@ -75,7 +75,7 @@ impl LineQueue {
             ready = stream.ready(interest) => ready?,
             () = self.has_more.notified(), if is_idle => return Ok(()),
         };
-        // Collectors send nothing; reading detects a closed connection before a flush is lost.
+        // Collectors send nothing. Reading notices a closed connection before a flush is lost.
         if ready.is_readable() {
             match stream.try_read(&mut [0; 256]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -95,8 +95,8 @@ impl LineQueue {
         Ok(())
     }
 
-    /// Drops the rest of a partly sent line, because a new connection would make it a line of its own. Returns
-    /// whether there was one.
+    /// Drops the rest of a line of which a part has been sent, because on a new connection it would be a line of its
+    /// own. Returns whether there was one.
     pub(super) fn drop_rest_of_line(&self) -> bool {
         let mut bytes = self.lock();
         let was_in_line = bytes.is_in_line;
@@ -117,7 +117,7 @@ impl QueuedBytes {
         if let Some(last) = self.waiting.drain(..count).next_back() {
             self.is_in_line = last != b'\n';
         }
-        // Returns the memory after an outage.
+        // Frees the memory that an outage took.
         if self.waiting.is_empty() {
             self.waiting.shrink_to(MAX_DATAGRAM_BYTES);
         }
