@@ -24,10 +24,10 @@ pub(super) mod readable;
 
 use readable::readable;
 
-/// The exit code for OVER_LIMIT.
+/// The exit code if the overall code is OVER_LIMIT.
 const OVER_LIMIT: u8 = 3;
 
-/// Longest search for the reason why there is no answer.
+/// Longest time to look for the reason why there is no answer.
 const DIAGNOSIS: Duration = Duration::from_secs(2);
 
 /// Why there is no answer.
@@ -60,13 +60,13 @@ fn hint(symptom: &Option<Symptom>) -> String {
     symptom.map_or_else(String::new, |symptom| format!(" ({symptom})"))
 }
 
-/// The text to print, and the exit code that the decision has.
+/// The text to print, and the exit code for the decision.
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) code: ExitCode,
 }
 
-/// Calls the server.
+/// Asks the server for a decision.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
         let symptom = dial.symptom(&error);
         unreachable(error, symptom)
     })?;
-    // Before the call, which changes the counters.
+    // This precedes the call, because the call changes the counters.
     let explained = if ask.explain {
         Some(explained(&ask).await?)
     } else {
@@ -110,13 +110,13 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
     answer(&ask, response.get_ref(), report, explained.as_deref())
 }
 
-/// How the decision will come about, as JSON.
+/// The explanation of the decision to come, as JSON.
 async fn explained(ask: &Ask) -> Result<String, ExplainError> {
     let message = question(&ask.domain, &ask.descriptors, ask.hits);
     explain::by_server(&ask.debug_server, ask.timeout, &message).await
 }
 
-/// The error of a call without a decision. Only what the server itself answered has no source.
+/// The error for a call that returned no decision. A status without a source is one that the server itself answered.
 async fn failure(ask: &Ask, dial: &Dial, status: Status) -> AskError {
     if std::error::Error::source(&status).is_none() {
         return AskError::Refused(status);

@@ -1,4 +1,4 @@
-//! `tollgate check`: every problem of rule files, and a summary of their rules.
+//! `tollgate check`: prints every problem in rule files, and a summary of their rules.
 
 mod formats;
 mod report;
@@ -22,8 +22,8 @@ use crate::{
 
 use self::report::{CheckReport, CheckedRules};
 
-/// Prints every problem and a summary. The exit code is 1 if there are errors, or warnings and these are denied, and 2
-/// if something cannot be read.
+/// Prints every problem and a summary. The exit code is 1 if there are errors, or warnings that are denied, and 2 if
+/// something cannot be read.
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ fn report(check: &Check) -> CheckReport {
     report
 }
 
-/// The folder that the names of files are relative to.
+/// The folder to which the names of files are relative, if `paths` names only one.
 fn only_folder(paths: &[PathBuf]) -> Option<PathBuf> {
     match paths {
         [folder] if folder.is_dir() => Some(folder.clone()),

@@ -1,4 +1,4 @@
-//! Runs the command that the command line asks for.
+//! Runs the command of the command line.
 
 use std::process::ExitCode;
 
@@ -31,15 +31,15 @@ const FAILURE: u8 = 1;
 /// The exit code for a bad command line or environment.
 const BAD_USAGE: u8 = 2;
 
-/// Runs the command of this process' arguments. The exit code is 0 for success, 1 for failure, 2 for a bad command
-/// line, or as `--help` of the command lists them.
+/// Runs the command that this process was called with. The exit code is 0 for success, 1 for failure and 2 for a bad
+/// command line, unless `--help` of the command lists others.
 #[must_use]
 pub fn run_command() -> ExitCode {
     let cli = match Cli::from_process() {
         Ok(cli) => cli,
         Err(error) => return report(error).unwrap_or_else(|error| failed(&error, FAILURE)),
     };
-    // The code of a failure, which for some commands is not that of a finding.
+    // The exit code if the command fails. Some commands return 1 for a finding, and therefore another code here.
     let (ran, failure) = match cli.command {
         Command::Serve(settings) => (serve(&settings), FAILURE),
         Command::Check(check) => (check_files(&check), BAD_USAGE),
@@ -66,7 +66,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             if log_format == LogFormat::Text {
-                // Standard error may be closed, and then nothing can report that.
+                // If standard error is closed, nothing can report that.
                 let _ = error.print();
                 return Ok(ExitCode::from(BAD_USAGE));
             }
@@ -92,7 +92,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(BAD_USAGE))
 }
 
-/// Serves until the process is stopped. The log has the error, if there is one.
+/// Serves until the process is stopped. An error goes into the log.
 fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
     let log = log::start(&settings.process)?;
     for note in settings.reference_notes() {
@@ -108,7 +108,7 @@ fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Prints the text that a call of a server results in.
+/// Calls a server, and prints the text that results.
 fn print_called<E: Into<anyhow::Error>>(
     call: impl Future<Output = Result<String, E>>,
 ) -> anyhow::Result<ExitCode> {
@@ -122,7 +122,7 @@ fn print_answer(ask: Ask) -> anyhow::Result<ExitCode> {
     Ok(answer.code)
 }
 
-/// The result of a call of a server.
+/// Calls a server, and waits for the result.
 fn called<T, E: Into<anyhow::Error>>(
     call: impl Future<Output = Result<T, E>>,
 ) -> anyhow::Result<T> {

@@ -1,4 +1,4 @@
-//! `tollgate counters`: asks the debug port of a running server for the hits of its counters.
+//! `tollgate counters`: lists and changes the counters of a running server, over its debug port.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
@@ -13,10 +13,10 @@ use crate::{
 
 pub(super) mod text;
 
-/// The largest page that a server writes.
+/// Most counters on one page of a server.
 const MOST_ON_A_PAGE: usize = 1_000;
 
-/// Carries out the action; returns the text to print.
+/// Carries out the action, and returns the text to print.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ fn shown(answer: &Value, is_json: bool, text: fn(&Value) -> String) -> String {
     }
 }
 
-/// Asks for pages until there are enough counters, or no more.
+/// Requests pages until there are enough counters, or no more pages.
 async fn list_counters(list: ListCounters) -> Result<String, CallError> {
     let server = DebugPort::new(&list.port.server, list.port.timeout)?;
     let domain = encoded(&list.domain);
@@ -78,7 +78,7 @@ async fn list_counters(list: ListCounters) -> Result<String, CallError> {
     Ok(shown(&all, list.port.json, text::list))
 }
 
-/// The descriptors as the body of a request, with the hits of each.
+/// The body of a request about these descriptors, with `hits` for each.
 fn request(of: &Descriptors, hits: Option<u32>) -> Value {
     let entry = |(key, value): &(String, String)| json!({ "key": key, "value": value });
     let descriptor = |Entries(entries): &Entries| -> Value {
@@ -92,7 +92,7 @@ fn request(of: &Descriptors, hits: Option<u32>) -> Value {
     json!({ "domain": of.domain, "descriptors": descriptors })
 }
 
-/// A text as a value of a query.
+/// Encodes a text as a value in a query string.
 fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }

@@ -1,4 +1,4 @@
-//! Calls of a server's debug port: one request on one connection.
+//! Calls a server's debug port, with one request per connection.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
@@ -42,10 +42,9 @@ pub(super) enum CallError {
     Request(#[from] hyper::http::Error),
 }
 
-/// Most characters of a refusal that are shown.
+/// Most characters of a refusal to show.
 const MAX_SHOWN: usize = 512;
 
-/// A debug port.
 pub(super) struct DebugPort {
     server: String,
     dial: Dial,
@@ -77,19 +76,19 @@ impl DebugPort {
         })
     }
 
-    /// The JSON at `path`.
+    /// Gets the JSON at `path`.
     pub(super) async fn get(&self, path: &str) -> Result<Value, CallError> {
         self.json(&self.call(Method::GET, path, String::new(), None).await?)
     }
 
-    /// The answer to `body`, JSON that is sent without a token.
+    /// Posts JSON without a token, and returns the answer.
     pub(super) async fn ask(&self, path: &str, body: String) -> Result<String, CallError> {
         let answer = self.call(Method::POST, path, body, None).await?;
         self.json::<IgnoredAny>(&answer)?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
-    /// The answer to `body`, sent with the token if there is one.
+    /// Posts JSON, with the token if there is one, and returns the answer.
     pub(super) async fn post(
         &self,
         path: &str,

@@ -1,4 +1,4 @@
-//! `tollgate explain`: how a request would be decided, and why; by rule files, or by a running server.
+//! `tollgate explain`: how rule files or a running server would decide a request, and why.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn listed(problems: &[Problem]) -> String {
     lines.join("\n")
 }
 
-/// The explanation as text, or as JSON if that is asked for.
+/// The explanation as text, or as JSON if `--json` is set.
 ///
 /// # Errors
 ///
@@ -61,11 +61,11 @@ fn by_files(explain: &Explain, message: &RateLimitRequest) -> Result<String, Exp
     Ok(by_rules(&loaded.matcher, message, now())?)
 }
 
-/// The explanation of the server whose debug port has this address, as JSON.
+/// Gets the explanation of a running server from its debug port, as JSON.
 ///
 /// # Errors
 ///
-/// If it does not answer, or refuses.
+/// If the server does not answer, or refuses.
 pub(super) async fn by_server(
     server: &str,
     timeout: Duration,
@@ -75,7 +75,7 @@ pub(super) async fn by_server(
     Ok(port.ask("/explain", json::request_text(message)?).await?)
 }
 
-/// An explanation in JSON as text for people.
+/// Turns an explanation from JSON into text for people.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! `tollgate healthcheck`: asks the server of this machine for its health, for probes that run a command.
+//! `tollgate healthcheck`: asks the server on this machine for its health. It is made for probes that run a command.
 
 use std::{
     fmt, io,
@@ -19,7 +19,7 @@ use crate::{
     settings::command_line::HealthCheck,
 };
 
-/// Most bytes of an HTTP reply that are read: more than its first line has.
+/// Most bytes of an HTTP reply that are read. Its first line is shorter.
 const FIRST_LINE_BYTES: u64 = 64;
 
 /// Why the server does not count as healthy.
@@ -39,7 +39,7 @@ pub(super) enum HealthError {
     TimedOut(Place),
 }
 
-/// Where health is asked for.
+/// Where to ask for health.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     endpoint: Endpoint,
@@ -48,7 +48,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The place that the settings of the server name.
+    /// The place that the server's settings name.
     fn new(settings: &HealthCheck) -> Result<Self, HealthError> {
         let http = settings.http;
         let place = |endpoint, is_http, tls| Self {
@@ -87,7 +87,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// An address at which a server that listens on `host` can be reached from its own machine.
+/// An address that reaches a server that listens on `host`, from its own machine.
 fn reachable(host: &str) -> String {
     match host.trim_start_matches('[').trim_end_matches(']') {
         "" | "0.0.0.0" => Ipv4Addr::LOCALHOST.to_string(),
@@ -96,7 +96,7 @@ fn reachable(host: &str) -> String {
     }
 }
 
-/// Asks for the health and returns the line to print if it is good.
+/// Asks for health, and returns the line to print if it is good.
 ///
 /// # Errors
 ///
@@ -176,7 +176,7 @@ mod tests {
     #[track_caller]
     fn check(arguments: &[&str], expected: &str) {
         let arguments = [&["tollgate", "healthcheck"], arguments].concat();
-        // Without the variables of this process.
+        // The environment of this process must not matter.
         let command = Cli::command().mut_subcommands(|command| {
             command.mut_args(|argument| argument.env(clap::builder::Resettable::Reset))
         });

@@ -1,9 +1,10 @@
-//! Reads an Envoy configuration and reports traps: settings that Envoy accepts silently and that limit nothing, or
-//! not what the author meant.
+//! Reads an Envoy configuration and reports traps: settings that Envoy accepts silently, but that do not limit what the
+//! author meant to limit.
 //!
-//! Every trap was seen with a real Envoy 1.40. The input is a bootstrap in YAML or JSON, the output of Envoy's
-//! `/config_dump`, or Istio's EnvoyFilter resources. Messages are recognised anywhere in it, by their `@type` or by
-//! their shape. `walk.rs` finds the parts that can have traps, and `traps.rs` has a function for each of them.
+//! Every trap was observed with a real Envoy 1.40. The input is a bootstrap in YAML or JSON, the output of Envoy's
+//! `/config_dump`, or Istio's EnvoyFilter resources. Messages are recognised anywhere in the input, by their `@type` or
+//! by their shape. `walk.rs` finds the parts that can contain traps, and `traps.rs` has a function for each kind of
+//! part.
 
 mod actions;
 mod document;
@@ -27,7 +28,7 @@ use self::{
     walk::EnvoyWalk,
 };
 
-/// The traps of one file, and how much of it there was to look at.
+/// The traps in one file, and how many parts of it were checked.
 #[derive(Debug)]
 struct Linted {
     /// In the order of the file.
@@ -35,7 +36,7 @@ struct Linted {
     seen: SeenParts,
 }
 
-/// Finds all traps of one file; with `rules`, also descriptors that no rule matches.
+/// Finds all traps in one file; with `rules`, also descriptors that no rule matches.
 ///
 /// # Errors
 ///

@@ -12,8 +12,8 @@ use crate::{
     settings::command_line::lint_envoy::{LintEnvoy, LintFormat},
 };
 
-/// Prints every finding, and what was checked. The exit code is 0 without findings, 1 with findings, and 2 if a file
-/// could not be checked.
+/// Prints every finding, and a summary of what was checked. The exit code is 0 without findings, 1 with findings, and 2
+/// if a file could not be checked.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The rules to compare with, if any are named.
+/// The rules to compare with, if the command line names any.
 fn rules(lint: &LintEnvoy) -> anyhow::Result<Option<Matcher>> {
     let Some(folder) = &lint.rules else {
         return Ok(None);

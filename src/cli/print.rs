@@ -1,4 +1,4 @@
-//! Prints the output of commands, whose reader may be gone.
+//! Prints the output of commands. Its reader can be gone.
 
 use std::{
     io::{self, Write as _},
@@ -7,8 +7,8 @@ use std::{
 
 use crate::{foundation::printable::on_its_lines, observe::standard_error};
 
-/// The exit code for a reader of the output that is gone, as in `tollgate check rules | head -n 1`: that of a program
-/// that SIGPIPE ends.
+/// The exit code if the reader of the output is gone, as in `tollgate check rules | head -n 1`. A program that SIGPIPE
+/// ends has this code.
 const READER_GONE: u8 = 141;
 
 /// Standard output cannot be written.
@@ -25,7 +25,7 @@ pub(crate) fn print(text: &str) -> Result<(), PrintError> {
     print_bytes(format!("{text}\n").as_bytes())
 }
 
-/// Prints to standard output as it is.
+/// Prints bytes to standard output as they are.
 ///
 /// # Errors
 ///
@@ -36,13 +36,14 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), PrintError> {
     Ok(output.flush()?)
 }
 
-/// Prints a line to standard error. It may be closed, and then nothing can report that.
+/// Prints a line to standard error. If that is closed, nothing can report it.
 pub(crate) fn print_error(line: &str) {
     let line = on_its_lines(line);
     let _ = standard_error::write(format!("{line}\n").as_bytes());
 }
 
-/// Ends a command that failed: with `code` and the error, or without a word if the reader of its output is gone.
+/// Ends a command that failed: prints the error and returns `code`. If the reader of its output is gone, prints
+/// nothing.
 pub(crate) fn failed(error: &anyhow::Error, code: u8) -> ExitCode {
     if let Some(PrintError(error)) = error.downcast_ref()
         && error.kind() == io::ErrorKind::BrokenPipe

@@ -1,4 +1,4 @@
-//! `tollgate size`: the processors, memory, Redis and network that a load needs, from measured costs.
+//! `tollgate size`: computes the processors, memory, Redis shards and network that a load needs, from measured costs.
 
 pub(crate) mod costs;
 pub(crate) mod model;
@@ -40,7 +40,8 @@ fn costs_of(path: &Path) -> anyhow::Result<Costs> {
 }
 
 fn load(size: &Size) -> Load<'_> {
-    // One replica that restarts must not be the only one. In memory a second one would count for itself.
+    // When one replica restarts, another should serve. With counters in memory, though, a second one would count for
+    // itself.
     let fewest = if size.store == SizeStore::Memory {
         1
     } else {
@@ -113,7 +114,7 @@ fn shards(count: f64) -> String {
     }
 }
 
-/// Things that the numbers do not say.
+/// Notes on what the numbers do not say.
 fn notes(load: &Load<'_>, plan: &SizePlan) -> Vec<String> {
     let mut notes = Vec::new();
     let is_full = |part: &str| {
@@ -128,7 +129,9 @@ fn notes(load: &Load<'_>, plan: &SizePlan) -> Vec<String> {
         notes.push("one Redis is not enough: --store redis-cluster".to_owned());
     }
     if is_full("processors of tollgate") {
-        notes.push("the processors are not enough: more --cores, or --store redis".to_owned());
+        notes.push(
+            "there are not enough processors: raise --cores, or use --store redis".to_owned(),
+        );
     }
     if is_full("--max-counter-bytes") {
         notes.push("raise --max-counters and --max-counter-bytes, or count in Redis".to_owned());

@@ -17,8 +17,7 @@ use crate::{
     settings::command_line::Ask,
 };
 
-/// The overall code, then lines for each descriptor, and the headers and the body for the client. Writing to a string
-/// cannot fail.
+/// The overall code, then lines for each descriptor, then the headers and the body for the client.
 pub(super) fn readable(
     ask: &Ask,
     response: &RateLimitResponse,
@@ -46,7 +45,7 @@ pub(super) fn readable(
             }
         }
         let limits = report.map_or(&[][..], |report| &report.limits);
-        // The line above has the only one.
+        // If there is only one limit, the line above shows it.
         for limit in limits.iter().filter(|_| limits.len() > 1) {
             let over = if limit.over { "over, " } else { "" };
             let _ = write!(text, "\n    {over}{}", Standing::from(limit));
@@ -141,7 +140,7 @@ mod tests {
     use super::*;
     use crate::settings::command_line::{Cli, Command};
 
-    /// The reference ignores the metadata that asks for a report.
+    /// The reference service ignores the metadata that asks for a report.
     #[test]
     fn without_a_report_there_is_no_limit_and_no_cause() {
         let cli = Cli::parse_from(["tollgate", "ask", "--domain", "d", "-d", "a=b,c=d"]);

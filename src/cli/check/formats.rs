@@ -1,5 +1,5 @@
-//! The forms of a report for programs: our own JSON, which docs/rules/check.md describes; SARIF 2.1.0 (OASIS), which
-//! code hosts show next to the lines of a change; and workflow commands of GitHub Actions, which do the same.
+//! Reports for programs: tollgate's own JSON, which docs/rules/check.md describes, and two formats that code hosts show
+//! next to the lines of a change: SARIF 2.1.0 (OASIS), and workflow commands of GitHub Actions.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::report::{CheckReport, message};
 use crate::config::fault::{FaultLevel, Problem};
 
-/// The report as our own JSON.
+/// The report as tollgate's own JSON.
 pub(super) fn json(report: &CheckReport) -> String {
     let problems = report.problems.iter().map(|problem| {
         let place = problem.position;

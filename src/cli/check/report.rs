@@ -13,16 +13,16 @@ use crate::{
 /// The result of a check.
 #[derive(Debug)]
 pub(super) struct CheckReport {
-    /// The folder that the names of files are relative to, if only one was named.
+    /// The folder to which the names of files are relative, if the command line names only one.
     pub(super) folder: Option<PathBuf>,
     pub(super) denies_warnings: bool,
     /// In the order of the files.
     pub(super) problems: Vec<Problem>,
-    /// Without the rules of files that have errors.
+    /// The rules of the files without errors.
     pub(super) rules: CheckedRules,
 }
 
-/// Numbers of rules, and of what they consist of and belong to.
+/// How many rules, limits, domains and files there are.
 #[derive(Debug, Default)]
 pub(super) struct CheckedRules {
     pub(super) rules: usize,
@@ -97,7 +97,7 @@ impl CheckReport {
     pub(super) fn path(&self, problem: &Problem) -> String {
         let file = &problem.file;
         match &self.folder {
-            // A problem of the folder itself has its name.
+            // A problem of the folder itself carries the folder's name.
             Some(folder) if file != STDIN && folder.as_os_str() != file.as_str() => {
                 folder.join(file).display().to_string()
             }
@@ -106,7 +106,7 @@ impl CheckReport {
     }
 }
 
-/// The text of a problem without its position: where it is inside of its file and among the rules, and the fault.
+/// The text of a problem without its position: the part of the file, the path of the rule, and the fault.
 pub(super) fn message(problem: &Problem) -> String {
     let mut message = String::new();
     if let Some(inside) = &problem.inside {

@@ -1,4 +1,4 @@
-//! Counters as text for people: a line for each.
+//! Counters as text for people, one per line.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::foundation::printable::on_one_line;
 
-/// A line for each counter of a domain.
+/// One line for each counter of a domain.
 pub(super) fn list(all: &Value) -> String {
     let counters = array(&all["counters"]);
     let mut lines: Vec<String> = counters.iter().map(listed).collect();
@@ -125,7 +125,7 @@ fn granted(counter: &Value) -> Option<String> {
     Some(text)
 }
 
-/// `, 3 left` of the limit, or how many pass if more were granted.
+/// `, 3 left`, or how many hits pass until the window ends if more were granted.
 pub(in crate::cli) fn left(counter: &Value) -> Option<String> {
     let remaining = counter["remaining"].as_u64()?;
     Some(match counter["beyondLimit"].as_u64() {
@@ -138,7 +138,7 @@ fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A period, and the name of its limit.
+/// A period, and the name of the limit if it has one.
 pub(in crate::cli) fn named(unit: &str, multiplier: u64, name: &str) -> String {
     let period = match multiplier {
         1 => unit.to_owned(),
@@ -150,7 +150,7 @@ pub(in crate::cli) fn named(unit: &str, multiplier: u64, name: &str) -> String {
     }
 }
 
-/// Seconds in the two largest units that they fill: `45s`, `1m 5s`, `19h 38m`, `364d 3h`.
+/// Seconds, rounded down to two units: `45s`, `1m 5s`, `19h 38m`, `364d 3h`.
 pub(in crate::cli) fn duration(secs: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
     let Some(largest) = UNITS.iter().position(|(length, _)| secs >= *length) else {

@@ -1,4 +1,4 @@
-//! An explanation as text for people. It is read from JSON, so that another version of the server can have made it.
+//! An explanation as text for people. It is read from JSON, because a server of another version can have written it.
 
 use std::fmt::Write as _;
 
@@ -13,8 +13,7 @@ use crate::{
     },
 };
 
-/// The outcome, then lines for each descriptor: its way to the rule, and its limits. Writing to a string cannot
-/// fail.
+/// The outcome, then for each descriptor the steps to its rule, and its limits. Writing to a string cannot fail.
 pub(super) fn readable(explanation: &Explanation) -> String {
     let outcome = match explanation.code.as_deref() {
         Some("OK") => "would pass",
@@ -69,7 +68,7 @@ fn descriptor(one: &ExplainedDescriptor, text: &mut String) {
     one.limits.iter().for_each(|one| limit(one, text));
 }
 
-/// The modes of a rule that change the effect of its limits.
+/// The modes of a rule that change what its limits do.
 fn modes(one: &ExplainedDescriptor, rule: &ExplainedRule) -> String {
     let is_spared = one.over == Some(true) && one.code.as_deref() == Some("OK");
     let modes = [
@@ -96,7 +95,7 @@ fn step(step: &ExplainedStep, has_limit: bool, text: &mut String) {
         Some(node) => write!(text, "\n  entry {entry}: {} matches {way}", name(node)),
         None => write!(text, "\n  entry {entry}: no rule of this level matches"),
     };
-    // Nodes in a row that have one reason share a line.
+    // Consecutive nodes with one reason share a line.
     let alike = step
         .others
         .chunk_by(|one, next| (&one.why, one.would_reach) == (&next.why, next.would_reach));
@@ -180,7 +179,7 @@ fn rule(rule: &ExplainedRule) -> String {
     format!("{}{}", on_one_line(&rule.path), place(&rule.place))
 }
 
-/// ` at FILE:LINE`, if both or the first are known.
+/// ` at FILE:LINE`, or ` at FILE`, as far as the place is known.
 fn place(place: &SourcePlace) -> String {
     let line = place
         .line
@@ -189,7 +188,7 @@ fn place(place: &SourcePlace) -> String {
     file.map_or_else(String::new, |file| format!(" at {file}{line}"))
 }
 
-/// `key` or `key=value` of a node, and its place.
+/// A node as `key` or `key=value`, and its place.
 fn name(node: &ExplainedNode) -> String {
     let value = node
         .value

@@ -1,4 +1,4 @@
-//! Actions of `rate_limits` → the descriptors that they build, as far as a configuration shows them.
+//! Derives from the actions of `rate_limits` the descriptors that they build, as far as a configuration shows them.
 
 use std::{cell::RefCell, collections::BTreeSet};
 
@@ -12,13 +12,14 @@ use crate::{
     },
 };
 
-/// Bound on combinations of values for one descriptor; beyond it a match is assumed.
+/// Most combinations of values to try for one descriptor; if there are more, a match is assumed.
 const MAX_TRIES: usize = 10_000;
 
 /// A value that no rule contains.
 const ANY: &str = "\u{1}any";
 
-/// The owner of `rate_limits`. Only items of a route have stages, and only they lose their hits.
+/// The message that contains a list `rate_limits`. Only items of a route have stages, and only from these Envoy drops
+/// `hits_addend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder {
     /// A route or a virtual host.
@@ -34,15 +35,16 @@ pub(super) enum Holder {
 pub(super) struct RateLimitItem<'d> {
     pub(super) value: DocumentValue<'d>,
     pub(super) holder: Holder,
-    /// Replaces the filter's domain.
+    /// The domain that replaces the filter's.
     pub(super) domain: Option<&'d str>,
     /// `None` if an action is unknown.
     pub(super) entries: Option<KnownEntries<'d>>,
-    /// The entries of a request without the values that it may lack, if it is to be limited by these.
+    /// The entries of a request without the values that a client can leave out, if such a request is limited by these
+    /// entries only.
     pub(super) shorter: Option<KnownEntries<'d>>,
 }
 
-/// Keys with the values that are known.
+/// Keys, and their values where they are known.
 pub(super) type KnownEntries<'d> = Vec<(&'d str, Option<&'d str>)>;
 
 impl<'d> RateLimitItem<'d> {
@@ -77,13 +79,13 @@ pub(super) fn shown(entries: &[(&str, Option<&str>)]) -> String {
     texts.join(", ")
 }
 
-/// The entries of all actions; `None` if one of the actions is unknown here.
+/// The entries of all actions; `None` if one of the actions is unknown.
 pub(super) fn all_entries<'d>(actions: &[DocumentValue<'d>]) -> Option<KnownEntries<'d>> {
     let entries: Option<Vec<KnownEntries<'_>>> = actions.iter().map(entries).collect();
     entries.map(|entries| entries.concat())
 }
 
-/// The entries of one action; `None` if the action is unknown here.
+/// The entries of one action; `None` if the action is unknown.
 fn entries<'d>(action: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
     /// Actions with a default key, unless `descriptor_key` names another.
     const NAMED: [(&str, &str); 8] = [
@@ -102,7 +104,7 @@ fn entries<'d>(action: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
                 .text_of("descriptor_key")
                 .filter(|key| !key.is_empty());
             let value = action.text_of("descriptor_value");
-            // A value with a format command is known only for a request.
+            // A value with a format command depends on the request.
             let value = value.filter(|value| !value.contains('%'));
             return Some(vec![(key.unwrap_or(own), value)]);
         }
@@ -126,20 +128,21 @@ pub(super) fn per_route<'d>(route: &DocumentValue<'d>) -> Option<DocumentValue<'
     configs.find_map(|(_, config)| per_route_config(&config))
 }
 
-/// The entries of `typed_per_filter_config`: the name of a filter, and the settings for it.
+/// The entries of `typed_per_filter_config`: the name of each filter, and its settings.
 pub(super) fn filter_configs<'d>(value: &DocumentValue<'d>) -> Vec<(&'d str, DocumentValue<'d>)> {
     let configs = value.get("typed_per_filter_config");
     configs.map_or_else(Vec::new, |configs| configs.entries())
 }
 
-/// Whether the `rate_limits` of the virtual host apply to a route that has some of its own.
+/// Whether the `rate_limits` of the virtual host apply although the route has its own.
 pub(super) fn includes_host(route: &DocumentValue<'_>) -> bool {
     let action = route.get("route");
     action.is_some_and(|action| action.is_true("include_vh_rate_limits"))
         || per_route(route).is_some_and(|own| own.text_of("vh_rate_limits") == Some("INCLUDE"))
 }
 
-/// The `RateLimitPerRoute` that an entry of a `typed_per_filter_config` is, or that a `FilterConfig` there holds.
+/// The `RateLimitPerRoute` in an entry of a `typed_per_filter_config`: the entry itself, or the content of a
+/// `FilterConfig`.
 pub(super) fn per_route_config<'d>(config: &DocumentValue<'d>) -> Option<DocumentValue<'d>> {
     let (name, message) = config.message()?;
     if name == "envoy.config.route.v3.FilterConfig" {
@@ -149,7 +152,7 @@ pub(super) fn per_route_config<'d>(config: &DocumentValue<'d>) -> Option<Documen
         .then_some(message)
 }
 
-/// Sources of metadata that are empty when this item is evaluated.
+/// The metadata sources of an item that are still empty when Envoy evaluates it.
 pub(super) fn early_localities<'d>(limit: &DocumentValue<'d>) -> Vec<DocumentValue<'d>> {
     if limit.is_true("apply_on_stream_done") {
         return Vec::new();
@@ -163,7 +166,7 @@ pub(super) fn early_localities<'d>(limit: &DocumentValue<'d>) -> Vec<DocumentVal
         .collect()
 }
 
-/// Answers whether rules match a descriptor.
+/// The rules that descriptors should match.
 #[derive(Debug)]
 pub(super) struct KnownRules<'m> {
     matcher: &'m Matcher,
@@ -182,7 +185,7 @@ impl<'m> KnownRules<'m> {
         self.matcher.domain(domain.as_bytes()).is_some()
     }
 
-    /// The domain that is probably meant by one that has no rules.
+    /// The domain that was probably meant, for a domain without rules.
     pub(super) fn similar_domain(&self, domain: &str) -> Option<&str> {
         let names = self.matcher.domain_names().iter();
         let names = names.filter_map(|name| str::from_utf8(name).ok());
@@ -230,7 +233,7 @@ impl<'m> KnownRules<'m> {
         domain.find(&entries, &mut self.joined.borrow_mut()).is_ok()
     }
 
-    /// Candidate values of `key`: one that no rule contains, and each text after the key in a rule's path, with a
+    /// Values to try for `key`: one that no rule contains, and each text that follows the key in a rule's path, with a
     /// letter in place of a wildcard.
     fn values(&self, key: &str) -> Vec<String> {
         let before = format!(".{key}_");
@@ -238,7 +241,7 @@ impl<'m> KnownRules<'m> {
         for rule in self.matcher.rules() {
             for (at, _) in rule.path.match_indices(&before) {
                 let after = rule.path[at + before.len()..].replace('*', "x");
-                // Values may contain dots.
+                // Values can contain dots.
                 let ends = after.match_indices('.').map(|(end, _)| end);
                 values.extend(ends.chain([after.len()]).map(|end| after[..end].to_owned()));
             }

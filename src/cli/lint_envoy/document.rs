@@ -1,4 +1,4 @@
-//! Text of an Envoy configuration → values that know their path and their position.
+//! Parses the text of an Envoy configuration into values that know their path and their position.
 
 use std::{borrow::Cow, rc::Rc};
 
@@ -10,7 +10,7 @@ use crate::config::{
     position::{Lines, Position},
 };
 
-/// Bound on nesting: real configurations are only a few levels deep.
+/// Deepest nesting. Real configurations have far fewer levels.
 const MAX_DEPTH: usize = 100;
 
 /// Why a file cannot be checked.
@@ -34,7 +34,7 @@ impl Unreadable {
         }
     }
 
-    /// The error with its place in an outer text.
+    /// The error with its position in an outer text.
     pub(super) fn moved(self, to_outer: impl Fn(Position) -> Position) -> Self {
         match self {
             Self::Syntax { position, text } => Self::Syntax {
@@ -46,7 +46,7 @@ impl Unreadable {
     }
 }
 
-/// A file that positions refer to.
+/// The text of the file to which positions refer.
 #[derive(Debug)]
 struct FileText {
     text: String,
@@ -67,12 +67,12 @@ impl FileText {
 pub(super) struct Document {
     root: YamlNode<'static>,
     file: Rc<FileText>,
-    /// Put before every path if the file has several documents.
+    /// The start of every path if the file has several documents.
     prefix: String,
 }
 
 impl Document {
-    /// All documents of a file: JSON, or one or more YAML documents.
+    /// Parses all documents of a file: JSON, or one or more YAML documents.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ fn syntax(error: &serde_yaml::Error) -> Unreadable {
             text,
         };
     };
-    // The parser's text ends with the line in the document.
+    // The parser's text ends with the line within the document.
     let text = match text.rfind(" at line ") {
         Some(at) => text[..at].to_owned(),
         None => text,
@@ -161,7 +161,7 @@ fn from_json(value: serde_json::Value) -> YamlNode<'static> {
     YamlNode { kind, offset: None }
 }
 
-/// A value of a document and its path. Keys are found in both spellings that Envoy reads: `cluster_name` and
+/// A value in a document, and its path. Keys are found in both spellings that Envoy reads: `cluster_name` and
 /// `clusterName`.
 #[derive(Clone, Debug)]
 pub(super) struct DocumentValue<'d> {
@@ -228,7 +228,7 @@ impl<'d> DocumentValue<'d> {
         Some(value)
     }
 
-    /// Whether it is a map with an entry.
+    /// Whether it is a map that is not empty.
     pub(super) fn is_map(&self) -> bool {
         matches!(&self.node.kind, NodeKind::Map(entries) if !entries.is_empty())
     }
@@ -250,7 +250,7 @@ impl<'d> DocumentValue<'d> {
         self.text_of(key) == Some("true")
     }
 
-    /// A whole number; 0 if there is none.
+    /// The whole number at a key; 0 if there is none.
     pub(super) fn number(&self, key: &str) -> u64 {
         let text = self.text_of(key);
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -261,7 +261,7 @@ impl<'d> DocumentValue<'d> {
         self.get(key).map_or_else(Vec::new, |list| list.items())
     }
 
-    /// The items of a list; a value that is neither a list nor an empty map is its own only item.
+    /// The items of a list. Any other value is a list of itself, except that an empty map has no items.
     pub(super) fn items(&self) -> Vec<Self> {
         match &self.node.kind {
             NodeKind::List(_) => self.elements(),
@@ -271,7 +271,7 @@ impl<'d> DocumentValue<'d> {
         }
     }
 
-    /// The items of a list, of nothing else.
+    /// The items of a list; none for any other value.
     pub(super) fn elements(&self) -> Vec<Self> {
         let NodeKind::List(items) = &self.node.kind else {
             return Vec::new();
@@ -294,7 +294,7 @@ impl<'d> DocumentValue<'d> {
         entries.collect()
     }
 
-    /// All direct children, of a map or of a list.
+    /// The direct children of a map or a list.
     pub(super) fn children(&self) -> Vec<Self> {
         if self.depth >= MAX_DEPTH {
             return Vec::new();
@@ -340,7 +340,7 @@ pub(super) fn camel(snake: &str) -> String {
     camel
 }
 
-/// Whether HTTP/2 servers accept this as an `:authority`.
+/// Whether HTTP/2 servers accept the name as an `:authority`.
 pub(super) fn is_authority(name: &str) -> bool {
     Authority::try_from(name).is_ok()
 }

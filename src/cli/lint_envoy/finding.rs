@@ -1,4 +1,4 @@
-//! Findings: a trap at one place of a configuration, and its fix; and counts of the parts that were looked at.
+//! A finding is a trap at one place in a configuration, and its fix. Parts that were checked are counted.
 
 use std::fmt;
 
@@ -93,7 +93,7 @@ impl Findings {
     }
 }
 
-/// How much of a configuration there was to look at.
+/// How many parts of a configuration were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SeenParts {
     /// Rate limit filters.
@@ -105,7 +105,7 @@ pub(crate) struct SeenParts {
 }
 
 impl SeenParts {
-    /// Whether there was neither a filter nor an item of `rate_limits`, so that no trap could be found.
+    /// Whether there was nothing to check: no filter and no item of `rate_limits`.
     pub(crate) fn is_nothing(&self) -> bool {
         self.filters == 0 && self.items == 0
     }

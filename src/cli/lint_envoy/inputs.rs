@@ -1,4 +1,4 @@
-//! The files that are named on the command line, or that are in the named folders.
+//! The files that the command line names, or that are in the folders that it names.
 
 use std::{
     fs::{self, File},
@@ -11,10 +11,10 @@ use crate::{
     foundation::printable::file_name,
 };
 
-/// A larger file is not read: the dump of an Envoy with ten thousand clusters has half this size.
+/// Larger files are not read. The dump of an Envoy with ten thousand clusters has half this size.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Folders within folders are read to this depth.
+/// How deep nested folders are read.
 const MAX_DEPTH: usize = 64;
 
 /// Something to read.
@@ -56,7 +56,7 @@ impl LintInput {
         }
     }
 
-    /// Its name in messages.
+    /// The name in messages.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::StandardInput => "stdin".to_owned(),
@@ -64,7 +64,7 @@ impl LintInput {
         }
     }
 
-    /// Its text.
+    /// Reads the text.
     ///
     /// # Errors
     ///
@@ -90,8 +90,8 @@ impl LintInput {
     }
 }
 
-/// All files below a folder whose names end in `.yaml`, `.yml` or `.json`, in the order of their names. Names
-/// that begin with a dot and links to folders are skipped.
+/// All files below a folder that end in `.yaml`, `.yml` or `.json`, ordered by name. Names that begin with a dot and
+/// links to folders are skipped.
 ///
 /// # Errors
 ///

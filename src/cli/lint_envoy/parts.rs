@@ -1,4 +1,4 @@
-//! The parts of a file: its own text, and the files in the ConfigMaps that it holds.
+//! The parts of a file: its own text, and the files in the ConfigMaps that it contains.
 
 use super::{
     Linted,
@@ -14,17 +14,18 @@ use crate::{
     core::matcher::Matcher,
 };
 
-/// The traps of a file, or of one inside of it.
+/// The traps in a file, or in a file inside it.
 #[derive(Debug)]
 pub(super) struct ConfigPart {
-    /// The name of a file in a ConfigMap.
+    /// The name of the file inside a ConfigMap.
     pub(super) inside: Option<String>,
     pub(super) seen: SeenParts,
-    /// Their positions are those in the outer file.
+    /// Their positions refer to the outer file.
     pub(super) findings: Vec<Finding>,
 }
 
-/// The traps of all parts of a file that are Envoy configurations, or the only error if there is no such part.
+/// Checks all parts of a file that are Envoy configurations. If there is no such part, returns the error of the file
+/// itself.
 pub(super) fn parts_of(
     name: &str,
     text: &str,
@@ -33,7 +34,7 @@ pub(super) fn parts_of(
     let mut parts = in_config_maps(name, text, rules);
     match lint(text, rules) {
         Err(error) if parts.is_empty() => parts.push(Err(error)),
-        // ConfigMaps themselves are not configurations.
+        // A file of ConfigMaps is not a configuration itself.
         Err(_) => {}
         Ok(Linted { findings, seen }) => parts.insert(
             0,
@@ -52,7 +53,7 @@ fn in_config_maps(
     text: &str,
     rules: Option<&Matcher>,
 ) -> Vec<Result<ConfigPart, Unreadable>> {
-    // A dump of Envoy can be large, and is read only once.
+    // An Envoy dump can be large, and should not be parsed twice.
     let manifest = if text.contains("ConfigMap") {
         Manifest::read(name, text)
     } else {
@@ -78,7 +79,7 @@ fn in_config_maps(
                 Err(error @ Unreadable::Syntax { .. }) if mentions_envoy(&file.text) => {
                     parts.push(Err(error.moved(|at| file.place.position(at))));
                 }
-                // A ConfigMap may hold anything.
+                // A ConfigMap can contain anything.
                 Err(_) => {}
             }
         }
@@ -86,7 +87,8 @@ fn in_config_maps(
     parts
 }
 
-/// Gives a finding its position in the manifest. If the file has no lines there, its own line becomes part of the path.
+/// Moves a finding to its position in the manifest. If the file's lines are not lines of the manifest, its line becomes
+/// part of the path.
 fn relocate(finding: &mut Finding, file: &ConfigMapFile) {
     if let Some(Position { line, .. }) = finding.position
         && !file.place.is_exact()
@@ -97,7 +99,7 @@ fn relocate(finding: &mut Finding, file: &ConfigMapFile) {
     finding.position = Some(place.unwrap_or(file.key_position));
 }
 
-/// Whether a text that cannot be parsed was probably meant to be an Envoy configuration.
+/// Whether an unparsable text was probably meant to be an Envoy configuration.
 pub(super) fn mentions_envoy(text: &str) -> bool {
     const WORDS: [&str; 4] = [
         "type.googleapis.com/envoy.",

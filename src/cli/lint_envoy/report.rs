@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{config::position::Position, core::matcher::Matcher, foundation::printable::file_name};
 
-/// The choice of findings that are reported.
+/// Which findings are reported.
 #[derive(Debug)]
 pub(crate) struct WantedFindings<'a> {
     pub(crate) min_severity: TrapSeverity,
@@ -22,18 +22,18 @@ pub(crate) struct WantedFindings<'a> {
     pub(crate) allowed: &'a [Trap],
 }
 
-/// Everything that a run has to say.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct LintReport<'a> {
     wanted: WantedFindings<'a>,
     rules: Option<&'a Matcher>,
     files: Vec<LintedFile>,
     failures: Vec<UncheckedFile>,
-    /// Files of folders that are not Envoy configurations.
+    /// How many files in folders are not Envoy configurations.
     not_envoy: usize,
-    /// Files of folders without a rate limit filter and without `rate_limits`.
+    /// How many files in folders have neither a rate limit filter nor `rate_limits`.
     nothing_to_check: usize,
-    /// Files of folders that are YAML only after something has filled them in.
+    /// How many files in folders are templates.
     templates: usize,
     has_folder: bool,
 }
@@ -42,11 +42,11 @@ pub(crate) struct LintReport<'a> {
 #[derive(Debug)]
 struct LintedFile {
     name: String,
-    /// The name of the part, such as that of a file in a ConfigMap.
+    /// The name of the part, such as a file in a ConfigMap.
     inside: Option<String>,
     seen: SeenParts,
     findings: Vec<Finding>,
-    /// Findings that are not reported, because they are not severe enough or allowed.
+    /// How many findings are not reported, because they are not severe enough or are allowed.
     left_out: usize,
 }
 
@@ -72,7 +72,7 @@ impl<'a> LintReport<'a> {
         }
     }
 
-    /// Checks what a path on the command line names.
+    /// Checks the file or folder that a path on the command line names.
     pub(crate) fn add(&mut self, path: &Path) {
         if path.is_dir() {
             self.has_folder = true;
@@ -252,7 +252,7 @@ impl<'a> LintReport<'a> {
     }
 }
 
-/// How a file came to be checked.
+/// How the command line names a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IsNamed {
     Itself,
@@ -275,7 +275,7 @@ fn nothing_checked(path: &str, text: &str, fix: &str) -> ConfigPart {
     }
 }
 
-/// Whether a text that cannot be parsed is a template of Go, as in Helm charts: some lines are instructions.
+/// Whether an unparsable text is a Go template, as in Helm charts, which has instructions on lines of their own.
 fn is_template(text: &str) -> bool {
     text.lines().any(|line| line.trim_start().starts_with("{{"))
 }

@@ -1,4 +1,4 @@
-//! Connection managers, with all that traps need to know of their filters and routes.
+//! Connection managers, with everything that the checks need to know about their filters and routes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,30 +10,30 @@ use super::{actions::RateLimitItem, document::DocumentValue};
 /// The rate limit filters of a connection manager and the descriptors of its routes.
 #[derive(Debug, Default)]
 pub(super) struct Scope<'d> {
-    /// The connection manager; `None` for values outside of any.
+    /// The connection manager; `None` for values outside all of them.
     pub(super) manager: Option<DocumentValue<'d>>,
     pub(super) filters: Vec<Filter<'d>>,
-    /// `envoy.filters.network.ratelimit`, which stands outside of connection managers.
+    /// Filters `envoy.filters.network.ratelimit`, which are not part of connection managers.
     pub(super) tcp_filters: Vec<DocumentValue<'d>>,
     pub(super) descriptors: Vec<RateLimitItem<'d>>,
     /// Routes and virtual hosts with a `typed_per_filter_config`.
     pub(super) configured: Vec<DocumentValue<'d>>,
     pub(super) has_routes: bool,
-    /// Whether a filter has a type that Envoy does not have, but that resembles that of the rate limit filter.
+    /// Whether some filter has a type that Envoy does not know, but that resembles the rate limit filter's.
     pub(super) has_unknown_filter: bool,
-    /// Name of the route configuration that arrives over xDS.
+    /// The name of the route configuration, if it arrives over xDS.
     pub(super) route_config: Option<String>,
-    /// The path of its listener.
+    /// The path of the listener.
     pub(super) listener: Option<String>,
     pub(super) is_dump: bool,
-    /// The filters that this file shows in `http_filters`.
+    /// The items of `http_filters` in this file.
     pub(super) entries: Vec<FilterEntry<'d>>,
-    /// The filters of all connection managers that call a service.
+    /// The services that the filters of all connection managers call.
     pub(super) callers: Rc<Callers>,
 }
 
 impl Scope<'_> {
-    /// Whether there may be more rate limit filters than this file shows.
+    /// Whether there can be more rate limit filters than this file shows.
     pub(super) fn has_unknown_entry(&self) -> bool {
         let mut entries = self.entries.iter();
         entries.any(|entry| entry.limits == MayLimit::Unknown)
@@ -47,42 +47,42 @@ pub(super) struct FilterEntry<'d> {
     pub(super) limits: MayLimit,
 }
 
-/// Whether a filter limits.
+/// Whether a filter can limit requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MayLimit {
     /// It is a rate limit filter.
     Yes,
-    /// It may be one, or run one: its configuration arrives over xDS, or chooses filters by request.
+    /// It could be one, or run one, because its configuration arrives over xDS or chooses filters by request.
     Unknown,
     No,
 }
 
-/// The names by which routes can configure a rate limit filter.
+/// The names under which routes can configure a rate limit filter.
 #[derive(Debug)]
 pub(super) struct FilterNames<'d> {
     pub(super) names: BTreeSet<&'d str>,
     pub(super) known: FiltersKnown,
 }
 
-/// How many of the filters a file shows.
+/// How many of the rate limit filters a file shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FiltersKnown {
-    /// All filters of each connection manager that uses the route.
+    /// All filters of every connection manager that uses the route.
     All,
-    /// Some, such as those that an EnvoyFilter adds.
+    /// Some of them, such as those that an EnvoyFilter adds.
     Some,
     None,
 }
 
-/// How many connection managers have a filter that calls a service for some route.
+/// For each service, how many connection managers have a filter that calls it for some route.
 #[derive(Debug, Default)]
 pub(super) struct Callers {
-    /// By the path of the listener, and once more without it.
+    /// By service and path of the listener, and once more by service only.
     counts: BTreeMap<(Option<String>, CalledService), usize>,
 }
 
 impl Callers {
-    /// Adds the services that a connection manager calls, each once.
+    /// Adds the services that one connection manager calls, each once.
     pub(super) fn add(&mut self, listener: Option<&str>, called: BTreeSet<CalledService>) {
         for called in called {
             for listener in [None].into_iter().chain(listener.map(Some)) {
@@ -92,14 +92,14 @@ impl Callers {
         }
     }
 
-    /// How many of this listener, or of all, call this service.
+    /// How many connection managers of this listener, or of all, call this service.
     pub(super) fn count(&self, listener: Option<&str>, called: &CalledService) -> usize {
         let key = (listener.map(str::to_owned), called.clone());
         self.counts.get(&key).copied().unwrap_or_default()
     }
 }
 
-/// A service and the domain that it is asked about.
+/// A service, and the domain in the calls to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CalledService {
     domain: String,
@@ -125,15 +125,15 @@ impl CalledService {
     }
 }
 
-/// `envoy.filters.http.ratelimit` among the filters of a connection manager.
+/// A filter `envoy.filters.http.ratelimit` of a connection manager.
 #[derive(Debug)]
 pub(super) struct Filter<'d> {
     pub(super) value: DocumentValue<'d>,
     pub(super) stage: u64,
     pub(super) domain: Option<String>,
-    /// Whether it has its own `rate_limits`, which win over those of routes.
+    /// Whether it has its own `rate_limits`, which take precedence over those of routes.
     pub(super) has_own: bool,
-    /// Its name in the list of filters, by which routes configure it.
+    /// Its name in the list of filters, under which routes configure it.
     pub(super) name: &'d str,
     /// The setting that disables it, unless a route enables it.
     pub(super) disabled: Option<DocumentValue<'d>>,

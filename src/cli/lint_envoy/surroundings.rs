@@ -1,4 +1,4 @@
-//! Lists of `rate_limits` with their surroundings, which show the values that every request brings.
+//! Lists of `rate_limits` with their surroundings, which show which values every request has.
 
 use super::{
     actions::{self, KnownEntries},
@@ -14,14 +14,14 @@ pub(super) struct ItemList<'s, 'd> {
     pub(super) manager: Option<&'s DocumentValue<'d>>,
 }
 
-/// A value of a request that an action needs, and that a client may leave out.
+/// A value of a request that an action needs and a client can leave out.
 #[derive(Debug)]
 pub(super) struct OptionalValue<'d> {
     /// The action, such as a `request_headers`.
     pub(super) action: DocumentValue<'d>,
     kind: ValueSource,
     name: &'d str,
-    /// Whether the action then leaves out its entry only, and not the whole descriptor.
+    /// Whether the action then leaves out only its entry, rather than the whole descriptor.
     pub(super) is_skipped: bool,
 }
 
@@ -42,7 +42,7 @@ impl OptionalValue<'_> {
     }
 }
 
-/// Parts of the names of filters that add headers, or that refuse requests without a header.
+/// Parts of the names of filters that add headers, or refuse requests without a header.
 const AUTHENTICATING: [&str; 12] = [
     "api_key_auth",
     "basic_auth",
@@ -59,14 +59,14 @@ const AUTHENTICATING: [&str; 12] = [
 ];
 
 impl<'d> ItemList<'_, 'd> {
-    /// The values that clients may leave out of a request that `item` is to limit.
+    /// The values that `item` needs and clients can leave out.
     pub(super) fn optional_values(&self, item: &DocumentValue<'d>) -> Vec<OptionalValue<'d>> {
         let actions = item.list("actions");
         let values = actions.iter().filter_map(optional_value);
         values.filter(|value| !self.always_brings(value)).collect()
     }
 
-    /// Whether some item limits each request, even one without optional values.
+    /// Whether some item limits every request, even without optional values.
     pub(super) fn has_fallback(&self) -> bool {
         let includes_host = self.route.is_some_and(actions::includes_host);
         let of_host = self.host.filter(|_| includes_host);
@@ -75,8 +75,8 @@ impl<'d> ItemList<'_, 'd> {
         all.any(|item| self.limits_every_request(item))
     }
 
-    /// The entries of `item` without those that a request may leave out; `None` if the item is not shortened, or if
-    /// another item limits such requests.
+    /// The entries of `item` without the optional ones; `None` if Envoy would not shorten the item, or if another item
+    /// limits such requests.
     pub(super) fn shorter(&self, item: &DocumentValue<'d>) -> Option<KnownEntries<'d>> {
         let optional = self.optional_values(item);
         if optional.is_empty() || !optional.iter().all(|value| value.is_skipped) {
@@ -98,7 +98,7 @@ impl<'d> ItemList<'_, 'd> {
 
     fn limits_every_request(&self, item: &DocumentValue<'d>) -> bool {
         let actions = item.list("actions");
-        // Some entry must be left, because no rule matches an empty descriptor.
+        // At least one entry must remain, because no rule matches an empty descriptor.
         let has_certain = actions.iter().any(|action| self.is_certain(action));
         let is_sent = actions.iter().all(|action| {
             self.is_certain(action) || optional_value(action).is_some_and(|value| value.is_skipped)
@@ -106,7 +106,7 @@ impl<'d> ItemList<'_, 'd> {
         has_certain && is_sent && !item.is_true("apply_on_stream_done")
     }
 
-    /// Whether the action has an entry for each request, as far as can be seen.
+    /// Whether the action yields an entry for every request, as far as the file shows.
     fn is_certain(&self, action: &DocumentValue<'d>) -> bool {
         if let Some(value) = optional_value(action) {
             return self.always_brings(&value);
@@ -132,7 +132,7 @@ impl<'d> ItemList<'_, 'd> {
         }
     }
 
-    /// Whether Envoy itself sets a header in each request.
+    /// Whether Envoy itself sets the header in every request.
     fn is_set_by_envoy(&self, name: &str) -> bool {
         let name = name.to_ascii_lowercase();
         let is_on = |key: &str| self.manager.is_none_or(|manager| manager.is_true(key));
@@ -148,7 +148,7 @@ impl<'d> ItemList<'_, 'd> {
         }
     }
 
-    /// Whether the route, or each route of the virtual host, matches only requests that bring the value.
+    /// Whether the route, or every route of the virtual host, matches only requests that have the value.
     fn is_required(&self, name: &str, matchers: &str) -> bool {
         let requires = |route: &DocumentValue<'_>| {
             let Some(of_route) = route.get("match") else {
@@ -172,7 +172,7 @@ impl<'d> ItemList<'_, 'd> {
     }
 }
 
-/// The value that an action takes from a header or a query parameter.
+/// The value that an action reads from a header or a query parameter.
 fn optional_value<'d>(action: &DocumentValue<'d>) -> Option<OptionalValue<'d>> {
     let (kind, action, name) = match action.get("request_headers") {
         Some(action) => (ValueSource::Header, action, "header_name"),
@@ -190,14 +190,14 @@ fn optional_value<'d>(action: &DocumentValue<'d>) -> Option<OptionalValue<'d>> {
     })
 }
 
-/// Whether a matcher of a header or of a query parameter matches a request without it.
+/// Whether a matcher of a header or a query parameter also matches requests without it.
 fn accepts_absence(matcher: &DocumentValue<'_>) -> bool {
     matcher.text_of("present_match") == Some("false")
         || matcher.is_true("invert_match")
         || matcher.is_true("treat_missing_header_as_empty")
 }
 
-/// Whether a filter before the rate limit filter may add headers, or refuse requests without one.
+/// Whether a filter before the rate limit filter could add headers, or refuse requests without one.
 fn adds_headers(manager: &DocumentValue<'_>) -> bool {
     let filters = manager.list("http_filters");
     let names = filters.iter().map(|filter| {

@@ -1,4 +1,4 @@
-//! All traps. Each module has one function for each part of a configuration that its traps look at.
+//! All traps. Each module has one function for each part of a configuration that it checks.
 
 mod descriptors;
 mod filter;

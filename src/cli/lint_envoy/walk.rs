@@ -1,4 +1,4 @@
-//! The walk over a configuration: finds what traps look at, wherever it stands, and has them look.
+//! The walk over a configuration: finds the parts that can contain traps, wherever they are, and has them checked.
 
 mod messages;
 mod scopes;
@@ -14,10 +14,10 @@ use super::{
     traps,
 };
 
-/// The scope of values outside of any connection manager, such as the patches of an EnvoyFilter.
+/// The scope of values outside all connection managers, such as the patches of an EnvoyFilter.
 const LOOSE: usize = 0;
 
-/// The surroundings of a value, as far as they matter.
+/// The surroundings of a value, as far as the checks need them.
 #[derive(Clone, Copy, Debug)]
 struct WalkPlace<'p, 'd> {
     scope: usize,
@@ -25,10 +25,10 @@ struct WalkPlace<'p, 'd> {
     is_cluster: bool,
     parent: Option<&'p DocumentValue<'d>>,
     listener: Option<&'p DocumentValue<'d>>,
-    /// The virtual host that it belongs to.
+    /// The virtual host that the value belongs to.
     host: Option<&'p DocumentValue<'d>>,
     route: Option<&'p DocumentValue<'d>>,
-    /// The owner of `rate_limits` in the content of a TypedStruct.
+    /// In the content of a TypedStruct, the owner of its `rate_limits`.
     carried: Option<Holder>,
 }
 
@@ -39,23 +39,23 @@ struct RouteConfig<'d> {
     configured: Vec<DocumentValue<'d>>,
 }
 
-/// The state of a walk: the parts that were seen so far, and the findings.
+/// The state of a walk: the parts and the findings so far.
 #[derive(Debug, Default)]
 pub(super) struct EnvoyWalk<'d> {
-    /// Whether there is a part of an Envoy configuration in it.
+    /// Whether the file contains a part of an Envoy configuration.
     pub(super) has_envoy: bool,
     pub(super) findings: Findings,
     pub(super) seen: SeenParts,
     scopes: Vec<Scope<'d>>,
-    /// By name.
+    /// Route configurations that arrived over xDS, by name.
     route_configs: BTreeMap<String, RouteConfig<'d>>,
     clusters: BTreeMap<String, DocumentValue<'d>>,
     /// Whether the file is a dump of a running Envoy.
     is_dump: bool,
     is_bootstrap: bool,
-    /// Whether more clusters may arrive from a control plane, or from other resources of Kubernetes.
+    /// Whether more clusters can arrive from a control plane or from other Kubernetes resources.
     has_more_clusters: bool,
-    /// The `envoy_grpc` of filters, which call these clusters for decisions.
+    /// By name of a cluster, the `envoy_grpc` of the filters that call it for decisions.
     calls: BTreeMap<String, Vec<DocumentValue<'d>>>,
 }
 
@@ -74,11 +74,11 @@ impl<'d> EnvoyWalk<'d> {
         self.gather(root, place);
     }
 
-    /// Has traps look at what only all documents together show.
+    /// Checks what only all documents together show.
     pub(super) fn finish(&mut self, rules: Option<&KnownRules<'_>>) {
         self.seen.clusters = self.clusters.len();
         let clusters = std::mem::take(&mut self.clusters);
-        // A bootstrap without any cluster is the beginning of one.
+        // A bootstrap without any cluster is probably an excerpt.
         let are_all_known =
             self.is_bootstrap && !self.is_dump && !self.has_more_clusters && !clusters.is_empty();
         for (name, calls) in std::mem::take(&mut self.calls) {
@@ -108,7 +108,7 @@ impl<'d> EnvoyWalk<'d> {
         place.scope = scope;
         let holder = place.carried.unwrap_or(holder);
         place.carried = value.is_struct().then_some(holder);
-        // A dump repeats the bootstrap's messages, which would be reported twice.
+        // A dump repeats messages of the bootstrap. They would be reported twice.
         let dumps = value
             .get("configs")
             .map_or_else(Vec::new, |configs| configs.elements());
@@ -169,7 +169,8 @@ impl<'d> EnvoyWalk<'d> {
 
     fn children(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>) {
         for child in value.children() {
-            // A dump repeats the first in its listeners. A listener that is drained takes no request any more.
+            // The listeners of a dump repeat its static route configurations, and a draining listener takes no more
+            // requests.
             let path = child.path();
             let passed_over = [
                 "].static_route_configs",
@@ -196,14 +197,14 @@ impl<'d> EnvoyWalk<'d> {
         }
     }
 
-    /// Records which clusters the file could know.
+    /// Records whether the file can know all clusters.
     fn resources(&mut self, value: &DocumentValue<'d>) {
         self.is_bootstrap |= value.get("static_resources").is_some();
         self.has_more_clusters |= value.get("dynamic_resources").is_some()
             || (value.get("apiVersion").is_some() && value.get("kind").is_some());
     }
 
-    /// Has traps look at maps at these keys, which are meant for lists.
+    /// Checks for maps at these keys, where lists are meant.
     fn single_items(&mut self, value: &DocumentValue<'d>, keys: &[&str]) {
         for key in keys {
             if let Some(single) = value.get(key)
@@ -214,7 +215,7 @@ impl<'d> EnvoyWalk<'d> {
         }
     }
 
-    /// Collects `rate_limits`, wherever they stand.
+    /// Collects the `rate_limits` of a value.
     fn rate_limits(&mut self, value: &DocumentValue<'d>, place: WalkPlace<'_, 'd>, holder: Holder) {
         let mut items = value.list("rate_limits");
         for item in &items {
@@ -257,7 +258,7 @@ fn is_virtual_host(value: &DocumentValue<'_>) -> bool {
     value.get("domains").is_some() && !value.list("routes").is_empty()
 }
 
-/// Whether it is a route of Envoy. Istio's routes have lists at `match` and `route`.
+/// Whether a value is a route of Envoy. Istio's own routes have lists at `match` and `route`.
 fn is_route(value: &DocumentValue<'_>) -> bool {
     let has_answer = || {
         let answers = ["route", "redirect", "direct_response"];

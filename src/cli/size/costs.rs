@@ -1,9 +1,9 @@
-//! The table of measured costs that sizes are computed from. `docs/run/sizing.md` names it.
+//! The table of measured costs from which sizes are computed. `docs/run/sizing.md` refers to it.
 
-/// A line for each cost: name, value, unit, meaning and source, with tabs between them.
+/// One line for each cost: name, value, unit, meaning and source, separated by tabs.
 const TABLE: &str = include_str!("costs.tsv");
 
-/// Numbers of simultaneous calls, and the endings of the costs that were measured with so many.
+/// Numbers of simultaneous calls, and how the names of the costs end that were measured with that many.
 const MEASURED: [(f64, &str); 4] = [
     (1.0, "calls_1"),
     (4.0, "calls_4"),
@@ -14,22 +14,22 @@ const MEASURED: [(f64, &str); 4] = [
 /// A measured cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// Unique, as `redis.calls_1`.
+    /// A unique name, such as `redis.calls_1`.
     pub name: String,
     pub value: f64,
     /// Empty for a ratio.
     pub unit: String,
     /// A description for people.
     pub meaning: String,
-    /// The measurement that it comes from.
+    /// The measurement that yielded it.
     pub source: String,
 }
 
-/// A text is no table of costs.
+/// Why a text is not a table of costs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CostsError {
     #[error(
-        "line {0} has not five fields with tabs between them: name, value, unit, meaning and source"
+        "line {0} does not have five tab-separated fields: name, value, unit, meaning and source"
     )]
     Fields(usize),
     #[error("line {line}: the value must be a number above 0, not '{value}'")]
@@ -51,7 +51,7 @@ pub enum CostsError {
 pub struct Costs(Vec<Cost>);
 
 impl Costs {
-    /// The table that was compiled in.
+    /// The built-in table.
     ///
     /// # Panics
     ///
@@ -61,7 +61,7 @@ impl Costs {
         Self::lines(TABLE).expect("a test reads the table")
     }
 
-    /// A table in the form of `src/cli/size/costs.tsv`, with each of its costs once, in any order.
+    /// Parses a table in the format of `src/cli/size/costs.tsv`. It must have each of these costs once, in any order.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Costs {
             .map(Self)
     }
 
-    /// The table as text, as [`Self::parse`] reads it.
+    /// The table in the format that [`Self::parse`] reads.
     #[must_use]
     pub fn text(&self) -> String {
         let line = |cost: &Cost| {
@@ -130,7 +130,7 @@ impl Costs {
         source.clone_into(&mut cost.source);
     }
 
-    /// In the order of the table.
+    /// All costs, in the order of the table.
     #[must_use]
     pub fn all(&self) -> &[Cost] {
         &self.0
@@ -152,10 +152,11 @@ impl Costs {
             }
     }
 
-    /// The processor time, in microseconds, of one of `together` simultaneous calls. `name` is the part of the table.
+    /// The processor time of one call, in microseconds, if there are `together` simultaneous calls. `name` is the start
+    /// of the names of the costs to use.
     ///
     /// Calls that arrive together share wake-ups and system calls. Between two measured numbers of calls, the time is
-    /// taken to be a power of the number of calls; below the first one and above the last one it does not change.
+    /// interpolated as a power of the number of calls; below the lowest and above the highest it is constant.
     #[must_use]
     pub fn call(&self, name: &str, together: f64) -> f64 {
         let time = |ending: &str| self.get(&format!("{name}.{ending}"));
@@ -244,7 +245,7 @@ mod tests {
         check(
             first,
             &first.replacen('\t', " ", 1),
-            "line 1 has not five fields with tabs between them: name, value, unit, meaning and source",
+            "line 1 does not have five tab-separated fields: name, value, unit, meaning and source",
         );
         for value in ["0", "-1", "NaN", "inf", "", "4,05"] {
             let said = format!("line 1: the value must be a number above 0, not '{value}'");

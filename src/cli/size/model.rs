@@ -1,54 +1,54 @@
-//! From a load and measured costs to processors, memory, Redis and network. Arithmetic only.
+//! Computes processors, memory, Redis shards and network from a load and measured costs. Pure arithmetic.
 
 use super::costs::Costs;
 use crate::settings::command_line::SizeStore;
 
-/// Most of a processor that a plan uses: above it, waiting times grow quickly.
+/// The highest share of a processor that a plan uses. Above it, waiting times grow quickly.
 pub(crate) const MOST_USE: f64 = 0.6;
 
-/// The demand on the service.
+/// The demand on a service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load<'a> {
     pub decisions_per_second: f64,
-    /// Different values that are counted at a time.
+    /// How many different values are counted at a time.
     pub values: f64,
-    /// Limits of a descriptor.
+    /// Limits per descriptor.
     pub limits: f64,
     /// As in the table: `fixed_window`, `first_hit`, …
     pub algorithm: &'a str,
     pub store: SizeStore,
     pub replica_cores: f64,
     pub least_replicas: f64,
-    /// Connections of all Envoys to a replica.
+    /// Connections per replica, from all Envoys.
     pub connections: f64,
     pub shard_bytes: f64,
-    /// Calls that a replica has at a time, if that is known.
+    /// Simultaneous calls per replica, if the number is known.
     pub together: Option<f64>,
 }
 
-/// The size of a service.
+/// The plan for a service.
 #[derive(Clone, Debug)]
 pub(crate) struct SizePlan {
     pub replicas: f64,
-    /// Calls that a replica has at a time.
+    /// Simultaneous calls per replica.
     pub together: f64,
-    /// Cores that all replicas keep busy.
+    /// Cores that all replicas together keep busy.
     pub busy_cores: f64,
     pub replica_bytes: f64,
-    /// 0 if counters are in memory.
+    /// Shards of Redis; 0 if counters are in memory.
     pub shards: f64,
-    /// Cores that all shards keep busy.
+    /// Cores that all shards together keep busy.
     pub redis_busy: f64,
     pub redis_bytes: f64,
     /// Bits a second between the Envoys and all replicas.
     pub envoy_bits: f64,
     /// Bits a second between all replicas and Redis.
     pub redis_bits: f64,
-    /// The parts that are used most, the first of which is the bottleneck.
+    /// The parts in order of use; the first one is the bottleneck.
     pub uses: Vec<Use>,
 }
 
-/// A part and how much of it is used; 1 is all of it.
+/// A part, and the share of it that is used: 1 is all of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub part: &'static str,
@@ -61,7 +61,8 @@ impl SizePlan {
     pub(crate) fn new(load: &Load<'_>, costs: &Costs) -> Self {
         let mut replicas = load.least_replicas.max(1.0);
         let mut shards = 1.0;
-        // More replicas have fewer calls at a time, which costs more: each round adds replicas or is the last.
+        // With more replicas, each has fewer simultaneous calls, so that a call costs more. Each round adds replicas or
+        // is the last one.
         loop {
             let plan = Self::with(load, costs, replicas, shards);
             let wanted = match load.store {
@@ -92,7 +93,7 @@ impl SizePlan {
         } else {
             "memory.wait"
         });
-        // Little's law: the calls that are under way are their rate times their duration.
+        // Little's law: the number of running calls is their rate times their duration.
         let together = load
             .together
             .unwrap_or(rate / replicas * wait / 1e6)
@@ -106,7 +107,7 @@ impl SizePlan {
             + load.connections * costs.get("process.connection");
         let (mut redis_busy, mut redis_bytes, mut redis_bits) = (0.0, 0.0, 0.0);
         if has_redis {
-            // A decision asks one shard, and shares its round trip with those that ask the same one.
+            // A decision asks one shard, and shares its round trip with other decisions that ask this shard.
             let trips = costs.call("redis", at_shard) - costs.call("memory", at_shard);
             busy_cores += rate * trips.max(0.0) * more / 1e6;
             let script = match load.algorithm {
@@ -167,7 +168,6 @@ impl SizePlan {
     }
 }
 
-/// The bytes of all counters in memory.
 fn in_memory(load: &Load<'_>, costs: &Costs) -> f64 {
     let windows = match load.algorithm {
         // Two windows of a descriptor share a record.

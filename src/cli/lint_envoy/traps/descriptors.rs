@@ -1,4 +1,4 @@
-//! Traps in descriptors, seen with the rules that should match them.
+//! Traps in descriptors, compared with the rules that should match them.
 
 use super::super::{
     actions::{self, KnownRules, RateLimitItem, per_route_config},
@@ -6,14 +6,14 @@ use super::super::{
     scope::Scope,
 };
 
-/// Looks at the domains and descriptors of a connection manager.
+/// Checks the domains and descriptors of a connection manager.
 pub(super) fn descriptors(scope: &Scope<'_>, rules: &KnownRules<'_>, found: &mut Findings) {
     let filters = scope.filters.iter().map(|filter| filter.value.clone());
     let filters = filters.chain(scope.tcp_filters.iter().cloned());
     let configs = scope.configured.iter().flat_map(actions::filter_configs);
     let per_route = configs.filter_map(|(_, config)| per_route_config(&config));
     for named in filters.chain(per_route) {
-        // A route without a domain of its own keeps that of the filter.
+        // A route without a domain of its own uses the filter's.
         if let Some(domain) = named.text_of("domain").filter(|domain| !domain.is_empty())
             && !rules.has_domain(domain)
         {
@@ -57,7 +57,7 @@ pub(super) fn descriptors(scope: &Scope<'_>, rules: &KnownRules<'_>, found: &mut
     }
 }
 
-/// The first domain of `item` that has rules, if no rule of any of its domains could match `entries`.
+/// If no rule of any of the item's domains could match `entries`, the first of these domains that has rules.
 fn domain_without_answer<'s>(
     scope: &'s Scope<'_>,
     item: &RateLimitItem<'s>,

@@ -6,18 +6,18 @@ use super::super::{
 };
 use super::unknown::unknown_entries;
 
-/// Reports a rate limit filter behind the router: its entry in the list of filters, or the operation of a patch that
-/// puts it there.
+/// Reports a rate limit filter that comes after the router. `at` is its item in the list of filters, or the operation
+/// of the patch that puts it there.
 pub(crate) fn behind_router(at: &DocumentValue<'_>, found: &mut Findings) {
     found.error(
         Trap::BehindRouter,
         at,
-        "the rate limit filter stands behind the router, which ends the chain: Envoy refuses it",
+        "the rate limit filter comes after the router, which ends the chain: Envoy refuses it",
         "put it before envoy.filters.http.router; in an EnvoyFilter, by `operation: INSERT_BEFORE`",
     );
 }
 
-/// Looks at an `envoy.filters.http.ratelimit`. A dump of a running Envoy leaves out values that are false or 0.
+/// Checks an `envoy.filters.http.ratelimit`. The dump of a running Envoy leaves out values that are false or 0.
 pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
     timeout(filter, found);
     if !is_dump {
@@ -64,7 +64,7 @@ pub(crate) fn http_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut
     }
 }
 
-/// Looks at an `envoy.filters.network.ratelimit`.
+/// Checks an `envoy.filters.network.ratelimit`.
 pub(crate) fn tcp_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut Findings) {
     timeout(filter, found);
     if !is_dump {
@@ -86,7 +86,7 @@ pub(crate) fn tcp_filter(filter: &DocumentValue<'_>, is_dump: bool, found: &mut 
     }
 }
 
-/// Looks at an `envoy.filters.http.rate_limit_quota`.
+/// Checks an `envoy.filters.http.rate_limit_quota`.
 pub(crate) fn quota_filter(filter: &DocumentValue<'_>, found: &mut Findings) {
     found.error(
         Trap::QuotaService,
@@ -96,7 +96,7 @@ pub(crate) fn quota_filter(filter: &DocumentValue<'_>, found: &mut Findings) {
     );
 }
 
-/// The time that Envoy waits for a decision.
+/// Checks how long Envoy waits for a decision.
 fn timeout(filter: &DocumentValue<'_>, found: &mut Findings) {
     let unused = filter.at(&["rate_limit_service", "grpc_service", "timeout"]);
     let Some(timeout) = filter.get("timeout") else {
@@ -148,7 +148,7 @@ fn timeout(filter: &DocumentValue<'_>, found: &mut Findings) {
     found.add(severity, Trap::Timeout, &timeout, problem, fix);
 }
 
-/// No word, at any of `keys`, on what passes while there is no decision.
+/// Reports that none of `keys` says whether requests pass while there is no decision.
 fn failure_mode(
     filter: &DocumentValue<'_>,
     keys: &[&str],
@@ -165,7 +165,7 @@ fn failure_mode(
     }
 }
 
-/// The share of requests that a filter has at `key`, if it is 0.
+/// The share of requests that a filter names at `key`, if it is 0.
 fn share_of_none<'d>(filter: &DocumentValue<'d>, key: &str) -> Option<DocumentValue<'d>> {
     let share = filter.get(key)?;
     let default = share.get("default_value");
@@ -173,7 +173,7 @@ fn share_of_none<'d>(filter: &DocumentValue<'d>, key: &str) -> Option<DocumentVa
     is_none.then_some(share)
 }
 
-/// Whether a status code, a number or a name in Envoy's `StatusCode`, is below 400 and so no refusal.
+/// Whether a status code is below 400, so that it is not a refusal. It is a number, or a name in Envoy's `StatusCode`.
 fn is_below_400(code: &str) -> bool {
     const NAMES: [&str; 19] = [
         "Empty",

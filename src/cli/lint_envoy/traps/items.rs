@@ -7,7 +7,7 @@ use super::super::{
     surroundings::{ItemList, OptionalValue},
 };
 
-/// Looks at a list `rate_limits`: at limits that a client escapes by leaving something out.
+/// Checks a list `rate_limits` for limits that a client escapes by leaving something out.
 pub(crate) fn items<'d>(list: &ItemList<'_, 'd>, found: &mut Findings) {
     if !list.has_fallback() {
         for item in list.items {
@@ -17,7 +17,7 @@ pub(crate) fn items<'d>(list: &ItemList<'_, 'd>, found: &mut Findings) {
 }
 
 fn absent_value<'d>(list: &ItemList<'_, 'd>, item: &DocumentValue<'d>, found: &mut Findings) {
-    // Hits that count after the response refuse no request.
+    // An item that counts after the response refuses no request.
     if item.is_true("apply_on_stream_done") {
         return;
     }
@@ -51,7 +51,7 @@ fn absent_value<'d>(list: &ItemList<'_, 'd>, item: &DocumentValue<'d>, found: &m
     );
 }
 
-/// Looks at an item of `rate_limits`.
+/// Checks an item of `rate_limits`.
 pub(crate) fn item(item: &DocumentValue<'_>, holder: Holder, found: &mut Findings) {
     if holder == Holder::Route
         && let Some(addend) = item.get("hits_addend")
@@ -98,7 +98,7 @@ pub(crate) fn item(item: &DocumentValue<'_>, holder: Holder, found: &mut Finding
     }
 }
 
-/// Looks at a map at `key`, where a list is meant.
+/// Reports a map at `key`, where a list is meant.
 pub(crate) fn single_item(key: &str, value: &DocumentValue<'_>, found: &mut Findings) {
     found.advice(
         Trap::ListOfOne,

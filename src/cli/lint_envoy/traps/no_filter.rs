@@ -1,4 +1,4 @@
-//! Traps of entries that are meant to be a rate limit filter and are none.
+//! Traps in items that are meant to be a rate limit filter but are not.
 
 use super::super::{
     document::DocumentValue,
@@ -8,10 +8,10 @@ use super::super::{
 /// The type of the filter, as it is written in `@type`.
 const TYPE: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit";
 
-/// The name that the filter has unless another is chosen.
+/// The usual name of the filter.
 pub(super) const USUAL_NAME: &str = "envoy.filters.http.ratelimit";
 
-/// Types of Envoy's API v2, which is gone, and those of today.
+/// Types of Envoy's API v2, which was removed, and the current ones.
 const OLD_TYPES: [(&str, &str); 3] = [
     (
         "envoy.config.filter.http.rate_limit.v2.RateLimit",
@@ -27,7 +27,7 @@ const OLD_TYPES: [(&str, &str); 3] = [
     ),
 ];
 
-/// Names of filters in Envoy's API v2, and those of today.
+/// Names of filters in Envoy's API v2, and the current ones.
 pub(super) const OLD_NAMES: [(&str, &str); 5] = [
     ("envoy.rate_limit", USUAL_NAME),
     ("envoy.ratelimit", "envoy.filters.network.ratelimit"),
@@ -39,7 +39,7 @@ pub(super) const OLD_NAMES: [(&str, &str); 5] = [
     ("envoy.tcp_proxy", "envoy.filters.network.tcp_proxy"),
 ];
 
-/// Looks at a filter whose `@type` resembles that of the rate limit filter, but is none that Envoy has.
+/// Checks a filter whose `@type` Envoy does not know, but that resembles the rate limit filter's.
 pub(crate) fn unknown_filter(filter: &DocumentValue<'_>, name: &str, found: &mut Findings) {
     let (text, fix) = match OLD_TYPES.iter().find(|(old, _)| *old == name) {
         Some((_, new)) => (
@@ -54,7 +54,7 @@ pub(crate) fn unknown_filter(filter: &DocumentValue<'_>, name: &str, found: &mut
     found.error(Trap::NoFilter, filter, text, fix);
 }
 
-/// Looks at an item of `http_filters`, or of a patch that adds one: at settings below `config`, as in Envoy's API v2.
+/// Checks an item of `http_filters`, or of a patch that adds one, for settings below `config`, as in Envoy's API v2.
 pub(crate) fn untyped(entry: &DocumentValue<'_>, found: &mut Findings) {
     let name = entry.text_of("name").unwrap_or_default();
     if let Some(config) = entry.get("config")
@@ -80,7 +80,7 @@ pub(crate) fn is_router_name(name: &str) -> bool {
     matches!(name, "envoy.filters.http.router" | "envoy.router")
 }
 
-/// Whether `name`, which is not the filter's, was probably meant to be it.
+/// Whether `name`, which is not the filter's name, was probably meant to be.
 pub(crate) fn resembles_filter(name: &str) -> bool {
     let letters = |name: &str| -> String {
         let letters = name.chars().filter(char::is_ascii_alphabetic);
@@ -96,7 +96,7 @@ pub(crate) fn resembles_filter(name: &str) -> bool {
     (has_own_words || is_one_slip(&name, own)) && !is_other
 }
 
-/// Whether a change of at most three letters at one place leads from one text to the other.
+/// Whether changing at most three letters in one place turns one text into the other.
 pub(crate) fn is_one_slip(one: &str, other: &str) -> bool {
     const MAX_LETTERS: usize = 3;
     let common =
@@ -104,7 +104,7 @@ pub(crate) fn is_one_slip(one: &str, other: &str) -> bool {
     let before = common(&mut one.bytes().zip(other.bytes()));
     let after = common(&mut one.bytes().rev().zip(other.bytes().rev()));
     let left = |text: &str| text.len().saturating_sub(before + after);
-    // A short name is close to many others.
+    // Short names are close to many others.
     let bound = MAX_LETTERS.min(other.len() / 3);
     one != other && left(one).max(left(other)) <= bound
 }

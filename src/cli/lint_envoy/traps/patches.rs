@@ -1,4 +1,4 @@
-//! Traps of Istio's EnvoyFilters.
+//! Traps in Istio's EnvoyFilters.
 
 use super::super::{
     document::DocumentValue,
@@ -10,7 +10,7 @@ use super::{
     routes::{misplaced, route},
 };
 
-/// Looks at an item of `configPatches` of an EnvoyFilter.
+/// Checks an item of `configPatches` of an EnvoyFilter.
 pub(crate) fn patch(patch: &DocumentValue<'_>, found: &mut Findings) {
     let Some(value) = patch.at(&["patch", "value"]) else {
         return;
@@ -60,7 +60,7 @@ pub(crate) fn patch(patch: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// A patch that puts its filter at the end of the filters, where the router has to be.
+/// Reports a patch that puts its filter at the end of the filters, where the router has to be.
 fn placed_last(patch: &DocumentValue<'_>, found: &mut Findings) {
     let operation = patch.at(&["patch", "operation"]);
     let filter = [
@@ -84,12 +84,12 @@ fn placed_last(patch: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// A patch of limits whose `match` is of nothing.
+/// Reports a patch of limits whose `match` cannot match anything.
 fn matches_nothing(patch: &DocumentValue<'_>, of: &DocumentValue<'_>, found: &mut Findings) {
     if let Some(routes) = of.get("route_configuration") {
         let context = of.text_of("context").unwrap_or("ANY");
         let operation = patch.at(&["patch", "operation"]);
-        // A host that is added is not matched.
+        // A virtual host that the patch adds is not matched.
         let is_added = patch.text_of("apply_to") == Some("VIRTUAL_HOST")
             && operation.is_some_and(|operation| operation.text() == Some("ADD"));
         if let Some(name) = routes.at(&["vhost", "name"]).filter(|_| !is_added) {
@@ -101,7 +101,7 @@ fn matches_nothing(patch: &DocumentValue<'_>, of: &DocumentValue<'_>, found: &mu
     filters(of, found);
 }
 
-/// Whether a value has a rate limit filter or `rate_limits` in it.
+/// Whether a value contains a rate limit filter or `rate_limits`.
 fn limits(value: &DocumentValue<'_>) -> bool {
     let name = value.message().map_or("", |(name, _)| name);
     name.contains(".ratelimit.v3.")
@@ -116,12 +116,12 @@ enum HostNames {
     HostAndPort,
     /// `inbound|http|8080`
     Inbound,
-    /// `allow_any` and `block_all`, for hosts outside of the mesh.
+    /// `allow_any` and `block_all`, for hosts outside the mesh.
     Outside,
 }
 
 impl HostNames {
-    /// The form of a name; `None` if Istio names no virtual host so.
+    /// The form of a name; `None` if Istio has no virtual host of such a name.
     fn of(name: &str) -> Option<Self> {
         let is_port =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -139,7 +139,7 @@ impl HostNames {
         (is_host && !host.is_empty() && is_port(port)).then_some(Self::HostAndPort)
     }
 
-    /// The forms of a context.
+    /// The forms that a context has.
     fn in_context(context: &str) -> &'static [Self] {
         match context {
             "GATEWAY" => &[Self::HostAndPort],
@@ -150,10 +150,10 @@ impl HostNames {
     }
 }
 
-/// Checks the name of a virtual host that a patch is for.
+/// Checks the name of the virtual host that a patch is for.
 fn virtual_host(name: &DocumentValue<'_>, context: &str, found: &mut Findings) {
     let text = name.text().unwrap_or_default();
-    // Templates are not filled in yet.
+    // Templates have not been filled in.
     if text.is_empty() || text.contains("{{") || text.contains("${") || context == "WAYPOINT" {
         return;
     }
@@ -188,7 +188,7 @@ fn virtual_host(name: &DocumentValue<'_>, context: &str, found: &mut Findings) {
     );
 }
 
-/// Checks the name of a gateway that a patch is for.
+/// Checks the name of the gateway that a patch is for.
 fn gateway(routes: &DocumentValue<'_>, found: &mut Findings) {
     let Some(gateway) = routes.get("gateway") else {
         return;
@@ -204,7 +204,7 @@ fn gateway(routes: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// Checks names that `*` may be meant to match all of.
+/// Reports a name `*`, which is probably meant to match all names.
 fn stars(of: &DocumentValue<'_>, found: &mut Findings) {
     const NAMES: [&[&str]; 3] = [
         &["route_configuration", "name"],
@@ -253,7 +253,7 @@ fn filter_name(name: &DocumentValue<'_>, found: &mut Findings) {
         found.warning(
             Trap::NoMatch,
             name,
-            format!("Istio has no filter of the name `{written}`: this patch changes nothing"),
+            format!("Istio has no filter named `{written}`: this patch changes nothing"),
             format!("did you mean `{meant}`?"),
         );
     }

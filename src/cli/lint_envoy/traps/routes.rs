@@ -8,7 +8,7 @@ use super::super::{
 };
 use super::no_filter::{OLD_NAMES, USUAL_NAME, is_one_slip};
 
-/// Looks at a virtual host and its routes.
+/// Checks a virtual host and its routes.
 pub(crate) fn virtual_host(host: &DocumentValue<'_>, found: &mut Findings) {
     let has_limits = !host.list("rate_limits").is_empty();
     for route in host.list("routes") {
@@ -41,7 +41,7 @@ pub(crate) fn virtual_host(host: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// Limits on a route that answers by itself.
+/// Reports limits on a route that Envoy answers itself.
 fn never_limited(route: &DocumentValue<'_>, found: &mut Findings) {
     for (trap, key, answer) in [
         (Trap::DirectResponse, "direct_response", "direct response"),
@@ -58,7 +58,7 @@ fn never_limited(route: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// Looks at a route, or at the value of a patch of one, for limits that are not where Envoy looks for them.
+/// Checks a route, or the value of a patch of one, for limits in places where Envoy does not look for them.
 pub(crate) fn route(route: &DocumentValue<'_>, found: &mut Findings) {
     misplaced(
         route,
@@ -84,7 +84,7 @@ pub(super) fn misplaced(value: &DocumentValue<'_>, text: &str, fix: &str, found:
     }
 }
 
-/// Looks at a route or the like with a `typed_per_filter_config`: at limits under a name that no filter has.
+/// Checks a `typed_per_filter_config` for limits under a name that no filter has.
 pub(crate) fn configured(value: &DocumentValue<'_>, names: &FilterNames<'_>, found: &mut Findings) {
     for (name, config) in actions::filter_configs(value) {
         if per_route_config(&config).is_some() && !names.names.contains(name) {
@@ -93,7 +93,7 @@ pub(crate) fn configured(value: &DocumentValue<'_>, names: &FilterNames<'_>, fou
     }
 }
 
-/// Reports limits under a name that none of the rate limit filters has, as far as they are known.
+/// Reports limits under a name that no known rate limit filter has.
 fn unread(name: &str, config: &DocumentValue<'_>, names: &FilterNames<'_>, found: &mut Findings) {
     let of = match names.known {
         FiltersKnown::All => "",
@@ -102,14 +102,14 @@ fn unread(name: &str, config: &DocumentValue<'_>, names: &FilterNames<'_>, found
             return found.advice(
                 Trap::RouteFilterName,
                 config,
-                format!("these settings are read by a filter with the name `{name}` only"),
+                format!("only a filter named `{name}` reads these settings"),
                 format!("write the name in the list of filters, such as `{USUAL_NAME}`"),
             );
         }
         FiltersKnown::None => return,
     };
     let listed: Vec<_> = names.names.iter().map(|name| format!("`{name}`")).collect();
-    // Without any filter another trap says so.
+    // If there is no filter at all, another trap reports that.
     if !listed.is_empty() {
         found.error(
             Trap::RouteFilterName,
@@ -123,7 +123,7 @@ fn unread(name: &str, config: &DocumentValue<'_>, names: &FilterNames<'_>, found
     }
 }
 
-/// Whether a name was probably meant to be the usual one.
+/// Whether a name was probably meant to be the filter's usual name.
 fn is_slip(name: &str) -> bool {
     let is_field = matches!(name, "typed_config" | "typedConfig");
     let is_old = OLD_NAMES.iter().any(|(old, _)| *old == name);

@@ -1,4 +1,4 @@
-//! Traps that only several parts of a configuration make together.
+//! Traps that only show when several parts of a configuration are seen together.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::super::{
 use super::{descriptors::descriptors, no_filter::USUAL_NAME};
 use crate::foundation::printable::CountOf;
 
-/// Looks at a connection manager as a whole, with the rules if they are known.
+/// Checks a connection manager as a whole, with the rules if they are known.
 pub(crate) fn scope(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &mut Findings) {
     no_filter(scope, found);
     for item in &scope.descriptors {
@@ -28,7 +28,7 @@ pub(crate) fn scope(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &m
     }
 }
 
-/// Limits in a connection manager without a rate limit filter.
+/// Reports limits in a connection manager without a rate limit filter.
 fn no_filter(scope: &Scope<'_>, found: &mut Findings) {
     let Some(manager) = &scope.manager else {
         return;
@@ -53,7 +53,7 @@ fn no_filter(scope: &Scope<'_>, found: &mut Findings) {
     }
 }
 
-/// An item of a route or a virtual host that none of the filters uses.
+/// Reports an item of a route or a virtual host that no filter uses.
 fn unused_item(scope: &Scope<'_>, item: &RateLimitItem<'_>, found: &mut Findings) {
     let stage = item.stage();
     let mut of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
@@ -76,7 +76,7 @@ fn unused_item(scope: &Scope<'_>, item: &RateLimitItem<'_>, found: &mut Findings
     }
 }
 
-/// Filters without items to send.
+/// Reports filters for which there are no items.
 fn filters_without_item(scope: &Scope<'_>, found: &mut Findings) {
     if !scope.has_routes && scope.descriptors.is_empty() {
         return;
@@ -119,11 +119,11 @@ pub(in super::super) fn called_services(scope: &Scope<'_>) -> BTreeSet<CalledSer
         .collect()
 }
 
-/// How much it matters that a filter never calls the service; `None` if it does not. A control plane puts a filter
-/// into all filter chains at once, also into those that have nothing to limit.
+/// How severe it is that a filter never calls the service; `None` if it does not matter. Control planes put a filter
+/// into all filter chains at once, including those that have nothing to limit.
 fn silence(scope: &Scope<'_>, filter: &Filter<'_>) -> Option<(TrapSeverity, &'static str)> {
     let called = CalledService::of(&filter.value);
-    // Another filter of this connection manager does not explain it.
+    // Another filter of the same connection manager is no excuse.
     let own = usize::from(called_services(scope).contains(&called));
     let others_call = |listener| scope.callers.count(listener, &called) > own;
     let listener = scope.listener.as_deref();
@@ -141,7 +141,7 @@ fn silence(scope: &Scope<'_>, filter: &Filter<'_>) -> Option<(TrapSeverity, &'st
     })
 }
 
-/// Whether only ports without a Service have their requests here, which Istio's sidecars take as well.
+/// Whether this connection manager serves only ports without a Service, which Istio's sidecars listen on as well.
 fn is_catch_all(scope: &Scope<'_>) -> bool {
     let config = scope
         .manager
@@ -152,7 +152,7 @@ fn is_catch_all(scope: &Scope<'_>) -> bool {
     !hosts.is_empty() && hosts.iter().all(is_catch_all)
 }
 
-/// Limits by address where the connection manager trusts every client's `X-Forwarded-For`.
+/// Reports limits by address where the connection manager trusts every client's `X-Forwarded-For`.
 fn forged_address(scope: &Scope<'_>, found: &mut Findings) {
     let Some(manager) = &scope.manager else {
         return;
@@ -171,14 +171,14 @@ fn forged_address(scope: &Scope<'_>, found: &mut Findings) {
     }
 }
 
-/// Disabled filters that no route enables.
+/// Reports disabled filters that no route enables.
 fn disabled_filters(scope: &Scope<'_>, found: &mut Findings) {
-    // Routes that are not visible may enable it.
+    // Routes that the file does not show could enable it.
     if !scope.has_routes {
         return;
     }
     for filter in &scope.filters {
-        // Any configuration for a filter enables it, but one that disables it.
+        // Any configuration of a filter on a route enables the filter, unless it disables it explicitly.
         let mut configs = scope.configured.iter().flat_map(actions::filter_configs);
         if let Some(disabled) = &filter.disabled
             && !configs.any(|(name, config)| name == filter.name && !is_disabling(&config))
@@ -200,7 +200,7 @@ fn is_disabling(config: &DocumentValue<'_>) -> bool {
     })
 }
 
-/// Routes that have limits and disable the filter.
+/// Reports routes that have limits but disable the filter.
 fn disabled_for_routes(scope: &Scope<'_>, found: &mut Findings) {
     for value in &scope.configured {
         let holders = [value.get("route"), Some(value.clone())];

@@ -8,11 +8,11 @@ use super::super::{
 };
 use super::no_filter::is_one_slip;
 
-/// The ports of tollgate without gRPC, unless its settings say otherwise.
+/// The default ports of tollgate that do not serve gRPC.
 const OTHER_PORTS: [(&str, &str); 3] =
     [("8080", "HTTP"), ("6070", "debug"), ("9090", "Prometheus")];
 
-/// Checks the port at which the service is called.
+/// Checks the port on which the service is called.
 fn port(port: &str, at: &DocumentValue<'_>, found: &mut Findings) {
     if let Some((_, name)) = OTHER_PORTS.iter().find(|(other, _)| *other == port) {
         found.error(
@@ -27,7 +27,7 @@ fn port(port: &str, at: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// Looks at the `envoy_grpc` of a filter, in a bootstrap that has all `clusters` there are.
+/// Checks the `envoy_grpc` of a filter in a bootstrap that has all `clusters`.
 pub(crate) fn call(
     envoy_grpc: &DocumentValue<'_>,
     clusters: &BTreeMap<String, DocumentValue<'_>>,
@@ -49,7 +49,7 @@ pub(crate) fn call(
     found.error(Trap::UnknownCluster, &name, text, fix);
 }
 
-/// Looks at the `grpc_service` that a filter calls.
+/// Checks the `grpc_service` that a filter calls.
 pub(crate) fn service(service: &DocumentValue<'_>, found: &mut Findings) {
     if let Some(policy) = service.get("retry_policy") {
         found.warning(
@@ -66,7 +66,7 @@ pub(crate) fn service(service: &DocumentValue<'_>, found: &mut Findings) {
     let Some(envoy_grpc) = service.get("envoy_grpc") else {
         return;
     };
-    // As Istio names the clusters of services.
+    // This is how Istio names the clusters of services.
     if let Some(name) = envoy_grpc.get("cluster_name")
         && let Some(("outbound", rest)) = name.text().and_then(|name| name.split_once('|'))
     {
@@ -84,7 +84,7 @@ pub(crate) fn service(service: &DocumentValue<'_>, found: &mut Findings) {
     authority(&envoy_grpc, cluster, found);
 }
 
-/// Looks at a cluster that a filter calls.
+/// Checks a cluster that a filter calls.
 pub(crate) fn cluster(name: &str, cluster: &DocumentValue<'_>, found: &mut Findings) {
     const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     let options = cluster.at(&["typed_extension_protocol_options", OPTIONS]);
@@ -155,7 +155,7 @@ fn authority(value: &DocumentValue<'_>, cluster: &str, found: &mut Findings) {
     if sent.is_empty() || is_authority(sent) {
         return;
     }
-    // Istio makes such names, and its sidecars check authorities.
+    // Istio creates such names, and its sidecars check authorities.
     let (severity, consequence) = match sent.contains('|') {
         true => (
             TrapSeverity::Error,

@@ -1,4 +1,4 @@
-//! Parts of limits that Envoy does not know.
+//! Fields of limits that Envoy does not know.
 
 use super::super::{
     document::{DocumentValue, camel},
@@ -6,7 +6,7 @@ use super::super::{
 };
 use crate::config::suggest::closest;
 
-/// The kinds of actions.
+/// The actions that Envoy knows.
 const ACTIONS: [&str; 13] = [
     "source_cluster",
     "destination_cluster",
@@ -34,11 +34,11 @@ const ITEM: [&str; 7] = [
     "x_ratelimit_option",
 ];
 
-/// Looks at an item of `rate_limits`, which may lack `actions`.
+/// Checks an item of `rate_limits`, even without `actions`.
 pub(crate) fn unknown_actions(item: &DocumentValue<'_>, found: &mut Findings) {
     let has_actions = item.get("actions").is_some();
     let is_misspelt = |name: &str| closest(name, ["actions"].into_iter()).is_some();
-    // Others have lists of this name, too.
+    // Other messages than Envoy's have lists of this name too.
     if has_actions || item.entries().iter().any(|(name, _)| is_misspelt(name)) {
         unknown_fields(item, "field of `rate_limits`", &ITEM, found);
     }
@@ -58,7 +58,7 @@ pub(crate) fn unknown_actions(item: &DocumentValue<'_>, found: &mut Findings) {
     }
 }
 
-/// Looks at a descriptor of the TCP filter.
+/// Checks a descriptor of the TCP filter.
 pub(super) fn unknown_entries(descriptor: &DocumentValue<'_>, found: &mut Findings) {
     let fields = ["entries", "limit", "hits_addend", "is_negative_hits"];
     unknown_fields(descriptor, "field of a descriptor", &fields, found);
@@ -67,7 +67,7 @@ pub(super) fn unknown_entries(descriptor: &DocumentValue<'_>, found: &mut Findin
     }
 }
 
-/// Reports the fields of a map that are none of `known`. Returns whether there are any.
+/// Reports the fields of a map that are not in `known`. Returns whether there are any.
 fn unknown_fields(
     value: &DocumentValue<'_>,
     what: &str,
@@ -85,8 +85,8 @@ fn unknown_fields(
             Some(meant) => format!("did you mean `{meant}`?"),
             None => format!("write one of {}", known.join(", ")),
         };
-        let text = format!("Envoy knows no {what} `{name}`, and refuses it");
-        // A value may be an empty map, which has no position.
+        let text = format!("Envoy has no {what} `{name}`, and refuses it");
+        // The value of the field could be an empty map, which has no position.
         found.error(Trap::UnknownField, value, text, fix);
     }
     !unknown.is_empty()

@@ -1,4 +1,4 @@
-//! The messages with an `@type` that a walk knows: connection managers, filters and clusters.
+//! The messages that a walk recognises by their `@type`: connection managers, filters and clusters.
 
 use super::{EnvoyWalk, LOOSE, WalkPlace};
 use crate::cli::lint_envoy::{
@@ -12,7 +12,8 @@ use crate::cli::lint_envoy::{
 const HTTP_FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
 
 impl<'d> EnvoyWalk<'d> {
-    /// Collects a message with an `@type`. Returns the scope of everything below it, and whose `rate_limits` it has.
+    /// Collects a message with an `@type`. Returns the scope of everything below it, and the kind of owner of its
+    /// `rate_limits`.
     pub(super) fn message(
         &mut self,
         value: &DocumentValue<'d>,
@@ -102,7 +103,7 @@ impl<'d> EnvoyWalk<'d> {
         self.service(filter);
     }
 
-    /// The service that a filter calls.
+    /// Collects the service that a filter calls.
     fn service(&mut self, filter: &DocumentValue<'d>) {
         let Some(service) = filter.at(&["rate_limit_service", "grpc_service"]) else {
             return;
@@ -126,7 +127,7 @@ impl<'d> EnvoyWalk<'d> {
     }
 }
 
-/// Whether it is the configuration of a filter in a list of filters.
+/// Whether a value is the configuration of an item in a list of filters.
 fn is_typed_config(value: &DocumentValue<'_>) -> bool {
     let path = value.path();
     path.ends_with(".typed_config") || path.ends_with(".typedConfig")
@@ -147,7 +148,7 @@ fn is_router(entry: &DocumentValue<'_>) -> bool {
     }
 }
 
-/// Whether an entry is a rate limit filter, or is named so.
+/// Whether an item is a rate limit filter by its type or its name.
 fn is_limiting(entry: &DocumentValue<'_>) -> bool {
     let name = entry.text_of("name").unwrap_or_default();
     match may_limit(entry) {
@@ -157,11 +158,11 @@ fn is_limiting(entry: &DocumentValue<'_>) -> bool {
     }
 }
 
-/// Whether an item of `http_filters` limits, itself or by a filter inside of it.
+/// Whether an item of `http_filters` limits, itself or through a filter inside it.
 fn may_limit(entry: &DocumentValue<'_>) -> MayLimit {
     let Some(config) = entry.get("typed_config") else {
         let name = entry.text_of("name").unwrap_or_default();
-        // It arrives over xDS, or only the name says what it is.
+        // The configuration arrives over xDS, or only the name says what it is.
         let may = entry.get("config_discovery").is_some() || is_usual_name(name);
         return if may { MayLimit::Unknown } else { MayLimit::No };
     };
@@ -173,7 +174,7 @@ fn may_limit(entry: &DocumentValue<'_>) -> MayLimit {
     }
 }
 
-/// Whether a value has a filter or the source of one in it, or chooses filters by what a route says.
+/// Whether a value contains a filter or the source of one, or lets a route choose filters.
 fn chooses_filters(value: &DocumentValue<'_>) -> bool {
     const SOURCES: [&str; 2] = ["config_discovery", "dynamic_config"];
     let name = value.message().map_or("", |(name, _)| name);

@@ -1,5 +1,4 @@
-//! The end of a walk: connection managers get the route configurations that arrived over xDS, and then all of them are
-//! looked at.
+//! The end of a walk: connection managers get the route configurations that arrived over xDS, and are then checked.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +15,7 @@ use crate::cli::lint_envoy::{
 };
 
 impl<'d> EnvoyWalk<'d> {
-    /// Has traps look at all connection managers, and at the routes that they use.
+    /// Checks all connection managers and the routes that they use.
     pub(super) fn finish_scopes(&mut self, rules: Option<&KnownRules<'_>>) {
         self.scope(LOOSE);
         let mut scopes = mem::take(&mut self.scopes);
@@ -59,8 +58,8 @@ impl<'d> EnvoyWalk<'d> {
         }
     }
 
-    /// Has traps look at routes with a `typed_per_filter_config`, and at the names of filters that read it. `added` are
-    /// filters outside of connection managers.
+    /// Checks routes that have a `typed_per_filter_config` against the names of the filters that read it. `added` are
+    /// filters outside connection managers.
     fn configured(
         &mut self,
         scopes: &[Scope<'d>],
@@ -98,7 +97,7 @@ impl<'d> EnvoyWalk<'d> {
     }
 }
 
-/// The names of rate limit filters in connection managers that use the same routes.
+/// The names of the rate limit filters in connection managers that share their routes.
 fn names_of<'d>(
     users: &[&Scope<'d>],
     added: &BTreeSet<&'d str>,
