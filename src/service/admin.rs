@@ -1,6 +1,5 @@
-//! The HTTP services. On the HTTP port: `/healthcheck`, with `?verbose` for reasons, `/livez`, and `/json` unless it
-//! is off.
-//! On the debug port: the pages of `debug.rs`. On the Prometheus port: its page.
+//! The HTTP services. The HTTP port has `/healthcheck`, with `?verbose` for reasons, `/livez`, and `/json` unless it is
+//! off. The debug port has the pages of `debug.rs`, and the Prometheus port has the page to scrape.
 
 use std::sync::Arc;
 
@@ -55,7 +54,7 @@ pub(crate) fn http<S: Store>(
     };
     let mut routes = Router::new()
         .route("/healthcheck", any(healthcheck))
-        // The process answers; a lack of rules or of Redis is no reason to restart it.
+        // The process is alive if it answers. Missing rules or a lost Redis are no reason to restart it.
         .route("/livez", get(|| async { plain(StatusCode::OK, "OK") }));
     if let Some(service) = service {
         let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
@@ -69,7 +68,7 @@ pub(crate) fn http<S: Store>(
     routes.fallback(|| async { plain(StatusCode::NOT_FOUND, NO_SUCH_PATH) })
 }
 
-/// The reply on the HTTP port to a path that it does not have. The first line is that of the reference.
+/// The reply to an unknown path on the HTTP port. Its first line is the reference's.
 const NO_SUCH_PATH: &str = "404 page not found\n\
     This port has /healthcheck, /livez and, unless it is off, /json. The page for people is on the debug port: \
     http://localhost:6070/ by default (--debug-port).\n";

@@ -1,5 +1,5 @@
-//! Explains how a request would be decided, as JSON: by the rules alone, or with the counters of a server. No hit is
-//! counted, and no counter is made.
+//! Explains how a request would be decided, as JSON: by the rules alone, or with the counters of a server. This counts
+//! no hit and creates no counter.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ mod writer;
 
 use writer::explain;
 
-/// The request with these descriptors, each with `hits`, which it gives back if they are negative.
+/// The request with these descriptors, each with `hits`. Negative hits are given back.
 pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: i64) -> RateLimitRequest {
     let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
         entries: entries
@@ -51,7 +51,7 @@ pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: i64) -> Rate
     }
 }
 
-/// Why a request is not explained.
+/// Why a request cannot be explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unexplained {
     #[error(transparent)]
@@ -60,7 +60,7 @@ pub(crate) enum Unexplained {
     NoRules(#[from] NoDecision),
 }
 
-/// For requests of the command line, whose own bounds are enough.
+/// Requests from the command line need no bounds besides its own.
 const NO_BOUNDS: RequestBounds = RequestBounds {
     descriptors: usize::MAX,
     entries: usize::MAX,
@@ -81,7 +81,7 @@ pub(crate) fn by_rules(
     Ok(explain(matcher, &request, Modes::default(), now, None).json())
 }
 
-/// A look at the counters of one request.
+/// The counters of one request, and what else decides it.
 #[derive(Debug)]
 pub(crate) struct LookedAt {
     rules: Arc<RuleSet>,
@@ -91,11 +91,11 @@ pub(crate) struct LookedAt {
     counts: Result<CounterStates, StoreError>,
 }
 
-/// Looks at the counters of a request in the store of `service`.
+/// Peeks at the counters of a request in the store of `service`.
 ///
 /// # Errors
 ///
-/// If the request is invalid or no rules are loaded. A store that does not answer is part of the account.
+/// If the request is invalid or no rules are loaded. That a store does not answer is part of the explanation.
 pub(crate) async fn look<S: Store>(
     service: &grpc::Service<S>,
     message: &RateLimitRequest,
@@ -123,7 +123,7 @@ pub(crate) async fn look<S: Store>(
 }
 
 impl LookedAt {
-    /// Explains `message`, whose counters were looked at. This takes long if there are very many rules.
+    /// Explains `message`, to which these counters belong. With very many rules this takes long.
     ///
     /// # Errors
     ///

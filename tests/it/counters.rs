@@ -871,7 +871,7 @@ fn nonsense_is_refused_with_the_reason() {
         ("", "say which domain"),
         ("?domain=d&limit=0", "limit is not a number from 1 to 1000"),
         ("?domain=d&cursor=x", "cursor is not one"),
-        ("?domain=d&nope=1", "a parameter is none of"),
+        ("?domain=d&nope=1", "a parameter is not one of"),
     ] {
         let reply = get(server.debug, &format!("/counters{query}"));
         assert_eq!(reply.status, 400, "{query}");
@@ -881,7 +881,7 @@ fn nonsense_is_refused_with_the_reason() {
     let many = vec![r#"{"entries":[{"key":"log","value":"v"}]}"#; 17].join(",");
     let many = format!(r#"{{"domain":"d","descriptors":[{many}]}}"#);
     for (body, reason) in [
-        ("{", "the body is no RateLimitRequest"),
+        ("{", "the body is not a RateLimitRequest"),
         ("{}", "rate limit domain must not be empty"),
         (&many, "more than 16 descriptors"),
     ] {

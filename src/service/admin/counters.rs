@@ -1,6 +1,6 @@
 //! `/counters`: the hits that counters hold now, and changes to them.
 //!
-//! A look asks the store past the over-limit cache, and neither counts a hit nor makes a counter.
+//! Counters are read by peeks, which go past the over-limit cache and neither count a hit nor create a counter.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub(crate) use change::Change;
 use report::CounterReport;
 pub(super) use report::{algorithm, limit_json};
 
-/// The counters that the debug port shows.
+/// The parts of the server that `/counters` needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     pub rules: Rules,
@@ -54,7 +54,7 @@ pub(crate) struct Counters {
     pub access: ChangeAccess,
 }
 
-/// The place that lists the keys of counters.
+/// Where the keys of counters are listed.
 #[derive(Clone, Debug)]
 pub(crate) enum KeySource {
     Memory(Arc<MemoryStore>),
@@ -64,13 +64,13 @@ pub(crate) enum KeySource {
 /// The keys of all Redis servers.
 #[derive(Clone, Debug)]
 pub(crate) struct RedisKeys {
-    /// First the Redis of all limits, then that of limits per second, if there is one.
+    /// First the Redis for all limits, then the one for limits per second, if there is one.
     pub servers: Vec<Servers>,
-    /// The beginning of all keys.
+    /// The prefix of all keys.
     pub key_prefix: Arc<[u8]>,
 }
 
-/// Counters that one request to the store looks at: few, because decisions travel with it.
+/// Counters that one request to the store peeks at. They are few, because decisions share the batch.
 const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {
@@ -92,7 +92,7 @@ impl Counters {
         look::get(&self, &account, &headers, body).await
     }
 
-    /// Changes the counters of the descriptors in `body`, if the caller may do that.
+    /// Changes the counters of the descriptors in `body`, if the caller is allowed to.
     pub(super) async fn change(
         self,
         change: Change,
@@ -139,7 +139,7 @@ fn batch(reports: &[CounterReport]) -> Batch {
     batch
 }
 
-/// Gives each of `reports` that was part of the batch its state.
+/// Stores the states in those of `reports` that were part of the batch.
 fn take_states(reports: &mut [CounterReport], counts: &[CounterState]) {
     let asked = reports.iter_mut().filter(|report| report.spec.is_some());
     for (report, count) in asked.zip(counts) {
@@ -160,7 +160,7 @@ impl Refusal {
     }
 }
 
-/// The reply if the store gives no counts.
+/// The reply if the store does not return counts.
 fn without_store(error: StoreError) -> Response {
     refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())
 }

@@ -1,4 +1,4 @@
-//! The pages of the debug port.
+//! Routes the pages of the debug port.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ POST /counters/reset: takes all hits off the counters of descriptors, for caller
 POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
 ";
 
-/// The parts of the server that the pages show.
+/// The parts of the server that these pages show.
 pub(crate) struct DebugPages<S> {
     pub rules: Rules,
     pub statistics: Statistics,
@@ -100,8 +100,8 @@ pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
         .layer(middleware::from_fn(guard))
 }
 
-/// As in the reference, an unknown path shows the list. Other methods ask for an effect, and a script would take the
-/// list for success.
+/// As in the reference, GET of an unknown path shows the list of paths. Other methods ask for an effect, and a script
+/// would mistake the list for success.
 fn unknown_path(method: &Method) -> Response {
     if [Method::GET, Method::HEAD].contains(method) {
         return plain(StatusCode::OK, INDEX);
@@ -175,7 +175,7 @@ fn counter_routes(counters: Counters) -> Router {
         .route("/counters/grant", post(change(Change::Grant)))
 }
 
-/// `/explain`: the question is in the query, or in a body as for `/json`.
+/// `/explain`: the request to explain is in the query, or in a body as for `/json`.
 fn explain<S: Store>(
     service: Arc<grpc::Service<S>>,
     blocking: BlockingQueue,

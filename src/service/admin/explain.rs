@@ -22,7 +22,7 @@ use crate::{
     store::contract::Store,
 };
 
-/// The reply to a request without a question.
+/// The reply to a call that names no request to explain.
 pub(super) const USAGE: &str = "\
 Explains how a request would be decided, without counting it. Ask by
   /explain?domain=D&descriptor=K=V,K=V&descriptor=K=V&hits=1
@@ -32,11 +32,11 @@ with values percent-encoded, or POST the JSON that /json takes.
 /// A request to explain.
 pub(super) enum Question {
     Message(RateLimitRequest),
-    /// Proto3 JSON.
+    /// A body of proto3 JSON.
     Body(Vec<u8>),
 }
 
-/// The request in a query.
+/// Parses the request in a query.
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ pub(super) fn url_question(query: &str) -> Result<Question, String> {
     Ok(Question::Message(question(&domain, &descriptors, hits)))
 }
 
-/// Answers a question: 200 with the account as JSON, 400 for one that cannot be read.
+/// Answers 200 with the explanation as JSON, or 400 if the request cannot be read.
 pub(super) async fn answer_question<S: Store>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,

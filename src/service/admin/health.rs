@@ -33,7 +33,7 @@ impl Health {
         let (status, text) = if self.is_good() {
             (StatusCode::OK, "OK")
         } else {
-            // As in the reference: 500, and nothing to read.
+            // As in the reference, the reply is 500 with an empty body.
             (StatusCode::INTERNAL_SERVER_ERROR, "")
         };
         if is_verbose(query) {
@@ -44,7 +44,7 @@ impl Health {
     }
 }
 
-/// Returns the name and the state of each part of the process.
+/// A function that returns the name and the state of each part of the process.
 pub(crate) type Components = Arc<dyn Fn() -> Vec<(String, String)> + Send + Sync>;
 
 fn is_verbose(query: Option<&str>) -> bool {
@@ -52,7 +52,7 @@ fn is_verbose(query: Option<&str>) -> bool {
     parameters.any(|parameter| parameter.split('=').next() == Some("verbose"))
 }
 
-/// One line for the process and one for each of its parts. Writing to a string cannot fail.
+/// One line for the process, and one for each of its parts. Writing to a string cannot fail.
 fn describe_health(status: StatusCode, components: &[(String, String)]) -> String {
     let is_good = status == StatusCode::OK;
     let mut page = format!("health: {}\n", if is_good { "good" } else { "bad" });

@@ -50,7 +50,7 @@ impl HistoryRecorder {
         history.sample(&process, rules);
     }
 
-    /// The page. Its last step ends now.
+    /// Writes the page, whose last step ends now.
     pub(super) fn page(self, account: Arc<Account>) -> Response {
         let blocking = self.statistics.blocking.clone();
         let page = blocking.page(account, move || {
@@ -63,7 +63,7 @@ impl HistoryRecorder {
     }
 }
 
-/// The process first, then rule by rule.
+/// Writes the process first, then one rule at a time.
 fn writer(history: History) -> PageWriter {
     let paths: Vec<_> = history.rule_paths().cloned().collect();
     let head = process(&history);
@@ -75,7 +75,7 @@ const RULE: [&str; 6] = ["hits", "within", "near", "over", "shadow", "degraded"]
 
 const LIMIT: [&str; 2] = ["near", "over"];
 
-/// Some steps as columns: the names of their values, and the values of each step.
+/// Steps as columns: the names of the values, and the values of each step.
 struct Columns<T, const N: usize>(&'static [&'static str; N], Vec<[T; N]>);
 
 impl<T: Serialize, const N: usize> Serialize for Columns<T, N> {
@@ -102,7 +102,7 @@ struct LimitColumns<'a> {
     steps: Columns<u32, 2>,
 }
 
-/// The page up to its rules.
+/// The text of the page before the rules.
 fn process(history: &History) -> String {
     let steps: Vec<_> = history.process_steps().copied().collect();
     let values = steps.iter().map(|step| step.values).collect();

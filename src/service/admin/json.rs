@@ -1,5 +1,5 @@
-//! `/json`: a request in proto3 JSON, and the reply in the same form. Queries, bodies and replies as other pages have
-//! them too.
+//! `/json`: a request in proto3 JSON, and its reply in proto3 JSON. Also how all pages read queries and bodies, and
+//! build replies.
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
 
@@ -33,8 +33,8 @@ pub(crate) struct BodyLimits {
     pub timeout: Duration,
 }
 
-/// Whether the request declares its body as JSON. A browser sends that to another origin only with the origin's
-/// consent, so a foreign page cannot count in its visitor's name.
+/// Whether the request declares its body as JSON. Browsers send such a request to another origin only with that
+/// origin's consent, so a foreign page cannot make its visitors count hits.
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map(|value| value.to_str());
     let Some(Ok(content_type)) = content_type else {
@@ -79,7 +79,7 @@ pub(super) async fn answer_json<S: Store>(
     }
 }
 
-/// Reads all of `body`; returns it with the charge for its memory.
+/// Reads all of `body`, and returns it with the charge for its memory.
 ///
 /// # Errors
 ///
@@ -107,7 +107,7 @@ pub(super) async fn read_whole(
     Err(Box::new(refusal))
 }
 
-/// Reads a body, and parses it on the blocking pool. The body stays charged for as long as the reservation lives.
+/// Reads a body, and parses it on the blocking pool. The body stays charged as long as the returned [`HeldBytes`] live.
 ///
 /// # Errors
 ///
@@ -161,7 +161,7 @@ async fn read(
     Ok(all)
 }
 
-/// The headers of a reply in JSON. Its texts may come from clients, and no browser may take them for HTML.
+/// The headers of a JSON reply. Its texts can come from clients, so browsers must not take it for HTML.
 pub(super) fn json_headers() -> [(HeaderName, &'static str); 2] {
     [
         (CONTENT_TYPE, "application/json"),
@@ -178,7 +178,7 @@ pub(super) fn plain(status: StatusCode, text: &'static str) -> Response {
     (status, headers, text).into_response()
 }
 
-/// A refusal with its reason, in which nothing ends or forges a line.
+/// A refusal with its reason, on one line whatever the reason contains.
 pub(super) fn refused(status: StatusCode, reason: &str) -> Response {
     const MAX_LETTERS: usize = 300;
     let mut reply = plain(status, "");
@@ -187,7 +187,7 @@ pub(super) fn refused(status: StatusCode, reason: &str) -> Response {
     reply
 }
 
-/// The parameters of `query`, in order: their names as they are, their values decoded (`%41` is `A`, `+` is a space).
+/// The parameters of `query`, in order. Names are left as they are; values are decoded (`%41` is `A`, `+` is a space).
 pub(super) fn parameters(query: &str) -> impl Iterator<Item = (&str, Vec<u8>)> {
     let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
     parameters.map(|parameter| {

@@ -1,7 +1,7 @@
-//! `/live`: the state of the server each second, as server-sent events (HTML standard, section 9.2).
+//! `/live`: the state of the server every second, as server-sent events (HTML standard, section 9.2).
 //!
-//! One task computes each event, for all readers together, and only while there are any. A reader that is slow gets
-//! the last event only.
+//! One task computes the events for all readers, and only while there are any. A slow reader skips all events but the
+//! last.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -30,10 +30,10 @@ const MAX_READERS: usize = 16;
 /// Time between events.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The last event of a reply whose time is over: the reader asks again.
+/// The last event of a reply whose time is up. The reader then asks again.
 const AGAIN: &[u8] = b"event: again\ndata:\n\n";
 
-/// The events, for all readers.
+/// The source of events for all readers.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveFeed(Arc<Feed>);
 
@@ -43,7 +43,7 @@ struct Feed {
     readers: Arc<Semaphore>,
     /// Notified of each new reader.
     wake: Notify,
-    /// How long a reply lasts: less than the port gives it.
+    /// How long a reply lasts, which is less than the port allows.
     lasts: Duration,
 }
 
@@ -56,15 +56,15 @@ impl fmt::Debug for Feed {
 /// The last event.
 #[derive(Clone, Debug)]
 enum LiveEvent {
-    /// There was none since readers came.
+    /// There was none since the first reader came.
     None,
     Text(Bytes),
-    /// The server drains.
+    /// The server is draining.
     Over,
 }
 
 impl LiveFeed {
-    /// A feed on a port that gives each reply `timeout`.
+    /// A feed on a port that allows each reply to take `timeout`.
     pub(crate) fn new(source: LiveSource, timeout: Duration) -> Self {
         Self(Arc::new(Feed {
             source,
@@ -75,7 +75,7 @@ impl LiveFeed {
         }))
     }
 
-    /// Makes events until `end`, and then ends all replies.
+    /// Produces events until `end`, and then ends all replies.
     pub(crate) async fn run(self, end: impl Future<Output = ()>) {
         let mut end = std::pin::pin!(end);
         loop {
@@ -91,7 +91,7 @@ impl LiveFeed {
         self.0.events.send_replace(LiveEvent::Over);
     }
 
-    /// Makes events while there are readers.
+    /// Produces events while there are readers.
     async fn make_events(&self) {
         let mut before: Option<LiveState> = None;
         let mut interval = tokio::time::interval(INTERVAL);
@@ -104,13 +104,13 @@ impl LiveFeed {
             let event = format!("data: {text}\n\n").into();
             self.0.events.send_replace(LiveEvent::Text(event));
         }
-        // A later reader must not take an old state for that of now.
+        // A later reader must not mistake an old state for the current one.
         self.0.events.send_replace(LiveEvent::None);
     }
 
     /// Answers a reader.
     pub(super) fn answer(&self, headers: &HeaderMap) -> Response {
-        // It could not read the events, but it could take the places of readers.
+        // A foreign page could not read the events, but could use up the places for readers.
         if let Some(refusal) = refuse_foreign(headers) {
             return refusal;
         }
@@ -119,10 +119,12 @@ impl LiveFeed {
         };
         let mut events = self.0.events.subscribe();
         match &*events.borrow() {
-            LiveEvent::Over => return plain(StatusCode::SERVICE_UNAVAILABLE, "the server stops\n"),
+            LiveEvent::Over => {
+                return plain(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping\n");
+            }
             LiveEvent::None | LiveEvent::Text(_) => {}
         }
-        // The last event, if there is one, is of this second.
+        // If there is a last event, it is from this second.
         events.mark_changed();
         self.0.wake.notify_one();
         let reader = Reader {
@@ -145,7 +147,7 @@ struct Reader {
     _permit: OwnedSemaphorePermit,
 }
 
-/// The next event; the body ends if the server drains.
+/// The next event. The body ends when the server drains.
 fn next_event(mut reader: Reader) -> NextPiece {
     NextPiece::new(async move {
         loop {

@@ -1,8 +1,8 @@
-//! Where a call to an HTTP port comes from, as far as its connection and its headers show it.
+//! Where a call to an HTTP port comes from, as far as its connection and headers show.
 //!
-//! A page of another site in a browser on this machine can send calls to loopback, in two ways: across origins, which
-//! browsers say (`Sec-Fetch-Site`, `Origin`), and by a name of its own that leads here (DNS rebinding), which only the
-//! Host shows.
+//! In a browser on this machine, a page of another site can call loopback in two ways: across origins, which browsers
+//! declare (`Sec-Fetch-Site`, `Origin`), or by a name of its own that resolves to loopback (DNS rebinding), which only
+//! the Host header shows.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -25,8 +25,8 @@ use super::json::plain;
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
 impl Peer {
-    /// Whether it is this machine itself. Other addresses of 127.0.0.0/8 are those of sidecars, which pass on the calls
-    /// of others (Istio's has 127.0.0.6).
+    /// Whether the client is on this machine. Sidecars, which forward the calls of others, use other addresses of
+    /// 127.0.0.0/8 (Istio's has 127.0.0.6).
     pub(super) fn is_this_machine(self) -> bool {
         match self.0.ip().to_canonical() {
             IpAddr::V4(address) => address == Ipv4Addr::LOCALHOST,
@@ -35,13 +35,16 @@ impl Peer {
     }
 }
 
-/// The hosts by which callers on this machine may read the debug port, beside its own.
+/// The host names by which callers on this machine may read the debug port, in addition to `localhost`.
 pub(crate) type DebugHosts = Arc<[String]>;
 
-/// The answer to a call that comes over loopback for another host, unless it is for one of `hosts`.
+/// Refuses a call over loopback that is meant for another host, unless that is one of `hosts`.
 pub(super) fn refuse_rebound(hosts: &DebugHosts, request: &Request) -> Option<Response> {
     let Some(Peer(peer)) = request.extensions().get().copied() else {
-        return Some(plain(StatusCode::FORBIDDEN, "where from?\n"));
+        return Some(plain(
+            StatusCode::FORBIDDEN,
+            "the address of the caller is unknown\n",
+        ));
     };
     let is_known = |host: &str| {
         let host = without_port(host);
@@ -60,14 +63,14 @@ pub(super) fn refuse_rebound(hosts: &DebugHosts, request: &Request) -> Option<Re
     (!are_known).then(refused)
 }
 
-/// Whether each host that the call names is this machine, and it names one.
+/// Whether the call names at least one host, and each of them is this machine.
 pub(super) fn is_for_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
     let mut hosts = hosts_of(uri, headers).peekable();
     hosts.peek().is_some() && hosts.all(|host| host.is_some_and(|host| is_here(without_port(host))))
 }
 
-/// The hosts that a call names: in its target, if that is a whole URI, and in its header, which may stand there more
-/// than once. `None` for one that is no text.
+/// The hosts that a call names: in its target, if that is a whole URI, and in its Host headers, of which there can be
+/// several. A host that is not text is `None`.
 fn hosts_of<'a>(
     uri: &'a Uri,
     headers: &'a HeaderMap,
@@ -96,7 +99,8 @@ fn is_here(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a browser says that a page of another origin asks. All browsers do so with a POST, and other clients do not.
+/// Whether a browser declares that a page of another origin makes the call. All browsers do so for a POST; other
+/// clients never do.
 pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     if site.is_some_and(|site| site != "same-origin" && site != "none") {
@@ -116,14 +120,14 @@ pub(super) fn is_foreign(headers: &HeaderMap) -> bool {
     }
 }
 
-/// The answer to a browser that asks for a page of another origin.
+/// Refuses a call by a page of another origin.
 pub(super) fn refuse_foreign(headers: &HeaderMap) -> Option<Response> {
     let refused = || plain(StatusCode::FORBIDDEN, "not for pages of other origins\n");
     is_foreign(headers).then(refused)
 }
 
-/// Whether a proxy passed the call on, as far as proxies say so: Envoy in its default settings, for example, adds
-/// `x-request-id` and `x-forwarded-proto` only.
+/// Whether a proxy forwarded the call, as far as proxies declare it. With default settings Envoy adds only
+/// `x-request-id` and `x-forwarded-proto`, for example.
 pub(super) fn is_through_proxy(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| {
         let name = name.as_str();

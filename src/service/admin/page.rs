@@ -1,4 +1,4 @@
-//! Pages that are written piece by piece on the blocking pool, each piece when the one before has been sent.
+//! Pages that are written piece by piece on the blocking pool, each piece after the previous one was sent.
 
 use std::{
     collections::VecDeque,
@@ -23,16 +23,16 @@ use crate::{
     service::held_bytes::{Account, HeldBytes},
 };
 
-/// Runs slow work on the blocking pool, one piece at a time, so that it delays neither probes nor the accepting of
-/// gRPC connections.
+/// Runs slow work on the blocking pool, one piece at a time, so that neither probes nor new gRPC connections have to
+/// wait for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockingQueue {
     turn: Arc<Mutex<()>>,
-    /// Readers of pages, the oldest first.
+    /// Readers of pages, oldest first.
     readers: Arc<std::sync::Mutex<VecDeque<PageReader>>>,
 }
 
-/// Pages that may be under way at a time. One more ends the oldest, whose reader is slow.
+/// Most pages that are written at a time. One more ends the oldest, whose reader is slow.
 const MAX_PAGES: usize = 4;
 
 /// Bytes of a page that are written at a time.
@@ -40,12 +40,12 @@ pub(super) const PIECE_BYTES: usize = 32 << 10;
 
 #[derive(Debug)]
 struct PageReader {
-    /// Dies with the page.
+    /// Gone when the page is dropped.
     reads: Weak<()>,
     account: Weak<Account>,
 }
 
-/// Appends the next part of a page to the text; returns whether more follows.
+/// Appends the next part of a page to a text, and returns whether more follows.
 pub(super) type PageWriter = Box<dyn FnMut(&mut String) -> bool + Send>;
 
 impl BlockingQueue {
@@ -58,7 +58,7 @@ impl BlockingQueue {
         async move {
             let turn = turn.lock_owned().await;
             let done = tokio::task::spawn_blocking(move || {
-                // Held until the work is done, even if its caller has stopped waiting.
+                // The turn is held until the work is done, even if its caller has stopped waiting.
                 let _turn = turn;
                 work()
             });
@@ -67,8 +67,8 @@ impl BlockingQueue {
         }
     }
 
-    /// A page that the writer from `begin` writes piece by piece, each after the piece before it was sent. `begin`
-    /// also returns how many bytes its writer holds.
+    /// A page that is written piece by piece, each after the previous one was sent. `begin` returns the writer, and how
+    /// many bytes it holds.
     pub(super) fn page(
         &self,
         account: Arc<Account>,
@@ -83,7 +83,7 @@ impl BlockingQueue {
             let (mut writer, bytes) = begin();
             let held = HeldBytes::new(&account, bytes);
             let writer: PageWriter = Box::new(move |text| {
-                // Lives as long as the writer.
+                // These live as long as the writer.
                 let (_held, _reads) = (&held, &reads);
                 writer(text)
             });
@@ -105,14 +105,14 @@ impl BlockingQueue {
     }
 }
 
-/// The next piece of a page, with the writer unless it was the last.
+/// Writes the next piece of a page. Returns the writer too, unless the piece was the last.
 fn piece(mut writer: PageWriter) -> (String, Option<PageWriter>) {
     let mut text = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 8);
     let goes_on = writer(&mut text);
     (text, goes_on.then_some(writer))
 }
 
-/// A piece of a body that is not made yet, and the piece behind it; `None` if the body ends without it.
+/// The next piece of a body, which is still to be produced, with the piece after it; `None` at the end of the body.
 pub(super) struct NextPiece(Pin<Box<dyn Future<Output = Option<Piece>> + Send>>);
 
 type Piece = (Bytes, Option<NextPiece>);
@@ -124,7 +124,7 @@ impl NextPiece {
         Self(Box::pin(piece))
     }
 
-    /// The piece that `write` writes, and those of the writer that it returns.
+    /// The piece that `write` writes, followed by the pieces of the writer that it returns.
     fn of_page(blocking: BlockingQueue, write: WritePiece) -> Self {
         Self::new(async move {
             let (text, writer) = blocking.work(write).await;
@@ -158,8 +158,8 @@ impl hyper::body::Body for PieceBody {
     }
 }
 
-/// A list at the end of an object in JSON, item by item: `head` ends with the bracket that opens it, and `tail` begins
-/// with the one that closes it.
+/// Writes a JSON object that ends with a list, item by item. `head` ends with the bracket that opens the list, and
+/// `tail` begins with the one that closes it.
 pub(super) fn json_list(
     head: String,
     items: impl Iterator<Item = String> + Send + 'static,
@@ -174,12 +174,12 @@ pub(super) fn json_list(
 ///
 /// # Panics
 ///
-/// If it has a map whose keys are no texts.
+/// If it contains a map whose keys are not texts.
 pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("its keys are texts")
 }
 
-/// Writes each of `texts`, which is made when it is written.
+/// Writes the texts, each of which is produced only when it is written.
 pub(super) fn texts(mut texts: impl Iterator<Item = String> + Send + 'static) -> PageWriter {
     Box::new(move |page| {
         while page.len() < PIECE_BYTES {

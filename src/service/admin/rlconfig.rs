@@ -1,4 +1,4 @@
-//! `/rlconfig`: the rules in use, one limit a line.
+//! `/rlconfig`: the rules in use, with one limit per line.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::{
     service::limiter::Rules,
 };
 
-/// One line for each limit, in the reference's form, with our own fields appended.
+/// One line for each limit, in the reference's format, with tollgate's own fields appended.
 pub(super) fn rlconfig(rules: &Rules) -> PageWriter {
     let rules = rules.current();
     let count = rules
@@ -25,7 +25,7 @@ pub(super) fn rlconfig(rules: &Rules) -> PageWriter {
 /// The lines of one rule. Writing to a string cannot fail.
 fn lines(rule: &Rule) -> String {
     let mut page = String::new();
-    // A rule's value can be any text; a line must stay one line.
+    // A rule's value can be any text, but a line must stay one line.
     let path = rule.path.replace(char::is_control, "?");
     let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
         let _ = writeln!(

@@ -28,7 +28,7 @@ enum TreePart {
     End,
 }
 
-/// The writer of the page, and the bytes that it holds.
+/// Returns the writer of the page, and the bytes that it holds.
 pub(super) fn rule_tree(rules: &Rules) -> (PageWriter, usize) {
     let rules = rules.current();
     let parts = rules
@@ -87,9 +87,9 @@ fn node(matcher: &Matcher, OutlinedNode { node, depth }: OutlinedNode) -> Value 
     fields
 }
 
-/// Puts in the path and the limits of a rule, and those of its options that differ from their defaults.
+/// Adds the path and the limits of a rule, and the options that differ from their defaults.
 fn put_rule(rule: &Rule, fields: &mut Value) {
-    // All fields are named: a new one does not compile before it is shown or left out here.
+    // Naming all fields makes the compiler ask what to do with a new one.
     let Rule {
         path,
         allows,

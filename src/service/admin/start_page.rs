@@ -1,5 +1,5 @@
-//! `/` of the debug port: a page for browsers, and the list of paths for all else. The files of the page are in the
-//! program, and the page asks no other server.
+//! `/` of the debug port: a page for browsers, and the list of paths for other clients. The files of the page are part
+//! of the program, and the page asks no other server.
 
 use axum::{
     http::{
@@ -23,7 +23,7 @@ macro_rules! files {
     };
 }
 
-/// The files that the page asks for, by the last parts of their paths.
+/// The files of the page, by the last part of their paths.
 const FILES: [(&str, &[u8]); 14] = files![
     "page.css",
     "icon.svg",
@@ -41,8 +41,8 @@ const FILES: [(&str, &[u8]); 14] = files![
     "tables.js",
 ];
 
-/// Headers of all files. The page loads nothing from elsewhere, runs no script but its own files, and makes no markup
-/// of texts: Trusted Types refuse `innerHTML` and its like.
+/// The headers of all files. The page loads nothing from elsewhere, runs only its own scripts, and never turns text
+/// into markup: Trusted Types refuse `innerHTML` and the like.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         CONTENT_SECURITY_POLICY,
@@ -57,11 +57,11 @@ const HEADERS: [(HeaderName, &str); 6] = [
         HeaderName::from_static("cross-origin-resource-policy"),
         "same-origin",
     ),
-    // Files of another version would not fit together.
+    // Cached files of another version would not fit these.
     (CACHE_CONTROL, "no-store"),
 ];
 
-/// The page for a caller who prefers HTML, else `listing`.
+/// The page if the caller prefers HTML, or else `listing`.
 pub(super) fn start_page(headers: &HeaderMap, listing: &'static str) -> Response {
     let mut reply = if prefers_html(headers) {
         let content_type = [(CONTENT_TYPE, "text/html; charset=utf-8")];
@@ -88,7 +88,7 @@ pub(super) fn file(name: &str) -> Response {
     (HEADERS, [(CONTENT_TYPE, content_type)], *bytes).into_response()
 }
 
-/// Whether the caller names HTML, and does not like plain text at least as much.
+/// Whether the caller accepts HTML by name, and prefers it to plain text.
 fn prefers_html(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(ACCEPT).iter();
     let accepted = accepted.filter_map(|value| value.to_str().ok());
@@ -137,7 +137,7 @@ mod tests {
         check(&[], false);
     }
 
-    /// The bytes of all files together, before any compression.
+    /// The page is measured by all its files together, uncompressed.
     #[test]
     fn the_page_is_small() {
         let bytes = FILES.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() + INDEX.len();

@@ -1,4 +1,4 @@
-//! `/metrics` and `/stats`: the collected statistics as pages.
+//! `/metrics` and `/stats`: pages of the collected statistics.
 
 use std::{sync::Arc, time::Instant};
 
@@ -36,7 +36,7 @@ impl Statistics {
         self.metrics.samples(self.memory.as_deref())
     }
 
-    /// The totals of the process at this moment, for a history that `began` then.
+    /// The totals of the process at this moment, for a history that started at `began`.
     pub(super) fn totals(&self, began: Instant) -> ProcessTotals {
         let time = SampleTime {
             at: grpc::now(),

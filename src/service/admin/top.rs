@@ -37,7 +37,7 @@ enum PageForm {
 }
 
 impl PageForm {
-    /// The form that a caller asks for: JSON unless the query or the header names text first.
+    /// The form that a caller asks for: JSON, unless the query asks for text or the Accept header begins with it.
     fn new(query: Option<&str>, headers: &HeaderMap) -> Self {
         let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
         let is_text = query == Some("text")
@@ -46,7 +46,7 @@ impl PageForm {
     }
 }
 
-/// Answers `/top`. Each rule is merged when it is written.
+/// Answers `/top`. The sketches of a rule are merged only when the rule is written.
 pub(super) fn top(
     talkers: Arc<Talkers>,
     blocking: &BlockingQueue,
@@ -62,7 +62,7 @@ pub(super) fn top(
             .map(|path| path.len() + size_of_val(path))
             .sum();
         let moment = PageMoment {
-            // Readers compare it with the start of the server, not with the clock of Redis.
+            // People compare this with the start of the server, so it is not the clock of Redis.
             now: now(),
             steady: Instant::now().into(),
         };
@@ -74,20 +74,20 @@ pub(super) fn top(
     };
     let headers = [
         (CONTENT_TYPE, content_type),
-        // Values come from clients, and no browser may take them for a page.
+        // Values come from clients, so browsers must not take them for HTML.
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     (headers, page).into_response()
 }
 
-/// The moment of an answer, by both clocks.
+/// The moment of an answer, by the time of day and by the monotonic clock.
 struct PageMoment {
     now: Timestamp,
     steady: SteadyTime,
 }
 
 impl PageMoment {
-    /// The time of day since when hits are counted.
+    /// The time of day at which counting began, as far as hits are still counted.
     fn counted_since(&self, talkers: &Talkers) -> Timestamp {
         self.now.minus(talkers.counted_for(self.steady))
     }
@@ -107,7 +107,7 @@ fn writer(
         let top = talkers.top(&path, moment.steady);
         (path, top)
     });
-    // All hits of some were long ago.
+    // Some rules have only hits that are too old to count.
     let tops = tops.filter(|(_, top)| !top.talkers.is_empty());
     match form {
         PageForm::Json => {
@@ -149,7 +149,7 @@ impl Serialize for TalkerEntry {
     }
 }
 
-/// A key and its value, if values are not hidden. Bytes that are no text are also there in hexadecimal.
+/// A key, and its value unless values are hidden. A value that is not valid text is also given in hexadecimal.
 fn json_entry(entry: &TalkerEntry) -> Value {
     let mut part = json!({ "key": String::from_utf8_lossy(&entry.key) });
     if let Some(value) = &entry.value {
@@ -167,7 +167,7 @@ fn json_entry(entry: &TalkerEntry) -> Value {
     part
 }
 
-/// The value without the part of a character at which it may have been cut.
+/// The value without its last character if that was cut.
 fn whole_characters(value: &EntryValue) -> &[u8] {
     match std::str::from_utf8(&value.shown) {
         Err(error) if error.error_len().is_none() && value.cut > 0 => {

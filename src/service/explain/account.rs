@@ -1,19 +1,20 @@
-//! An explanation as it is written and read. docs/run/explain.md describes the fields of its JSON.
+//! The types of an explanation in JSON, written by the server and read by the command line. docs/run/explain.md
+//! describes the fields.
 
 use serde::{Deserialize, Serialize};
 
 use crate::foundation::ascii_json::ascii_json;
 
-/// Bound on the bytes of a key, a value or a name that are shown.
+/// Most bytes of a key, a value or a name that are shown.
 const MAX_TEXT_BYTES: usize = 256;
 
-/// The account of how a request would be decided, and why.
+/// How a request would be decided, and why.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Explanation {
     pub(crate) version: u32,
     pub(crate) domain: String,
-    /// `None` if there would be no decision, because of `error`.
+    /// `None` if there would be no decision; then `error` says why.
     pub(crate) code: Option<String>,
     pub(crate) why: String,
     pub(crate) settled_by: Option<String>,
@@ -25,7 +26,7 @@ pub(crate) struct Explanation {
     pub(crate) omitted: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
-    /// `Some(None)` if it would never pass.
+    /// `Some(None)` if the request would never pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) retry_secs: Option<Option<u64>>,
 }
@@ -35,13 +36,13 @@ pub(crate) struct ExplainedDescriptor {
     pub(crate) entries: Vec<ExplainedEntry>,
     pub(crate) hits: i64,
     pub(crate) code: Option<String>,
-    /// Whether a limit is over; in shadow mode the code is OK even so.
+    /// Whether the descriptor is over a limit. In shadow mode the code is OK all the same.
     pub(crate) over: Option<bool>,
     pub(crate) quota: bool,
     #[serde(flatten)]
     pub(crate) result: MatchResult,
     pub(crate) path: Vec<ExplainedStep>,
-    /// The limits of the rule, or that of the request.
+    /// The limits of the rule, or the limit that the request brings.
     pub(crate) limits: Vec<ExplainedLimit>,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct ExplainedEntry {
     pub(crate) value: String,
 }
 
-/// The source of a descriptor's limits.
+/// Where a descriptor gets its limits from.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(tag = "result", rename_all = "snake_case")]
 pub(crate) enum MatchResult {
@@ -69,7 +70,7 @@ pub(crate) struct ExplainedCause {
     pub(crate) cause: String,
     pub(crate) matched: usize,
     pub(crate) why: String,
-    /// The rule that matches nevertheless.
+    /// The rule that matches, although it has no limit that applies.
     pub(crate) rule: Option<ExplainedRule>,
     #[serde(flatten)]
     pub(crate) advice: Option<Advice>,
@@ -92,17 +93,17 @@ pub(crate) struct ExplainedRule {
     pub(crate) replaces: Vec<String>,
 }
 
-/// Where a rule is written, as far as that is known.
+/// Where a rule is written, as far as known.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct SourcePlace {
     pub(crate) file: Option<String>,
     pub(crate) line: Option<u32>,
 }
 
-/// One entry, and the level of rules that it meets.
+/// One entry, and the level of the rule tree that it is compared with.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct ExplainedStep {
-    /// From 1.
+    /// The number of the entry, from 1.
     pub(crate) entry: usize,
     pub(crate) key: String,
     pub(crate) value: String,
@@ -116,13 +117,13 @@ pub(crate) struct ExplainedStep {
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct ExplainedNode {
     pub(crate) key: String,
-    /// `None` if the node stands for every value.
+    /// `None` if the node matches every value.
     pub(crate) value: Option<String>,
     #[serde(flatten)]
     pub(crate) place: SourcePlace,
 }
 
-/// A node that does not get an entry.
+/// A node that the entry does not match.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ExplainedSibling {
@@ -149,14 +150,14 @@ pub(crate) struct ExplainedLimit {
     pub(crate) calendar: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) burst: Option<u32>,
-    /// The present one, if windows are aligned.
+    /// The current window, if the algorithm aligns windows to the clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) window: Option<ExplainedWindow>,
     #[serde(flatten)]
     pub(crate) effect: LimitEffect,
 }
 
-/// In RFC 3339.
+/// The times of a window, in RFC 3339.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct ExplainedWindow {
     pub(crate) begins: String,
@@ -167,7 +168,7 @@ pub(crate) struct ExplainedWindow {
 #[serde(untagged, rename_all_fields = "camelCase")]
 pub(crate) enum LimitEffect {
     Counted(ExplainedCounter),
-    /// The rule of another descriptor, by its number, replaces the limit.
+    /// The rule of another descriptor replaces this limit. The descriptor is named by its number.
     Replaced {
         replaced: bool,
         replaced_by: Option<usize>,
@@ -199,7 +200,7 @@ pub(crate) struct HitsEffect {
 pub(crate) struct CountBefore {
     pub(crate) count: u64,
     pub(crate) remaining: u64,
-    /// The hits that pass beyond the limit, because they were granted.
+    /// Hits that pass beyond the limit because they were granted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) beyond_limit: Option<u64>,
     pub(crate) reset_secs: u64,
@@ -207,7 +208,7 @@ pub(crate) struct CountBefore {
 }
 
 impl Explanation {
-    /// JSON in ASCII, without control characters and those that mean something in HTML.
+    /// ASCII JSON without control characters and without the characters that have a meaning in HTML.
     pub(super) fn json(&self) -> String {
         let mut json = ascii_json(&serde_json::json!(self));
         for (char, escape) in [
@@ -216,17 +217,17 @@ impl Explanation {
             ('&', "\\u0026"),
             ('\'', "\\u0027"),
         ] {
-            // Such characters occur in texts only.
+            // These characters can only occur within texts.
             json = json.replace(char, escape);
         }
         json
     }
 }
 
-/// The beginning of `bytes` as text.
+/// The first [`MAX_TEXT_BYTES`] of `bytes`, as text.
 pub(super) fn text(bytes: &[u8]) -> String {
     let mut end = bytes.len().min(MAX_TEXT_BYTES);
-    // A character is not divided.
+    // Characters are not split.
     while end < bytes.len() && end > 0 && bytes[end] & 0xc0 == 0x80 {
         end -= 1;
     }

@@ -1,4 +1,4 @@
-//! The sentences of an explanation, and the names of reasons for programs.
+//! The wording of explanations: sentences for people, and names of reasons for programs.
 
 use crate::core::{
     counter::{Charge, Operation},
@@ -8,7 +8,7 @@ use crate::core::{
     plan::Plan,
 };
 
-/// The reason for the overall code of `decision`: its name, and the sentence, in which descriptors have numbers.
+/// The reason for the overall code of `decision`: its name, and a sentence that refers to descriptors by number.
 pub(super) fn settled(
     plan: &Plan<'_>,
     decision: &Decision,
@@ -71,7 +71,7 @@ pub(super) fn is_over(status: &Status) -> bool {
     binding.is_some_and(|binding| binding.is_over)
 }
 
-/// The hits that a counter takes.
+/// Which hits a counter takes.
 pub(super) const fn operation_words(operation: Operation) -> &'static str {
     match operation {
         Operation::Add(Charge::Always) | Operation::GiveBack => "all hits",
@@ -82,7 +82,7 @@ pub(super) const fn operation_words(operation: Operation) -> &'static str {
     }
 }
 
-/// Why a sibling does not get the entry: the name of the reason, and the sentence.
+/// Why a sibling node does not match the entry: the name of the reason, and a sentence.
 pub(super) const fn dismissal_words(why: Dismissal) -> (&'static str, &'static str) {
     match why {
         Dismissal::Hidden { chosen, own, .. } => match (chosen, own) {

@@ -1,8 +1,8 @@
-//! The account of how a request would be decided, and why: for each descriptor the way to its rule, the limits with
-//! their counters, or the cause of having none; and the descriptors that settle the overall code.
+//! Explains how a request would be decided, and why. Each descriptor gets the steps to its rule, and its limits with
+//! their counters or the reason why it has none. The overall code gets the descriptors that settle it.
 //!
-//! This is for people who ask, beside the path of a decision: it plans the request as a decision does, predicts the
-//! counts from a look that counts nothing, and judges them as a decision does.
+//! None of this is on the path of a decision. It plans the request as a decision does, predicts the counts from a peek,
+//! and decides by them as a decision does.
 
 use super::{
     account::{
@@ -32,14 +32,14 @@ use crate::{
     store::contract::StoreError,
 };
 
-/// Most descriptors that are explained, because each is matched once more and compared with many rules.
+/// Most descriptors that are explained. Each one is matched again and compared with many rules.
 const MAX_DESCRIPTORS: usize = 16;
 
 /// Most entries of one descriptor that are shown.
 const MAX_ENTRIES: usize = 16;
 
-/// Explains how `request` would be decided. `look` is the answer to a look at its counters; without a store all of them
-/// are taken as empty.
+/// Explains how `request` would be decided. `look` is the answer to a peek at its counters; without a store, all of
+/// them are assumed to be empty.
 pub(super) fn explain<'a>(
     matcher: &'a Matcher,
     request: &'a Request<'_>,
@@ -107,7 +107,7 @@ fn rule_of<'a>(outcome: &Outcome<'a>) -> Option<&'a Rule> {
     }
 }
 
-/// All that the account of a descriptor is made from.
+/// The facts from which a descriptor is explained.
 struct AccountBasis<'a, 'p> {
     matcher: &'a Matcher,
     domain: &'a [u8],
@@ -116,7 +116,7 @@ struct AccountBasis<'a, 'p> {
     plan: &'p Plan<'a>,
     looked: &'p [CounterState],
     counts: &'p [CounterState],
-    /// Whether a store has shown its counters.
+    /// Whether the counters come from a store.
     is_known: bool,
     is_decided: bool,
 }
@@ -274,7 +274,7 @@ impl<'a> AccountBasis<'a, '_> {
         limits.collect()
     }
 
-    /// The window of a limit whose windows begin at the same moments for all counters.
+    /// The current window of a limit, if its windows begin at the same moments for all counters.
     fn window(&self, limit: &Limit) -> Option<ExplainedWindow> {
         let is_aligned = matches!(
             limit.algorithm,

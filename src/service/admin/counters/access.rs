@@ -1,4 +1,4 @@
-//! The callers who may change counters: those with the token, or those on this machine, or none.
+//! Decides which callers may change counters: those with the token, those on this machine, or none.
 
 use std::{
     fmt,
@@ -16,17 +16,17 @@ use super::super::{
 };
 use crate::foundation::log_throttle::LogThrottle;
 
-/// The callers who may change counters.
+/// Which callers may change counters.
 #[derive(Clone, Debug)]
 pub(crate) enum ChangeAccess {
-    /// Those that have the token in this file.
+    /// Callers that send the token in this file.
     Token(PathBuf),
-    /// Those on this machine, and those that have the token, if there is one.
+    /// Callers on this machine, and callers that send the token, if there is one.
     Loopback(Option<PathBuf>),
     Off,
 }
 
-/// A caller who may change counters, for the log.
+/// A caller that may change counters, for the log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
     peer: SocketAddr,
@@ -59,11 +59,11 @@ pub(super) enum NotAllowed {
 /// Longest token, in bytes.
 const MAX_TOKEN_BYTES: usize = 4 << 10;
 
-/// Anyone who can reach the port can be refused.
+/// Anyone who can reach the port can cause refusals, so their log lines are throttled.
 static REFUSALS: LogThrottle = LogThrottle::new();
 
 impl ChangeAccess {
-    /// Checks a caller. The token is read for each call, so that it can change.
+    /// Checks a caller. The token is read for each call, so it can be changed while the server runs.
     ///
     /// # Errors
     ///
@@ -100,8 +100,8 @@ impl ChangeAccess {
     }
 }
 
-/// Whether a call comes from a program on this machine that wants to talk to this machine, as far as that shows. A
-/// proxy here that adds nothing to the calls of others is not seen.
+/// Whether a call comes from a program on this machine and is meant for this machine, as far as its connection and
+/// headers show. A local proxy that adds no header to the calls that it forwards goes unnoticed.
 fn is_local(peer: Peer, uri: &Uri, headers: &HeaderMap) -> bool {
     peer.is_this_machine()
         && is_for_this_machine(uri, headers)
@@ -114,7 +114,7 @@ fn sent_token(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
-/// The token in a file; `None` if there is none.
+/// The token in a file; `None` if the file has no usable one.
 fn token(path: &Path) -> Option<Vec<u8>> {
     let read = || {
         let mut token = Vec::new();
@@ -134,7 +134,7 @@ fn token(path: &Path) -> Option<Vec<u8>> {
         .then_some(token)
 }
 
-/// Compares in a time that does not depend on where the texts differ.
+/// Compares two texts in a time that does not depend on where they differ.
 fn equal(own: &[u8], sent: &[u8]) -> bool {
     let differences = own.iter().zip(sent).fold(0, |all, (a, b)| all | (a ^ b));
     own.len() == sent.len() && differences == 0
@@ -173,7 +173,7 @@ mod tests {
             for peer in ["127.0.0.1", "::1", "::ffff:127.0.0.1"] {
                 check_local(peer, PATH, &[("host", host)], true);
             }
-            // The second is a sidecar's.
+            // The second address is a sidecar's.
             for peer in ["192.0.2.1", "127.0.0.6", "::ffff:127.0.0.6"] {
                 check_local(peer, PATH, &[("host", host)], false);
             }

@@ -1,8 +1,8 @@
 //! Changes to the counters of some descriptors.
 //!
-//! A reset gives back all hits that a counter holds, and a grant as many as should pass beyond the limit. Both take the
-//! way of any give-back through the stores: in one step with the look at the counter, and past the over-limit caches,
-//! which then doubt the counter.
+//! A reset gives back all hits that a counter holds; a grant gives back as many as should pass beyond the limit. Both
+//! go through the stores like any give-back: in one step with the peek at the counter, and past the over-limit caches,
+//! which then no longer trust what they know of the counter.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -34,18 +34,18 @@ use crate::{
 /// A change to all counters of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// They hold no hit any more.
+    /// Afterwards they hold no hits.
     Reset,
-    /// As many more hits as each descriptor has pass, until its windows end.
+    /// Lets as many more hits pass as the descriptor has, until the windows end.
     Grant,
 }
 
-/// The reply to a grant of counters whose keys envoyproxy/ratelimit may share.
+/// The reply to a grant if envoyproxy/ratelimit can share the counters.
 const NO_GRANT: &str = "no grants with --key-format reference: one could leave a negative count, and \
      envoyproxy/ratelimit fails each request that reads it; raise the limit in the rules, or take all hits off with \
      a reset";
 
-/// Most characters of a descriptor in a line of the log.
+/// Most characters of a descriptor in a log line.
 const MAX_SHOWN: usize = 1_024;
 
 /// Changes the counters of the descriptors in `body`, and answers with their state before and after.
@@ -107,7 +107,7 @@ pub(super) async fn change(
 }
 
 impl Change {
-    /// The increment that makes the change; `spec` is a look, and `hits` are those of the descriptor.
+    /// The increment that makes the change. `spec` is a peek, and `hits` are the descriptor's.
     fn spec(self, spec: IncrementSpec, hits: Hits) -> IncrementSpec {
         let (operation, hits) = match self {
             Self::Reset => (Operation::GiveBack, Hits::MAX),
@@ -121,8 +121,8 @@ impl Change {
     }
 }
 
-/// Writes who changed which counters how. Values stand in quotes, or one could look like further entries. Writing to a
-/// string cannot fail.
+/// Logs who changed which counters, and how. Values are quoted, because one could otherwise look like further entries.
+/// Writing to a string cannot fail.
 fn log(
     change: Change,
     allowed: Allowed,

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// Counters on a page unless the query says how many, and the most that it may say.
+/// Counters on a page unless the query sets `limit`; `MOST` is the highest limit.
 const USUAL: usize = 100;
 const MOST: usize = 1_000;
 
@@ -47,7 +47,7 @@ pub(super) struct ListQuery {
     /// About how many counters a page has.
     limit: usize,
     cursor: Option<String>,
-    /// Whether to list counters whose keys are digests too; their domain is not known.
+    /// Whether to list counters whose keys are digests too. Their domain is unknown.
     digests: bool,
 }
 
@@ -63,12 +63,12 @@ pub(super) enum BadQuery {
     BadCursor,
     #[error("digests is not true or false")]
     BadDigests,
-    #[error("a parameter is none of domain, limit, cursor and digests")]
+    #[error("a parameter is not one of domain, limit, cursor and digests")]
     Unknown,
 }
 
 impl ListQuery {
-    /// The query behind the `?` of a URL.
+    /// Parses the part of a URL after the `?`.
     pub(super) fn parse(query: &str) -> Result<Self, BadQuery> {
         let mut found = Self {
             limit: USUAL,
@@ -98,7 +98,7 @@ impl ListQuery {
         }
     }
 
-    /// The beginnings of the keys to list.
+    /// The prefixes of the keys to list.
     fn prefixes(&self, format: KeyFormat) -> Vec<Vec<u8>> {
         let own = match format {
             KeyFormat::Native => domain_prefix(&self.domain),
@@ -181,13 +181,13 @@ async fn page(
     }
 }
 
-/// The number of a Redis and where to go on in it.
+/// Parses a cursor: the number of a Redis, and where to continue in it.
 fn redis_cursor(text: &str) -> Option<(usize, ScanCursor)> {
     let (redis, scan) = text.split_once('.')?;
     Some((redis.parse().ok()?, ScanCursor::parse(scan)?))
 }
 
-/// Keys of one Redis; the next one follows on the next page.
+/// Keys of one Redis. The next Redis follows on a later page.
 async fn page_of_redis(
     redis: &RedisKeys,
     (number, cursor): (usize, ScanCursor),

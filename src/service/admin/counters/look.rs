@@ -1,4 +1,4 @@
-//! The counters of some descriptors: a request as for a decision, which is not made.
+//! The counters of some descriptors, found as for a decision that is not made.
 
 use std::sync::Arc;
 
@@ -56,10 +56,10 @@ pub(super) async fn get(
     }
 }
 
-/// A request that was read.
+/// A request about counters.
 pub(super) struct Asked {
     message: RateLimitRequest,
-    /// The body stays charged while its message is in use.
+    /// Keeps the body charged while its message is in use.
     _held: HeldBytes,
 }
 
@@ -68,7 +68,7 @@ impl Asked {
     ///
     /// # Errors
     ///
-    /// The reply to a body that is none.
+    /// The reply to a body that is not a valid request.
     pub(super) async fn read(
         counters: &Counters,
         account: &Arc<Account>,
@@ -83,7 +83,7 @@ impl Asked {
         match read_json(blocking, account, body, bodies, json::request).await? {
             (Ok(message), _held) => Ok(Self { message, _held }),
             (Err(error), _) => {
-                let text = format!("the body is no RateLimitRequest: {error}");
+                let text = format!("the body is not a RateLimitRequest: {error}");
                 Err(refused(StatusCode::BAD_REQUEST, &text))
             }
         }
@@ -114,7 +114,7 @@ pub(super) struct CounterAnswer {
 }
 
 impl CounterAnswer {
-    /// Finds the counters; the store is not asked yet.
+    /// Finds the counters, without asking the store.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl CounterAnswer {
         }
     }
 
-    /// Each descriptor with its counters.
+    /// Pairs each descriptor with its counters.
     pub(super) fn parts<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -174,7 +174,7 @@ impl CounterAnswer {
         request.descriptors().zip(own)
     }
 
-    /// The counters, descriptor by descriptor; why there are none where there are none.
+    /// The counters by descriptor, or why a descriptor has none.
     pub(super) fn json(&self, request: &Request<'_>) -> Value {
         let part = |(descriptor, own): (Descriptor<'_>, &[CounterReport])| {
             let counters: Vec<Value> = own.iter().map(|one| one.json(self.now).into()).collect();
@@ -192,7 +192,7 @@ impl CounterAnswer {
     }
 }
 
-/// A success, written on the blocking pool.
+/// The reply to a successful call, written on the blocking pool.
 pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
     let text = counters.blocking.work(move || format!("{json}\n")).await;
     let text = HeldBytes::new(account, text.len()).with(text.into());

@@ -1,4 +1,4 @@
-//! One counter as JSON: its descriptor, its rule and limit, and the hits that it holds.
+//! Reports one counter as JSON: its descriptor, its rule and limit, and the hits that it holds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,12 +21,12 @@ use crate::core::{
 #[derive(Clone, Debug)]
 pub(super) struct CounterReport {
     pub(super) key: Box<[u8]>,
-    /// The path of its rule; `None` if no rule in use has it, or the request brought the limit.
+    /// The path of the counter's rule; `None` if it belongs to no rule in use, or the request brought the limit.
     pub(super) rule: Option<Arc<str>>,
     pub(super) limit: Option<Limit>,
-    /// The look at it; `None` if the store cannot be asked without knowing its limit.
+    /// The peek at it; `None` if the store cannot be asked without knowing the limit.
     pub(super) spec: Option<IncrementSpec>,
-    /// The answer to the look.
+    /// The answer to the peek.
     pub(super) state: Option<CounterState>,
     /// The state before a change.
     pub(super) before: Option<CounterState>,
@@ -39,12 +39,12 @@ pub(super) struct CounterReport {
 pub(super) struct GrantEffect {
     /// How many more hits pass than before.
     pub(super) granted: u64,
-    /// Why these are fewer than were asked for.
+    /// Why these are fewer than requested.
     pub(super) why_fewer: Option<&'static str>,
 }
 
 impl GrantEffect {
-    /// The effect of a grant of `asked` hits on a counter of `limit` hits, by its states before and after it.
+    /// The effect of a grant of `asked` hits on a counter of `limit` hits, from its states before and after the grant.
     fn new(
         asked: u64,
         (limit, method): (u64, CounterKind),
@@ -55,7 +55,7 @@ impl GrantEffect {
         let granted = match after.is_charged {
             false => 0,
             true if has_window || after.after > 0 => asked,
-            // It gave back all that it held.
+            // The counter gave back all hits that it held.
             true => asked.min(before.after).min(limit),
         };
         let is_sketched = !after.is_charged && (after.after > 0 || method == CounterKind::Window);
@@ -64,7 +64,7 @@ impl GrantEffect {
         } else if has_window {
             "its window begins with its first hit, and has not begun"
         } else {
-            "it has no window that ends, and gives back the hits that it holds at most"
+            "it has no window that ends, so it can give back only the hits that it holds"
         };
         Self {
             granted,
@@ -73,8 +73,8 @@ impl GrantEffect {
     }
 }
 
-/// The counters of the only descriptor of `request` now: those of the limit that it brings, or else of the rule that it
-/// matches. There are none without a rule or a limit.
+/// The current counters of the only descriptor of `request`: those of the limit that it brings, or else of the rule
+/// that it matches. Without a rule or a limit there are none.
 pub(super) fn counters_of(
     matcher: &Matcher,
     request: &Request<'_>,
@@ -98,7 +98,7 @@ pub(super) fn counters_of(
     counters.map(report).collect()
 }
 
-/// A request of `entries` alone.
+/// A request of one descriptor with these entries.
 pub(super) fn request_of<'a>(
     domain: &'a [u8],
     entries: &[Entry<'a>],
@@ -110,7 +110,7 @@ pub(super) fn request_of<'a>(
     request
 }
 
-/// `spec` without hits and without an effect on others; it fails if the store does not answer.
+/// Turns `spec` into a peek without an effect on other counters. It fails if the store does not answer.
 fn peek(spec: IncrementSpec) -> IncrementSpec {
     IncrementSpec {
         operation: Operation::Add(Charge::Always),
@@ -124,8 +124,8 @@ fn peek(spec: IncrementSpec) -> IncrementSpec {
 }
 
 impl CounterReport {
-    /// The counter of a listed key, if it is of use now: the window of a key may be over. A store of limits per second
-    /// has it if `is_per_second`.
+    /// The counter of a listed key; `None` if the key's window is over. The counter is in the store of limits per
+    /// second if `is_per_second`.
     pub(super) fn of_key(
         key: Box<[u8]>,
         matcher: &Matcher,
@@ -155,7 +155,7 @@ impl CounterReport {
             key,
             rule: None,
             limit: None,
-            // The hits of a bucket follow from its limit and its rate, which no key has.
+            // The hits of a bucket follow from its limit and rate, which its key does not contain.
             spec: spec.filter(|spec| spec.limit > 0),
             state: None,
             before: None,
@@ -163,7 +163,7 @@ impl CounterReport {
         }
     }
 
-    /// The effect of a grant; `None` if it was not asked for one, or the store was not asked.
+    /// The effect of a grant; `None` if no grant was requested, or the store was not asked.
     pub(super) fn grant_effect(&self) -> Option<GrantEffect> {
         let (spec, limit) = (self.spec.as_ref()?, self.limit.as_ref()?);
         let of = (limit.capacity().into(), spec.method);
@@ -226,7 +226,7 @@ impl CounterReport {
         fields
     }
 
-    /// The counter as JSON, with its descriptor as far as its key has it.
+    /// The counter as JSON, with its descriptor as far as the key contains it.
     pub(super) fn json_with_descriptor(&self, now: Timestamp) -> Value {
         let mut fields = self.json(now);
         if let Some(CounterName {
@@ -256,7 +256,7 @@ pub(super) fn entries_json(entries: &[Entry<'_>]) -> Value {
     entries.iter().map(entry).collect()
 }
 
-/// Bytes as a text of JSON, which has Unicode only.
+/// Bytes as JSON text. JSON has Unicode only.
 pub(super) fn text(bytes: &[u8]) -> Value {
     String::from_utf8_lossy(bytes).into()
 }
@@ -283,13 +283,13 @@ pub(in crate::service::admin) fn limit_json(limit: &Limit) -> Value {
     fields
 }
 
-/// A look at a counter whose limit is not known; its limit is 0 if the look needs it. `None` if its window is over.
+/// A peek at a counter whose limit is unknown; its limit is 0 if the peek would need it. `None` if the window is over.
 fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Option<IncrementSpec> {
     let period_secs = name.counting.period_secs();
     let (method, expires_at) = match name.counting {
         NamedCounting::Fixed { ends, .. } if ends <= now => return None,
         NamedCounting::Fixed { ends, .. } => (CounterKind::Window, ends),
-        // Its time zone is not known; it lasts no longer than the longest such unit.
+        // The time zone is unknown. The window lasts no longer than the longest unit of this kind.
         NamedCounting::Calendar { unit, starts } => {
             let longest = Duration::from_secs(unit.secs().saturating_mul(11) / 10);
             let ends = starts.plus(longest.max(Duration::from_secs(7_200)));
@@ -354,7 +354,7 @@ mod tests {
         let (not_begun, no_window, full) = ("has not begun", "no window that ends", "sketch");
         check(Window, (3, -17), true, 20, None);
         check(Window, (31, -10), true, 20, None);
-        // Other hits came between the look and the grant.
+        // Other hits came between the peek and the grant.
         check(Window, (3, -11), true, 20, None);
         check(Window, (0, 0), false, 0, Some(full));
         check(FirstHit, (1, -19), true, 20, None);

@@ -1,4 +1,4 @@
-//! The state of the server at a moment, and its event: one line of JSON.
+//! The state of the server at a moment, and the event that describes it: one line of JSON.
 
 use std::{array, cmp::Reverse, sync::Arc, time::Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     store::{loss::LostLimits, redis::stats::RedisStats},
 };
 
-/// The most bytes of rules in an event.
+/// Most bytes of rules in an event.
 const MAX_RULE_BYTES: usize = 32 << 10;
 
 /// The parts of the server that events show.
@@ -30,7 +30,7 @@ pub(crate) struct LiveSource {
 pub(super) struct LiveState {
     process: ProcessTotals,
     rules: Option<Arc<RuleSet>>,
-    /// By the number of the rule.
+    /// The totals of each rule, by rule number.
     hits: Vec<RuleTotals>,
 }
 
@@ -45,12 +45,12 @@ struct EventDocument<'a> {
     rules: Vec<RuleChange<'a>>,
     omitted_rules: usize,
     loads: Value,
-    /// The effects of lost stores on clients.
+    /// The answers that clients get because of lost stores.
     loss: Vec<String>,
     components: Vec<Value>,
 }
 
-/// A rule with hits since the state before.
+/// A rule with hits since the previous state.
 #[derive(Serialize)]
 struct RuleChange<'a> {
     rule: &'a str,
@@ -60,7 +60,7 @@ struct RuleChange<'a> {
 }
 
 impl LiveSource {
-    /// Reads all counters; returns them and the event: the changes since the state `before`, and the present state.
+    /// Reads all counters. Returns them, and the event: the changes since the state `before`, and the current state.
     pub(super) fn read(&self, before: Option<&LiveState>) -> (LiveState, String) {
         let now = self.state();
         let text = self.event(&now, before.unwrap_or(&now));
@@ -111,7 +111,7 @@ fn hits(rules: &RuleSet) -> Vec<RuleTotals> {
     each.collect()
 }
 
-/// The rules with new hits, the most first; none in the second of a reload.
+/// The rules with new hits, most hits first. In the second of a reload there are none.
 fn changes<'a>(now: &'a LiveState, before: &LiveState) -> Vec<RuleChange<'a>> {
     let (Some(rules), Some(earlier)) = (&now.rules, &before.rules) else {
         return Vec::new();
@@ -137,7 +137,7 @@ fn changes<'a>(now: &'a LiveState, before: &LiveState) -> Vec<RuleChange<'a>> {
     changes
 }
 
-/// The effects on clients of each store of which a node is lost.
+/// The answers that clients get from each store that has lost a node.
 fn loss(metrics: &Metrics) -> Vec<String> {
     let all = match metrics.redis_per_second.nodes().is_empty() {
         true => LostLimits::All,
