@@ -1,4 +1,4 @@
-//! The last lines of a start.
+//! Announces the end of a start: the ready line, and lines for people on a terminal.
 
 use std::{env, fmt::Write as _, net::SocketAddr};
 
@@ -12,7 +12,8 @@ use crate::{
     foundation::build::VERSION_AND_COMMIT,
 };
 
-/// Logs the ready line: version, addresses, TLS, store, modes, number of rules. A terminal gets lines for people too.
+/// Logs the ready line: version, addresses, TLS, store, modes and number of rules. A terminal gets lines for people
+/// too.
 pub(super) fn announce(
     (grpc, addresses, store): (&GrpcListener, &Addresses, &str),
     parts: &Parts<'_>,
@@ -76,7 +77,7 @@ fn is_for_others(address: &str) -> bool {
         .is_ok_and(|address| !address.ip().is_loopback())
 }
 
-/// `address` as a client on this machine names it.
+/// `address` as a client on this machine would write it.
 fn reachable(address: &str) -> String {
     match address.parse::<SocketAddr>() {
         Ok(every) if every.ip().is_unspecified() => format!("127.0.0.1:{}", every.port()),
@@ -84,7 +85,7 @@ fn reachable(address: &str) -> String {
     }
 }
 
-/// The arguments of `tollgate ask` for the first rule with a limit whose texts no shell changes.
+/// The arguments of `tollgate ask` for a simple rule with a limit, whose texts no shell changes.
 fn example(matcher: &Matcher) -> Option<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./:@=".contains(&byte);
     let domains = matcher.domain_names().iter();
@@ -107,7 +108,7 @@ fn example(matcher: &Matcher) -> Option<String> {
                 (is_plain && matches!(rule.allows, Allows::Within(_))).then(|| path.clone())
             })
     });
-    // The first of the simplest ones.
+    // The shortest path, with the example address if possible.
     let path = found.min_by_key(|path| (path.len(), !path[1].ends_with("192.0.2.1")))?;
     let (domain, entries) = path.split_first()?;
     Some(format!("--domain {domain} -d {}", entries.join(",")))

@@ -1,20 +1,20 @@
 //! Repairs calls with an invalid `:authority`, and counts those that HTTP/2 resets.
 //!
-//! Envoy sends the name of the cluster as `:authority` unless it is configured otherwise, and Istio's names
-//! (`outbound|8081||ratelimit.ns.svc…`) are not valid. gRPC's C-core, which is Envoy's `google_grpc` and the library
-//! of Python, Ruby, PHP and C++, sends the path of a Unix socket, `run%2Ftollgate.sock`. The HTTP/2 library resets
+//! Unless configured otherwise, Envoy sends the name of the cluster as `:authority`, and Istio's names
+//! (`outbound|8081||ratelimit.ns.svc…`) are invalid. gRPC's C-core, which Envoy's `google_grpc` and the libraries of
+//! Python, Ruby, PHP and C++ use, sends the path of a Unix socket, `run%2Ftollgate.sock`. The HTTP/2 library resets
 //! such a call before any service sees it, and Envoy then lets the request pass: nothing is limited.
 //!
-//! So this module inspects the bytes of a connection on their way to the library. In a header block (RFC 9113, 6.2)
-//! it replaces an invalid literal `:authority` by a valid one of the same length, in characters and, in Huffman code,
-//! in bits. The lengths of the frame, of the string and of the entry in the dynamic table stay as they were, so both
-//! sides keep equal tables, and later calls that refer to the entry are valid too. All other frames are skipped by
-//! their length.
+//! So this module inspects the bytes of a connection before they reach the library. In a header block (RFC 9113, 6.2)
+//! it replaces an invalid literal `:authority` by a valid one of equal length, in characters and, if Huffman-coded, in
+//! bits. This keeps the lengths of the frame, of the string and of the entry in the dynamic table, so both sides keep
+//! equal tables, and later calls that refer to the entry are valid too. All other frames are skipped by their length.
 //!
-//! A code may be longer than its text, as that of `^`. No valid text has one so long, so the replacement has no code
-//! then: the string and its frame become shorter, and the entry, which counts characters, does not.
+//! A Huffman code can be longer than its text; that of `^` is. No valid text has a code so long, so the replacement is
+//! then written without one. The string and its frame become shorter, but the entry, whose size counts characters, does
+//! not.
 //!
-//! Only an empty text cannot be repaired: an authority has a character, and the entry would become longer.
+//! Only an empty text cannot be repaired: an authority has at least one character, so the entry would become longer.
 
 use std::{
     borrow::Cow,
@@ -53,10 +53,10 @@ use frames::{
 use hpack::{AuthorityEntries, HeaderString, next_authority, plain_string};
 use replacement::{Replacement, instead};
 
-/// Length of the client's preface (RFC 9113, 3.4).
+/// The length of the client's preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// Memory that the library may hold for a header block until the block ends.
+/// Memory that the library can hold for an unfinished header block.
 const OPEN_BLOCK_BYTES: usize = 128 << 10;
 
 /// A connection that repairs `:authority` and counts resets.
@@ -64,15 +64,15 @@ const OPEN_BLOCK_BYTES: usize = 128 << 10;
 pub(super) struct AuthorityRewriter<S> {
     stream: S,
     authority_log: Arc<AuthorityLog>,
-    /// Bytes to pass on without inspection: the rest of the current frame.
+    /// How many bytes to pass on without inspection: the rest of the current frame.
     passing: usize,
     /// The beginning of frames that must be complete before they are inspected.
     held: Vec<u8>,
-    /// Inspected bytes of `held` that have been passed on.
+    /// How many inspected bytes of `held` have been passed on.
     given: usize,
     is_whole: bool,
     entries: AuthorityEntries,
-    /// Bytes until the start of the library's next frame.
+    /// How many bytes the library still writes before its next frame.
     writing: usize,
     account: Arc<Account>,
     /// Memory charged for a header block that has not ended: here, and in the library.
@@ -97,8 +97,8 @@ impl<S> AuthorityRewriter<S> {
         }
     }
 
-    /// Inspects and repairs new bytes. Returns where those are that must be held, the beginning of a frame: those
-    /// before can be passed on, and those behind are left over, because frames became shorter.
+    /// Inspects and repairs new bytes. Returns the range of the bytes to hold, which are the beginning of a frame. The
+    /// bytes before this range can be passed on; those after it are left over because frames became shorter.
     fn look(&mut self, bytes: &mut [u8]) -> Range<usize> {
         let (mut at, mut end) = (0, bytes.len());
         loop {
@@ -127,13 +127,13 @@ impl<S> AuthorityRewriter<S> {
             at += left;
             if !has_end(&bytes[at - left..at]) {
                 self.is_open = Some(HeldBytes::new(&self.account, OPEN_BLOCK_BYTES));
-                // The rest is not inspected, so positions of older entries are not known any more.
+                // The rest is not inspected, so the positions of older entries are unknown from here on.
                 self.entries = AuthorityEntries::default();
             }
         }
     }
 
-    /// Bytes that the held frames lack, as far as is known.
+    /// How many bytes the held frames lack, as far as known.
     fn lacking(&self) -> usize {
         match self.held.first_chunk::<HEAD_BYTES>() {
             None => HEAD_BYTES - self.held.len(),
@@ -144,7 +144,7 @@ impl<S> AuthorityRewriter<S> {
         }
     }
 
-    /// Repairs the header block in these frames. Returns their length then.
+    /// Repairs the header block in these frames, and returns their new length.
     fn headers(&mut self, frames: &mut [u8]) -> usize {
         let Some((first, mut at)) = first_fragment(frames) else {
             return frames.len();
@@ -169,7 +169,7 @@ impl<S> AuthorityRewriter<S> {
         refill(frames, &fragments, &block[..length])
     }
 
-    /// Repairs a header block. Returns its length then.
+    /// Repairs a header block, and returns its new length.
     fn block(&mut self, block: &mut [u8]) -> usize {
         let (mut at, mut end) = (0, block.len());
         while let Some(string) = next_authority(&block[..end], &mut at, &mut self.entries) {
@@ -190,7 +190,7 @@ impl<S> AuthorityRewriter<S> {
         end
     }
 
-    /// An authority for the place of `value`, if it is none and can be replaced.
+    /// The authority to write in place of `value`, if that is invalid and can be replaced.
     fn replacement(&self, value: &[u8], string: &HeaderString) -> Option<Replacement> {
         let found = if string.is_huffman {
             huffman::decode(value).map(Cow::Owned)
@@ -212,14 +212,14 @@ impl<S> AuthorityRewriter<S> {
         instead
     }
 
-    /// Inspects the heads of written frames. A reply has three, and each costs one turn of this loop: nothing
-    /// compared with the system call that wrote them. The library never offers part of a head, though the stream may
+    /// Inspects the heads of written frames. A reply has three, and each costs one turn of this loop, which is nothing
+    /// compared with the system call that wrote them. The library never offers a part of a head, though the stream can
     /// accept fewer bytes.
     fn written(&mut self, offered: &[u8], accepted: usize) {
         let mut at = self.writing;
         while at < accepted {
             let Some(head) = offered[at..].first_chunk::<HEAD_BYTES>() else {
-                // Gives up for good: the positions of frames are lost.
+                // Gives up for good, because the positions of frames are lost.
                 at = usize::MAX;
                 break;
             };
@@ -235,8 +235,8 @@ impl<S> AuthorityRewriter<S> {
     }
 }
 
-/// Repairs whole frames that follow a client's preface, for fuzzing; returns the numbers of replaced and of
-/// irreparable names.
+/// Repairs whole frames that follow a client's preface, for fuzzing. Returns how many names were replaced, and how many
+/// could not be repaired.
 #[doc(hidden)]
 pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
@@ -291,7 +291,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
 }
 
 impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
-    /// Reads until the held frames are complete, or cannot become so, and inspects them.
+    /// Reads until the held frames are complete or the stream ends, and inspects them.
     fn poll_hold(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let (known, lacking) = (self.held.len(), self.lacking());
@@ -323,7 +323,7 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
     }
 }
 
-/// Without vectored writes: replies are small, and copying them together costs less than `writev`.
+/// There are no vectored writes: replies are small, and copying them together costs less than `writev`.
 impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,

@@ -1,4 +1,4 @@
-//! The store that the settings choose, for all workers and for each of them.
+//! Creates the store that the settings choose: the part that all workers share, and the store of each worker.
 
 use std::{
     convert::Infallible,
@@ -52,12 +52,12 @@ pub(super) struct WorkerStore {
 
 #[derive(Default)]
 pub(super) struct StoreTasks {
-    /// Those that must run on this worker for the store to answer.
+    /// Tasks that must run on this worker for the store to answer.
     pub(super) on_worker: Vec<StoreTask>,
-    /// Those that must run once for all workers, beside those of one of them.
+    /// Tasks that must run once in the process, on behalf of all workers.
     pub(super) once: Vec<(Task, StoreTask)>,
-    /// Gives back what the store of this worker holds for later requests. It runs once, when a drain begins and the
-    /// tasks above still run.
+    /// Work that gives back what the store of this worker holds for later requests. It runs once, when a drain begins,
+    /// while the tasks above still run.
     pub(super) at_drain: Vec<Running>,
 }
 
@@ -109,7 +109,7 @@ impl StoreBackend {
         })
     }
 
-    /// Makes the store of one worker.
+    /// Creates the store of one worker.
     pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
         let mut tasks = StoreTasks::default();
         let (all, per_second, caches) = match self {
@@ -127,7 +127,7 @@ impl StoreBackend {
         let mut store = |backend: &RedisBackend| {
             let (store, batchers) = RedisStore::new(&backend.servers, &options);
             tasks.on_worker.push(Box::pin(batchers.run()));
-            // The Redis of all limits is the first, and the one that counts replicas.
+            // The first Redis is the one for all limits, which also counts the replicas.
             if tasks.once.is_empty() && settings.loss.replicas.fixed().is_none() {
                 let detects = self.detect_replicas(&store, &backend.loss, settings, metrics);
                 tasks.once.push((Task::Replicas, detects));
@@ -156,7 +156,7 @@ impl StoreBackend {
         }
     }
 
-    /// Counts the replicas that use `store`, while any rule needs to know.
+    /// A task that counts the replicas that use `store`, while some rule needs the number.
     fn detect_replicas(
         &self,
         store: &RedisStore,
@@ -174,7 +174,6 @@ impl StoreBackend {
         ))
     }
 
-    /// Each Redis.
     fn each(&self) -> impl Iterator<Item = &RedisBackend> {
         let both = match self {
             Self::Memory(_) => [None, None],
@@ -190,7 +189,7 @@ impl StoreBackend {
         self.each().map(|backend| &backend.servers)
     }
 
-    /// A function that logs once a minute what clients get while a store does not answer.
+    /// A function that logs, once a minute, what clients get while a store does not answer.
     pub(super) fn reminders(&self) -> impl Fn() + use<> {
         let each = self.each();
         let each: Vec<_> = each
@@ -203,14 +202,14 @@ impl StoreBackend {
         }
     }
 
-    /// Its name, and whether it answers, once its servers have answered or failed to. They have a second for that.
+    /// The name of the store, and whether it is reachable. Waits up to a second for its servers to answer.
     pub(super) async fn first_state(&self) -> String {
         let asked = async {
             while !self.servers().all(Servers::is_known) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        // A server that is silent for longer is not reachable.
+        // A server that is silent for longer counts as unreachable.
         let _ = tokio::time::timeout(Duration::from_secs(1), asked).await;
         let is_well = self.servers().all(|servers| *servers.health().borrow());
         let suffix = if is_well { "" } else { ", not reachable" };
@@ -229,7 +228,7 @@ impl StoreBackend {
         }
     }
 
-    /// The lines of `/healthcheck?verbose` on rules and stores.
+    /// The lines of `/healthcheck?verbose` about rules and stores.
     pub(super) fn components(&self, metrics: &Arc<Metrics>) -> admin::Components {
         let metrics = metrics.clone();
         let stores: Vec<_> = ["redis", "redis per second"]
@@ -254,7 +253,7 @@ impl StoreBackend {
         })
     }
 
-    /// Its name in the log.
+    /// The name in the log.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
@@ -262,7 +261,7 @@ impl StoreBackend {
         }
     }
 
-    /// The store in memory, if it is one.
+    /// The store in memory, if this is one.
     pub(super) fn memory(&self) -> Option<Arc<MemoryStore>> {
         match self {
             Self::Memory(store) => Some(store.clone()),

@@ -1,8 +1,8 @@
-//! Serves any method like [`run`](super::run::run), without rules and store: benchmarks measure the cost of the
-//! transport with it.
+//! Serves any method as [`run`](super::run::run) does, but without rules and store. Benchmarks use it to measure the
+//! cost of the transport.
 //!
-//! It is part of the library because it needs the workers and the connections of the server as they are, which are
-//! not public and which a benchmark could only copy.
+//! It is part of the library because it needs the server's own workers and connections. They are not public, so a
+//! benchmark could only copy them.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
     settings::serve::Settings,
 };
 
-/// Serves `method` on `workers` threads, until one of them ends.
+/// Serves `method` on `workers` threads until one of them ends.
 ///
 /// # Errors
 ///

@@ -31,32 +31,32 @@ use crate::{
     settings::{bounds::Bounds, serve::Settings},
 };
 
-/// How long a connection without a running decision may take to close: to receive the GOAWAY, to confirm it, and to
-/// read the last replies.
+/// How long a connection without a running decision can take to close: the client has to receive the GOAWAY, confirm
+/// it, and read the last replies.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Data that may wait in a stream for a client that does not read, besides the reply itself.
+/// Data that can wait in a stream for a client that does not read, in addition to the reply itself.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// Bytes that a client may send on one stream, and on its whole connection, before the server has read any.
+/// Bytes that a client may send on one stream, or on its whole connection, before the server has read any.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
 
-/// How long the answer to a ping may take at most before the connection is closed.
+/// Longest time that the answer to a ping can take before the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Most calls of one connection that may be cancelled before the server has handled them; more close it. The server
-/// reads 16 kB at a time, so the calls of an Envoy that reaches its timeout stay far below.
+/// Most calls of one connection that can be cancelled before the server has handled them; more close the connection.
+/// The server reads 16 kB at a time, so an Envoy whose calls time out stays far below this.
 const MAX_PENDING_RESETS: usize = 256;
 
-/// Most calls of one connection that may be refused for breaking the rules of HTTP/2; more close it.
+/// Most calls of one connection that can be refused for breaking the rules of HTTP/2; more close the connection.
 const MAX_BAD_STREAMS: usize = 1024;
 
-/// The transport of a connection. A single type, so that the program contains one server, which the compiler can
+/// The transport of a connection. It is a single type, so that the program contains one server, which the compiler can
 /// optimise well.
 type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsSession>>>;
 
-/// Serves connections with one method, and with other services beside it.
+/// Serves connections with one method directly, and with other services.
 pub(super) struct ConnectionServer<M> {
     dispatcher: Dispatcher<M>,
     options: ConnectionOptions,
@@ -77,13 +77,13 @@ pub(super) struct ConnectionParts {
 #[derive(Clone, Copy)]
 pub(super) struct ConnectionOptions {
     bounds: Bounds,
-    /// How long a connection is silent before it is asked whether its peer is still there; `None` means for ever.
+    /// How long a connection can be silent before its peer is pinged; `None` means for ever.
     keepalive: Option<Duration>,
     /// Longest time until the first call of a connection.
     first_call: Duration,
     /// Longest age of a connection; zero means no limit.
     pub(super) max_age: Duration,
-    /// How long its calls may then take.
+    /// How long the calls of a connection that is too old can still take.
     grace: Duration,
 }
 
@@ -107,7 +107,7 @@ impl ConnectionOptions {
         builder
             .timer(PollTimer)
             .max_concurrent_streams(self.bounds.max_streams)
-            // Above this bound the library answers without a gRPC status; up to it the service answers.
+            // Above this bound the library answers, without a gRPC status. Up to it the service answers.
             .max_header_list_size(2 * MAX_HEADER_BYTES)
             .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
             .max_local_error_reset_streams(MAX_BAD_STREAMS)
@@ -119,7 +119,7 @@ impl ConnectionOptions {
                 self.keepalive
                     .map_or(PING_TIMEOUT, |every| every.min(PING_TIMEOUT)),
             )
-            // gRPC clients do not read it.
+            // gRPC clients do not read the date.
             .auto_date_header(false);
         builder
     }
@@ -136,7 +136,7 @@ impl<M> Clone for ConnectionServer<M> {
 }
 
 impl<M: UnaryMethod> ConnectionServer<M> {
-    /// Serves `method` directly, and all other paths by `others`.
+    /// Serves `method` directly, and all other paths with `others`.
     pub(super) fn new(
         method: Arc<M>,
         others: Routes,
@@ -165,7 +165,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
         self.shared.bound.account()
     }
 
-    /// Serves one connection, which was accepted `at` this time, to its end. An error affects only this connection.
+    /// Serves one connection, which was accepted at `at`, until it ends. An error affects only this connection.
     pub(super) async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
         let deadline = at + self.options.first_call;
         let stream = match self.first_word(stream, deadline).await {
@@ -180,8 +180,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
         }
     }
 
-    /// Waits for the first byte of HTTP/2. Before it there is nothing to shut down, so nothing here may delay
-    /// draining.
+    /// Waits for the first byte of HTTP/2. Until then there is nothing to shut down, so nothing here may delay a drain.
     async fn first_word(
         &mut self,
         stream: Detached,
@@ -212,7 +211,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
         }
     }
 
-    /// Serves HTTP/2. Without a call until `deadline` the connection closes.
+    /// Serves HTTP/2. If there is no call until `deadline`, the connection closes.
     async fn serve(
         mut self,
         stream: AnyStream,
@@ -267,7 +266,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
     }
 }
 
-/// Waits for the end of a connection after its GOAWAY, while a decision runs on it and for a moment longer. A partial
+/// Waits for a connection to end after its GOAWAY, as long as a decision runs on it and for a moment longer. A partial
 /// handshake, a partial message, an unread reply or a health watch delays nothing.
 async fn goodbye(
     mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
@@ -284,9 +283,9 @@ async fn goodbye(
     }
 }
 
-/// `age`, varied by up to a tenth, so that connections that began together do not end together.
+/// Varies `age` by up to a tenth, so that connections that began together do not end together.
 fn jittered(age: Duration) -> Duration {
-    /// Stands for no end: longer than any process lives, short enough for a timer.
+    /// Stands for no limit: longer than any process lives, but short enough for a timer.
     const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
     if age.is_zero() || age > NEVER {
         return NEVER;

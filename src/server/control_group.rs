@@ -8,16 +8,16 @@ use std::{
 /// The mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Limits from here on stand for none: cgroup v1 has no word for it, and shows the largest number of whole pages.
+/// Limits from here on mean that there is none. cgroup v1 has no word for that, and shows the largest number of whole
+/// pages.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Files of this name that may be those of this process, the likeliest first; `controller` names the hierarchy of
-/// cgroup v1.
+/// Candidates for this process's file of this name, most likely first. `controller` names the hierarchy in cgroup v1.
 pub(super) fn files(controller: &str, name: &str) -> Vec<PathBuf> {
     candidates(Path::new(ROOT), &memberships(), controller, name)
 }
 
-/// The most bytes of memory that the process may take: the lowest limit of its group and of those around it. `None` if
+/// Most bytes of memory that the process may take: the lowest limit of its group and of the groups above it. `None` if
 /// there is none.
 pub(super) fn memory_limit() -> Option<u64> {
     limit(Path::new(ROOT), &memberships())
@@ -43,8 +43,8 @@ fn limit(root: &Path, memberships: &str) -> Option<u64> {
     limits.filter(|limit| *limit < UNLIMITED).min()
 }
 
-/// Of cgroup v2, then of v1, under the process's own path and, in a container, at the root. `memberships` is the text
-/// of `/proc/self/cgroup`.
+/// The paths in cgroup v2, then in v1: below the process's own path, and at the root, as a container sees it.
+/// `memberships` is the text of `/proc/self/cgroup`.
 fn candidates(root: &Path, memberships: &str, controller: &str, name: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in memberships.lines() {
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(shown("nonsense"), ["/r/cpu.stat"]);
     }
 
-    /// The limit in a hierarchy of these files.
+    /// Checks the limit in a hierarchy of these files.
     #[track_caller]
     fn check(files: &[(&str, &str)], memberships: &str, expected: Option<u64>) {
         let root = tempfile::tempdir().unwrap();

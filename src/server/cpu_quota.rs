@@ -1,4 +1,4 @@
-//! Logs once that the CPU quota pauses this process.
+//! Logs once if the CPU quota pauses this process.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -17,8 +17,8 @@ struct Throttled {
     time: Duration,
 }
 
-/// Watches until the quota evidently causes pauses, whose sum `paused` returns. Ends then, or at once if the kernel
-/// provides no numbers.
+/// Watches until the quota evidently causes pauses, and ends then; or at once, if the kernel provides no numbers.
+/// `paused` returns the sum of all pauses so far.
 pub(super) async fn watch(paused: impl Fn() -> Duration) {
     let Some((file, mut before)) = files("cpu", "cpu.stat")
         .into_iter()
@@ -49,7 +49,7 @@ pub(super) async fn watch(paused: impl Fn() -> Duration) {
     }
 }
 
-/// `None` if the file does not contain the numbers.
+/// Reads the numbers in a file; `None` if it does not contain them.
 fn read(file: &Path) -> Option<Throttled> {
     parse(&fs::read_to_string(file).ok()?)
 }
@@ -83,7 +83,7 @@ mod tests {
         };
         assert_eq!(parse(v2), Some(expected));
         assert_eq!(parse(v1), Some(expected));
-        // A group without a quota.
+        // This is a group without a quota.
         assert_eq!(parse("usage_usec 5\n"), None);
     }
 }

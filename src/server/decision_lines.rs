@@ -1,5 +1,5 @@
-//! The log of decisions: the part that all threads share, and the thread that writes lines apart from the log of the
-//! process.
+//! Starts the decision log: the part that all threads share, and the thread that writes its lines if they do not go
+//! into the log of the process.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::{
     settings::process::Process,
 };
 
-/// Longest time for writing the last lines.
+/// Longest time to write the last lines.
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// The queue of the thread that writes lines, if there is one.
 pub(super) struct DecisionLines(Option<DecisionSender>);
 
-/// Makes the log of decisions, and starts the thread that writes its lines if they are not in the log of the process.
+/// Creates the decision log, and starts the thread that writes its lines if they do not go into the log of the process.
 ///
 /// # Errors
 ///
-/// If the file of the lines cannot be opened.
+/// If the file for the lines cannot be opened.
 pub(super) fn start(
     settings: &Process,
     metrics: &Metrics,
@@ -75,7 +75,7 @@ impl DecisionLines {
     ///
     /// # Errors
     ///
-    /// If a task ends badly that the process needs.
+    /// If a task that the process needs ends unexpectedly.
     pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
         if let Some(sender) = self.0 {
             sender.end();

@@ -15,7 +15,7 @@ use crate::{
 /// Why the server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServerError {
-    /// With the flag and the variable to change.
+    /// A port cannot be opened; `setting` has the flag and the variable to change.
     #[error("cannot listen on {address} for {purpose} ({setting})")]
     Bind {
         purpose: &'static str,

@@ -3,13 +3,13 @@
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Files that the process always opens: ports, rules being read, statistics, the log.
+/// Files that the process itself needs: ports, rules being read, statistics, the log.
 const OWN: u64 = 64;
 
-/// Files per worker: its runtime, and connections to each node of Redis.
+/// Files that each worker needs: its runtime, and connections to each node of Redis.
 const OWN_EACH: u64 = 32;
 
-/// Each HTTP port gets this fraction of the files: one in 16.
+/// Each HTTP port gets one of this many files.
 const HTTP_SHARE: u64 = 16;
 
 /// Largest number of HTTP ports.
@@ -21,15 +21,15 @@ const MAX_HTTP_CONNECTIONS: u64 = 1_000;
 /// Connections that one HTTP port always gets, however few files there are.
 const MIN_HTTP_CONNECTIONS: u64 = 8;
 
-/// Numbers of connections that fit the limit.
+/// How many connections fit the limit of open files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectionLimits {
     pub(super) grpc: usize,
-    /// On each HTTP port.
+    /// Connections on each HTTP port.
     pub(super) http: usize,
 }
 
-/// Raises the limit and computes how many connections fit; logs a warning if that is fewer than `max_connections`.
+/// Raises the limit, and computes how many connections fit. Logs a warning if these are fewer than `max_connections`.
 pub(super) fn connection_limits(max_connections: usize, workers: usize) -> ConnectionLimits {
     let files = raise();
     let connection_limits = share(files, max_connections, workers);

@@ -1,4 +1,4 @@
-//! Performs TLS handshakes with clients; counts those that fail, and logs them now and then.
+//! Performs TLS handshakes with clients, counts those that fail, and logs them now and then.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -13,16 +13,15 @@ use crate::{
     observe::metrics::Metrics,
 };
 
-/// Counts and logs handshakes that fail. All workers share one.
+/// Counts and logs failed handshakes, for all workers.
 #[derive(Debug)]
 pub(super) struct HandshakeLog {
     metrics: Arc<Metrics>,
-    /// One each, so that a port scanner does not hide an expired certificate.
+    /// A throttle for each kind of failure, so that a port scanner does not hide an expired certificate.
     throttles: [LogThrottle; HandshakeFailure::ALL.len()],
 }
 
 impl HandshakeLog {
-    /// A log that counts in `metrics`.
     pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             metrics,
@@ -35,7 +34,7 @@ impl HandshakeLog {
     ///
     /// # Errors
     ///
-    /// If the client is refused or breaks off.
+    /// If the client is refused, or breaks off the handshake.
     pub(super) async fn accept(
         &self,
         tls: ListenerTls,

@@ -11,7 +11,7 @@ use tonic_health::{
 use super::tasks::{OwnedTasks, Task};
 use crate::service::admin::Health;
 
-/// Service names in `grpc.health.v1`.
+/// The service names in `grpc.health.v1`.
 pub(super) const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// The two services that report health.
@@ -19,12 +19,12 @@ pub(super) const HEALTH_NAMES: [&str; 2] = ["", "ratelimit"];
 pub(super) struct HealthPublisher {
     pub(super) http: Health,
     pub(super) grpc: HealthReporter,
-    /// Health is good while all of these are true.
+    /// Health is good while all these conditions are true.
     pub(super) conditions: Vec<watch::Receiver<bool>>,
 }
 
 impl HealthPublisher {
-    /// The publisher, which reports bad health until it is updated, and its gRPC service.
+    /// A publisher and its gRPC service. They report bad health until the first update.
     pub(super) fn new(
         conditions: Vec<watch::Receiver<bool>>,
     ) -> (Self, HealthServer<impl HealthService>) {
@@ -56,21 +56,21 @@ impl HealthPublisher {
         }
     }
 
-    /// Ends the clients' watches, because there are no further changes.
+    /// Ends the clients' watches, because health will not change any more.
     pub(super) async fn close(&mut self) {
         for name in HEALTH_NAMES {
             self.grpc.clear_service_status(name).await;
         }
     }
 
-    /// Starts to report the health whenever a condition changes.
+    /// Starts tasks that report health whenever a condition changes.
     pub(super) fn follow_all(&self, tasks: &mut OwnedTasks) {
         for condition in self.conditions.clone() {
             tasks.start(Task::Health, self.clone().follow(condition));
         }
     }
 
-    /// Reports the health whenever `condition` changes.
+    /// Reports health whenever `condition` changes.
     async fn follow(self, mut condition: watch::Receiver<bool>) {
         loop {
             self.update().await;

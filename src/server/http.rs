@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// Bound on a request's headers, and on replies that a client has not read while it sends more requests.
+/// Most bytes of a request's headers, and of replies that a client leaves unread while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
 
 /// Bounds on the connections of one HTTP port.
@@ -38,7 +38,7 @@ const MAX_BUFFER_BYTES: usize = 16 << 10;
 pub(super) struct HttpLimits {
     /// Most connections.
     pub(super) max_connections: usize,
-    /// Time for a request, its reply and the wait for the next request.
+    /// How long a request, its reply and the wait for the next request can take together.
     pub(super) timeout: Duration,
     pub(super) bound: Arc<HeldBound>,
 }
@@ -51,7 +51,7 @@ struct Connections {
     open: HashMap<Id, (Weak<Account>, Began)>,
 }
 
-/// Start of a connection's last request, or of the connection if there was none.
+/// When a connection's last request began, or the connection itself if there was none.
 #[derive(Clone)]
 struct Began(Arc<Mutex<Instant>>);
 
@@ -69,9 +69,9 @@ impl Began {
     }
 }
 
-/// Serves HTTP/1 until dropped. When all places are taken, a new connection replaces the one whose last request, or
-/// whose start, is the oldest. An error on a connection affects only that connection. Requests carry the connection's
-/// [`Account`] and its [`Peer`] in their extensions.
+/// Serves HTTP/1 until dropped. When all places are taken, a new connection replaces the one that has been without a
+/// new request for the longest. An error affects only its own connection. Requests carry the connection's [`Account`]
+/// and its [`Peer`] in their extensions.
 pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
     let mut connections = Connections {
         max_connections: limits.max_connections,
@@ -83,7 +83,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
         connections.make_room();
         let began = Began::now();
         let account = limits.bound.account();
-        // Its place is limited by this port, not by gRPC's connections.
+        // This port has its own places; the connection takes none of gRPC's.
         account.keep_place();
         let service = (router.clone(), account.clone());
         let served = serve(stream, service, began.clone(), limits.timeout);
@@ -96,7 +96,7 @@ pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limi
 
 impl Connections {
     fn make_room(&mut self) {
-        // Removes connections that have ended.
+        // Forgets connections that have ended.
         while let Some(ended) = self.running.try_join_next_with_id() {
             let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
             self.open.remove(&id);
@@ -121,7 +121,7 @@ async fn serve(
     timeout: Duration,
 ) {
     let service = TowerToHyperService::new(router);
-    // A connection that is closed already has no peer, and reads no reply.
+    // A connection without a peer is closed already, and nothing would read a reply.
     let Ok(peer) = stream.peer_addr() else { return };
     let call = |mut request: Request<Incoming>| {
         began.renew();
@@ -155,8 +155,8 @@ async fn serve(
     }
 }
 
-/// The answer to a request without its one Host (RFC 9112, 3.2): two parts of a chain could see two hosts in it. Any
-/// text may stand there, because Envoy's health checks name the cluster.
+/// Refuses a request that does not have exactly one Host (RFC 9112, 3.2), because two proxies could see two different
+/// hosts in it. Any text is accepted as the host, because Envoy's health checks send the name of the cluster.
 fn refuse_hosts(request: &Request<Incoming>) -> Option<Response> {
     let hosts = request.headers().get_all(HOST).iter().count();
     let is_good = hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11;

@@ -1,4 +1,4 @@
-//! The services of the HTTP ports: health and JSON calls, statistics and rules, the page for Prometheus.
+//! Starts the HTTP ports: one for health and JSON calls, one for statistics and rules, one for Prometheus.
 
 use std::{
     sync::Arc,
@@ -26,11 +26,11 @@ use crate::{
     store::any::AnyStore,
 };
 
-/// How long a connection may take for a request, its reply and the wait for the next one.
+/// How long a request, its reply and the wait for the next request can take together.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts to serve the ports, each up to `max_connections`. `json` answers calls in JSON, and explains. Replies that
-/// go on end when the `drain` begins.
+/// Starts to serve the ports, each with up to `max_connections`. `json` answers calls in JSON, and explains them.
+/// Endless replies end when the `drain` begins.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
@@ -93,7 +93,7 @@ pub(super) fn start(
     }
 }
 
-/// The counters that the debug port shows.
+/// The parts that `/counters` of the debug port needs.
 fn counters(
     parts: &Parts<'_>,
     service: &grpc::Service<AnyStore>,

@@ -1,5 +1,5 @@
-//! Log lines on standard error: as text, or as JSON in the reference's shape. A thread of its own writes them, so that
-//! no decision waits for their reader.
+//! The log: lines on standard error, as text or as JSON in the reference's shape. A thread of its own writes them, so
+//! that no decision waits for their reader.
 
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
@@ -35,18 +35,18 @@ use crate::{
     settings::process::{LogFormat, LogLevel, Process},
 };
 
-/// Longest time for writing the last lines: their reader may have stopped.
+/// Longest time to write the last lines, whose reader may have stopped reading.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// The log of the process. Its drop writes the last lines.
+/// The log of the process. Dropping it writes the last lines.
 pub(crate) struct Log {
     lines: LogLines,
     pub(crate) stats: Arc<LogStats>,
-    /// Closed by the end of the thread that writes.
+    /// Closed when the writing thread ends.
     written: mpsc::Receiver<()>,
 }
 
-/// Installs the log for the whole process, in the format and at the level that `process` names.
+/// Installs the log of the process, in the format and at the level that `process` names.
 ///
 /// # Errors
 ///
@@ -86,7 +86,7 @@ fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io:
 }
 
 impl Log {
-    /// A log without a reader, which does not hear of events.
+    /// A log that is not installed, so it receives no events.
     #[cfg(test)]
     pub(super) fn unread() -> Self {
         let (lines, _) = log_lines(Arc::default());
@@ -97,7 +97,8 @@ impl Log {
         }
     }
 
-    /// Prints lines for people, behind those that are logged. Nothing that collects a log gets them.
+    /// Prints lines for people after the lines that are already logged. Only terminals get them, not collectors of
+    /// logs.
     pub(crate) fn print_on_terminal(&self, lines: &str) {
         if standard_error::is_terminal() {
             let _ = (&self.lines).write(lines.as_bytes());
@@ -108,12 +109,12 @@ impl Log {
 impl Drop for Log {
     fn drop(&mut self) {
         self.lines.end();
-        // It ends with an error, or too late: the last lines are lost then.
+        // An error or a timeout means that the last lines are lost.
         let _ = self.written.recv_timeout(FLUSH);
     }
 }
 
-/// Logs a panic like anything else: in the format of the log, and without waiting for its reader.
+/// Logs a panic like any other event: in the format of the log, and without waiting for its reader.
 fn log_panic(panic: &panic::PanicHookInfo<'_>) {
     let place = panic
         .location()
@@ -142,8 +143,8 @@ fn subscriber(
     };
     let mut targets = without_noise(level);
     let mut most = level;
-    // Only if it is needed: below this level libraries ask for each line whether it is wanted, and a decision passes
-    // hundreds of such lines.
+    // This level is set only when needed, because with it libraries ask of every line whether it is wanted, and a
+    // decision passes hundreds of such lines.
     if decisions != DecisionChoice::Off {
         targets = targets.with_target(decision_log::TARGET, LevelFilter::DEBUG);
         most = most.max(LevelFilter::DEBUG);
@@ -151,7 +152,7 @@ fn subscriber(
     let lines = tracing_subscriber::fmt()
         .with_max_level(most)
         .with_ansi(standard_error::is_terminal())
-        // It would report a failure to standard error, and panic if that fails too.
+        // The library would report a failed write to standard error, and panic if that fails too.
         .log_internal_errors(false)
         .with_writer(Arc::new(lines));
     match format {
@@ -160,8 +161,8 @@ fn subscriber(
     }
 }
 
-/// A filter for lines of libraries, which would hide our own: their details are for `trace` only, and the file watch
-/// reports at `info` that a folder is gone which the kubelet has replaced, as it always does.
+/// A filter for the lines of libraries, which would otherwise hide tollgate's. Their details are shown at `trace` only.
+/// The file watch is silenced below `warn`, because it reports at `info` whenever the kubelet replaces a folder.
 fn without_noise(level: LevelFilter) -> Targets {
     let others = match level {
         LevelFilter::TRACE => LevelFilter::TRACE,

@@ -31,13 +31,12 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Loads the rules, makes the stores and opens the log of decisions, whose writer is the first of `tasks`. Nothing
-    /// else runs yet.
+    /// Loads the rules, creates the stores and opens the decision log, whose writer becomes the first of `tasks`.
     ///
     /// # Errors
     ///
-    /// If the bounds on memory do not fit, the rules or the address of a store are invalid, or logged decisions have no
-    /// place.
+    /// If the bounds on memory do not fit, if the rules or the address of a store are invalid, or if the file of logged
+    /// decisions cannot be opened.
     pub(super) fn new(
         settings: &'a Settings,
         log: Arc<LogStats>,
@@ -48,7 +47,7 @@ impl<'a> Parts<'a> {
         let mut metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
         metrics.log = log;
         metrics.tasks = tasks.stats.clone();
-        // One for each worker, and one for `/json`, which runs on the main thread.
+        // Each worker is a thread, and `/json` runs on the main thread.
         let threads = worker_count(settings) + 1;
         let metrics = Arc::new(metrics.for_workers(threads));
         let TopTalkers {

@@ -10,10 +10,10 @@ use hyper_util::rt::TokioTimer;
 
 use crate::service::grpc::unary::arrived;
 
-/// A timer whose "now" is the time of the running poll of a connection.
+/// A timer whose "now" is the time of the current poll of a connection.
 ///
-/// For keepalive, hyper asks for the time with every frame that it reads. That would be three readings of the clock
-/// for each call. The time of the poll that found the frame is exact enough for a keepalive.
+/// For its keepalive, hyper asks for the time with every frame that it reads, which would be three readings of the
+/// clock for each call. The time of the poll that found the frame is exact enough for that.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PollTimer;
 

@@ -16,11 +16,11 @@ use crate::{
     settings::{serve::Settings, tls::TlsSettings},
 };
 
-/// The bound listeners, except for gRPC's, which opens once there are rules to answer with.
+/// The bound listeners, except for gRPC's, which opens only when there are rules.
 pub(super) struct Ports {
     pub(super) http: TcpListener,
     pub(super) debug: TcpListener,
-    /// `None` unless it is enabled.
+    /// The Prometheus port, if it is enabled.
     pub(super) prometheus: Option<TcpListener>,
 }
 
@@ -54,14 +54,14 @@ impl Ports {
     }
 }
 
-/// Addresses of the HTTP ports, for the log.
+/// The addresses of the HTTP ports, for the log.
 pub(super) struct Addresses {
     pub(super) http: String,
     pub(super) debug: String,
     pub(super) prometheus: String,
 }
 
-/// A purpose of a port, and the flags and variables of its host and of its number.
+/// The purpose of a port, the settings of its host, and the settings of its number.
 struct PortSettings(&'static str, &'static str, &'static str);
 
 const GRPC: PortSettings = PortSettings("gRPC", "--grpc-host, GRPC_HOST", "--grpc-port, GRPC_PORT");
@@ -77,14 +77,14 @@ const PROMETHEUS: PortSettings = PortSettings(
     "--prometheus-address, PROMETHEUS_ADDR",
 );
 
-/// Connections that may wait to be accepted: as many as the kernel allows (`net.core.somaxconn`, 4096 by default). A
-/// client that finds no room asks again after a second only.
+/// Most connections that wait to be accepted: as many as the kernel allows (`net.core.somaxconn`, 4096 by default). A
+/// client that finds no room retries only after a second.
 const BACKLOG: u32 = 65_535;
 
-/// Meaning of an empty host, as in the reference.
+/// The meaning of an empty host, as in the reference.
 const EVERY: &str = "0.0.0.0";
 
-/// Meaning of an empty host of the debug port, which must not be open to all by accident.
+/// The meaning of an empty host for the debug port, which must not be open to everyone by accident.
 const LOOPBACK: &str = "127.0.0.1";
 
 fn or<'a>(host: &'a str, default: &'a str) -> &'a str {
@@ -130,7 +130,7 @@ async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListen
             } else {
                 TcpSocket::new_v6()?
             };
-            // Recently closed connections must not block a restarted process from the port.
+            // Recently closed connections must not keep a restarted process from using the port.
             socket.set_reuseaddr(true)?;
             socket.set_reuseport(reuse_port)?;
             socket.bind(address)?;
@@ -150,7 +150,7 @@ pub(super) enum GrpcListener {
     Unix(UnixListener, SocketFile),
 }
 
-/// A socket in the file system, removed on drop.
+/// The file of a Unix socket, which is removed on drop.
 pub(super) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -173,7 +173,7 @@ impl GrpcListener {
         }
     }
 
-    /// Replaces a socket without a listener, which a crash leaves behind.
+    /// Binds a Unix socket. Replaces one without a listener, as a crash leaves behind.
     fn bind_unix(path: &Path, mode: u32) -> Result<Self, ServerError> {
         let bound = || {
             let is_socket =
@@ -181,7 +181,7 @@ impl GrpcListener {
             if is_socket && unix::UnixStream::connect(path).is_err() {
                 fs::remove_file(path)?;
             }
-            // From the first moment on, or a client without permission could connect before a later change.
+            // The mode applies from the first moment, or a client without permission could connect before it is set.
             let usual = umask(Mode::from_bits_truncate(!mode & 0o777));
             let listener = UnixListener::bind(path);
             umask(usual);
@@ -197,7 +197,7 @@ impl GrpcListener {
         })
     }
 
-    /// The kind of TLS that its connections have.
+    /// The kind of TLS of its connections.
     pub(super) fn tls(&self, settings: &TlsSettings) -> &'static str {
         match self {
             Self::Tcp(_) if settings.grpc_tls && settings.client_ca().is_some() => "mutual",
@@ -206,7 +206,7 @@ impl GrpcListener {
         }
     }
 
-    /// The next connection, without a time limit.
+    /// Waits for the next connection, however long that takes.
     pub(super) async fn accept_next(&self) -> PortStream<TcpStream, UnixStream> {
         match self {
             Self::Tcp(listener) => PortStream::Tcp(accept_next(listener).await),
@@ -242,7 +242,7 @@ pub(super) enum PortStream<T, U> {
 pub(super) type Detached = PortStream<std::net::TcpStream, unix::UnixStream>;
 
 impl PortStream<TcpStream, UnixStream> {
-    /// Removes it from this thread's runtime.
+    /// Removes the connection from this thread's runtime.
     pub(super) fn detach(self) -> io::Result<Detached> {
         Ok(match self {
             Self::Tcp(stream) => PortStream::Tcp(stream.into_std()?),
@@ -252,7 +252,7 @@ impl PortStream<TcpStream, UnixStream> {
 }
 
 impl Detached {
-    /// Registers it with this thread's runtime.
+    /// Registers the connection with this thread's runtime.
     pub(super) fn adopt(self) -> io::Result<PortStream<TcpStream, UnixStream>> {
         Ok(match self {
             Self::Tcp(stream) => {
@@ -265,7 +265,7 @@ impl Detached {
     }
 }
 
-/// The next connection, without a time limit.
+/// Waits for the next connection, however long that takes.
 pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -275,10 +275,10 @@ pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// One for all ports, because a lack of file descriptors affects all of them.
+/// All ports share this throttle, because a lack of file descriptors affects all of them.
 static SCARCITY: LogThrottle = LogThrottle::new();
 
-/// Waits before the next attempt: most likely the process is out of file descriptors, and some will be closed.
+/// Waits before the next attempt. Most likely the process is out of file descriptors, and some will be closed soon.
 async fn wait_for_room(error: io::Error) {
     if SCARCITY.may_log() {
         tracing::warn!(%error, "cannot accept connections; retrying");

@@ -1,4 +1,4 @@
-//! Loads the rules from where the settings say, and follows their changes.
+//! Loads the rules from the source that the settings name, and follows their changes.
 
 use super::error::ServerError;
 
@@ -22,7 +22,7 @@ pub(super) enum RuleSource {
 }
 
 impl RuleSource {
-    /// Loads files at once. A failure is fatal, unless the settings allow a start without rules.
+    /// Loads rule files at once. A failure is fatal unless the settings allow a start without rules.
     pub(super) fn new(
         settings: &Settings,
         intake: &Intake,
@@ -81,7 +81,7 @@ impl RuleSource {
         Ok(Self::Files(reloader))
     }
 
-    /// Takes changes into use. No change from now on is missed.
+    /// Starts to watch the source. The returned task applies every change from now on.
     pub(super) fn watch(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         match self {
             Self::Files(reloader) => {

@@ -1,4 +1,4 @@
-//! Wiring: binds the ports, starts the workers, owns every task, drains.
+//! Wires the server: binds the ports, starts the workers, owns every task, and drains.
 //!
 //! The thread that calls [`run`] is the dispatcher: it accepts connections and distributes them to the workers in
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
@@ -47,11 +47,11 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If a port cannot be bound, the rules are invalid, or a task ends that the process needs.
+/// If a port cannot be bound, the rules are invalid, or a task that the process needs ends.
 pub(crate) fn run(settings: &Settings, log: &Log) -> Result<(), ServerError> {
     let runtime = runtime()?;
     let served = runtime.block_on(serve(settings, log));
-    // A blocked task, such as a name lookup, must not delay the exit.
+    // A blocked thread, such as one that looks up a name, must not delay the exit.
     runtime.shutdown_background();
     served
 }
@@ -59,7 +59,7 @@ pub(crate) fn run(settings: &Settings, log: &Log) -> Result<(), ServerError> {
 /// Starts all components, waits for a signal, and drains.
 pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerError> {
     let sinks = settings.stats.sinks()?;
-    // These end with the process.
+    // These tasks end with the process.
     let mut tasks = OwnedTasks::default();
     let (parts, source, decision_lines) = Parts::new(settings, log.stats.clone(), &mut tasks)?;
     let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
@@ -67,7 +67,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     check_token(&settings.listen)?;
     let ports = Ports::bind(settings).await?;
     let addresses = ports.addresses()?;
-    // Before the ports are announced: an operator who reads that line may send a signal or change a rule at once.
+    // This precedes the announcement of the ports: an operator who reads it can send a signal or change a rule at once.
     let signals = Signals::new()?;
     tasks.start(Task::Reload, source.watch());
     let tls = start_tls(&parts, rotation, &mut tasks);
@@ -116,7 +116,8 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     server.drain(&settings.process).await
 }
 
-/// The file of the token is read again for each change, so that a mistake would show only then.
+/// Checks the file of the token at the start. It is read again for each change of counters, so a mistake would show
+/// only then.
 fn check_token(listen: &Listen) -> Result<(), ServerError> {
     let Some(path) = listen.token_file() else {
         return Ok(());
@@ -128,7 +129,7 @@ fn check_token(listen: &Listen) -> Result<(), ServerError> {
     })
 }
 
-/// Starts to watch the certificates; returns the TLS of connections, if the gRPC port has TLS.
+/// Starts to watch the certificates. Returns the TLS of connections, if the gRPC port has TLS.
 fn start_tls(
     parts: &Parts<'_>,
     rotation: Option<Rotation>,
@@ -144,7 +145,7 @@ fn start_tls(
     Some(tls)
 }
 
-/// The conditions of good health.
+/// The conditions for good health.
 fn conditions(parts: &Parts<'_>, is_open: watch::Receiver<bool>) -> Vec<watch::Receiver<bool>> {
     let mut conditions = vec![is_open];
     if parts.settings.healthy_with_rules_only {
@@ -194,7 +195,7 @@ struct Server {
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
-    /// The end of the store of `/json`.
+    /// Work of the store of `/json` for the beginning of a drain.
     at_drain: Vec<Running>,
     workers: Workers,
     service_manager: ServiceManager,
@@ -204,7 +205,7 @@ struct Server {
 }
 
 impl Server {
-    /// Waits for the first rules, unless the settings allow a start without; returns whether to go on.
+    /// Waits for the first rules, unless the settings allow a start without any. Returns whether to go on.
     async fn wait_for_rules(&mut self, parts: &Parts<'_>) -> Result<bool, ServerError> {
         if parts.settings.start_without_rules {
             return Ok(true);
@@ -228,7 +229,7 @@ impl Server {
         addresses: &Addresses,
         log: &Log,
     ) -> Result<GrpcListener, ServerError> {
-        // Before clients can call: the accepting begins after the ready line.
+        // The store is asked before clients can call: connections are accepted only after the ready line.
         let store = parts.backend.first_state().await;
         let grpc = GrpcListener::bind(parts.settings).await?;
         self.open.send_replace(true);
@@ -246,7 +247,7 @@ impl Server {
         self.tasks.start(Task::GrpcListener, accepting);
     }
 
-    /// Waits for a signal to stop.
+    /// Waits for a stop signal.
     async fn wait(&mut self, settings: &Process) -> Result<(), ServerError> {
         tokio::select! {
             signal = self.signals.next() => {
@@ -263,7 +264,7 @@ impl Server {
         self.service_manager.notify_stopping();
         self.tasks.stop(Task::Health).await?;
         self.health.set(false).await;
-        // A load balancer needs a moment to see that; until then calls still arrive and are answered.
+        // A load balancer needs a moment to notice. Until then calls arrive and are answered.
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = self.signals.next() => tracing::info!("second signal: the drain delay ends early"),
@@ -294,7 +295,7 @@ impl Server {
     }
 }
 
-/// Logs the signal, and how long the process goes on.
+/// Logs the signal, and how long the process will still run.
 fn announce_end(signal: &str, settings: &Process) {
     let Process {
         drain_delay,

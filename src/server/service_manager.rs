@@ -1,4 +1,4 @@
-//! Notifies the service manager (systemd, `Type=notify`) that the ports listen, and that the process ends.
+//! Notifies the service manager (systemd, `Type=notify`) when the ports are open, and when the process is about to end.
 //!
 //! The protocol is that of sd_notify(3): a datagram with `NAME=value` lines to the socket that the environment names.
 
@@ -12,7 +12,7 @@ use std::{
 pub(super) struct ServiceManager(Option<SocketAddr>);
 
 impl ServiceManager {
-    /// The service manager behind `socket`: a path, or an abstract name after `@`.
+    /// The service manager that listens on `socket`: a path, or an abstract name after `@`.
     pub(super) fn new(socket: Option<&OsStr>) -> Self {
         let address = socket.and_then(|socket| {
             let found = address(socket);
@@ -21,18 +21,18 @@ impl ServiceManager {
         Self(address)
     }
 
-    /// Every port listens.
+    /// Notifies that every port is open.
     pub(super) fn notify_ready(&self) {
         self.notify("READY=1");
     }
 
-    /// The process serves until it has drained, and then ends.
+    /// Notifies that the process is draining and will then end.
     pub(super) fn notify_stopping(&self) {
         self.notify("STOPPING=1");
     }
 
-    /// A failure is no reason to stop: without the notification the manager ends the process at its own deadline,
-    /// and the log then names the cause.
+    /// A failure only leads to a log line: without the notification, the manager ends the process at its own deadline,
+    /// and the log shows the cause.
     fn notify(&self, state: &str) {
         let Some(address) = &self.0 else { return };
         let sent = UnixDatagram::unbound().and_then(|socket| {
@@ -50,7 +50,7 @@ fn warn(subject: &OsStr, error: &io::Error) {
     tracing::warn!(%error, "cannot notify the service manager: {}", subject.display());
 }
 
-/// The address that `NOTIFY_SOCKET` means.
+/// The address in `NOTIFY_SOCKET`.
 fn address(socket: &OsStr) -> io::Result<SocketAddr> {
     match socket.as_encoded_bytes() {
         [b'@', name @ ..] => abstract_address(name),

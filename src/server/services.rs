@@ -1,4 +1,4 @@
-//! The services of one thread: decisions, reflection.
+//! The gRPC services of one thread: decisions and reflection.
 
 use tonic::service::Routes;
 
@@ -20,8 +20,8 @@ use crate::{
     store::any::AnyStore,
 };
 
-/// Makes the service of thread number `thread`, with the tasks of its store: first those of the workers, then that of
-/// `/json`.
+/// Creates the service of thread number `thread`, and the tasks of its store. The first threads are the workers; the
+/// last one serves `/json`.
 pub(super) fn thread_service(
     parts: &Parts<'_>,
     thread: usize,

@@ -1,10 +1,10 @@
-//! `/settings` of the debug port: the settings in use as JSON, without secrets.
+//! `/settings` of the debug port: the settings in use, as JSON without secrets.
 
 use serde_json::{Value, json};
 
 use crate::settings::resolved::{ResolvedSetting, ResolvedValue};
 
-/// The text of the page. No setting changes while the process runs.
+/// The text of the page, which is written once because no setting changes while the process runs.
 pub(super) fn settings_page(settings: &[ResolvedSetting]) -> String {
     let settings: Vec<_> = settings.iter().map(setting).collect();
     format!("{}\n", json!({ "settings": settings }))

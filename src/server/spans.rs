@@ -15,10 +15,10 @@ use crate::{
     settings::traces::{Traces, TracesError},
 };
 
-/// Makes the export of spans end.
+/// Ends the export of spans.
 pub(super) struct SpanExport(watch::Sender<Urgency>);
 
-/// Makes the tracer, and starts the export of its spans if tracing is on.
+/// Creates the tracer, and starts the export of its spans if tracing is on.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ pub(super) fn start(
 }
 
 impl SpanExport {
-    /// Sends spans without delay from now on: the process ends soon.
+    /// Sends spans without delay from now on, because the process will end soon.
     pub(super) fn hurry(&self) {
         self.0.send_replace(Urgency::AtOnce);
     }
@@ -56,7 +56,7 @@ impl SpanExport {
     ///
     /// # Errors
     ///
-    /// If a task ends badly that the process needs.
+    /// If a task that the process needs ends unexpectedly.
     pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
         self.0.send_replace(Urgency::Last);
         let sent = tokio::time::timeout(LAST, tasks.all_end(Task::Otlp)).await;
@@ -80,7 +80,7 @@ mod tests {
         settings::command_line::{Cli, Command},
     };
 
-    /// The end takes a second at most, however long the connections of callers stay and the collector may take.
+    /// The export ends within a second, however long connections of callers stay open or the collector takes.
     #[tokio::test(start_paused = true)]
     async fn a_silent_collector_holds_up_the_end_no_longer_than_an_idle_connection() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();

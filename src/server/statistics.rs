@@ -22,7 +22,7 @@ use crate::{
     settings::stats::Stats,
 };
 
-/// Starts to send statistics to the collectors in `sinks`; returns the statistics for the HTTP ports.
+/// Starts to send statistics to the collectors in `sinks`. Returns the statistics for the HTTP ports.
 pub(super) fn start(
     parts: &Parts<'_>,
     sinks: Vec<statsd::Options>,
@@ -45,13 +45,13 @@ pub(super) fn start(
     statistics
 }
 
-/// Samples the statistics for the history again and again. It borrows a thread of the blocking pool, because many
-/// rules take a while.
+/// Samples the statistics for the history at regular intervals, on a thread of the blocking pool, because many rules
+/// take a while.
 pub(super) async fn sample(history: HistoryRecorder) {
     let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
-    // After a pause of the process, one sample stands for all that were missed.
+    // After a pause of the process, one sample replaces all missed ones.
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is at once, when there is nothing to sample.
+    // The first tick comes at once, when there is nothing to sample.
     interval.tick().await;
     loop {
         interval.tick().await;
@@ -60,8 +60,8 @@ pub(super) async fn sample(history: HistoryRecorder) {
     }
 }
 
-/// The renderer for Prometheus. An invalid mapping file is logged and ignored: Envoy Gateway mounts one that may be
-/// missing.
+/// The renderer for Prometheus. An unusable mapping file is logged and ignored, because Envoy Gateway mounts one that
+/// can be missing.
 fn renderer(stats: &Stats) -> Renderer {
     let response_time = if stats.prometheus_milliseconds {
         ResponseTime::Milliseconds

@@ -1,4 +1,4 @@
-//! The tasks that the stores need once in a process.
+//! The tasks that the stores need once per process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
 /// Interval between removals of expired counters.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Starts the tasks; `of_json` are those of the store that `/json` uses. Returns those that run when a drain begins.
+/// Starts the tasks. `of_json` are those of `/json`'s store. Returns the work to do when a drain begins.
 pub(super) fn start(
     parts: &Parts<'_>,
     of_json: StoreTasks,
@@ -58,14 +58,14 @@ pub(super) fn start(
     at_drain
 }
 
-/// Frees unused rules and expired counters, and reminds of a store that does not answer.
+/// Frees unused rules and expired counters, and logs reminders of a store that does not answer.
 async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>, remind: impl Fn()) {
     loop {
         tokio::time::sleep(SWEEP).await;
         remind();
         let unused = rules.take_unused();
         if !unused.is_empty() {
-            // Not on this thread, which has connections to accept.
+            // Dropping rules takes a while, and this thread has connections to accept.
             blocking(move || drop(unused)).await;
         }
         if let Some(store) = &store {

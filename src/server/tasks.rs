@@ -1,4 +1,4 @@
-//! The tasks of the server: which there are, which of them it needs, and what their ends do.
+//! The tasks of the server: their kinds, which of them the process needs, and the effect of their ends.
 
 use std::{
     any::Any,
@@ -21,7 +21,7 @@ use crate::observe::metrics::EndedTasks;
 pub(super) enum Task {
     /// A thread that serves connections.
     Worker,
-    /// Sends the requests of one worker to Redis. Its end is the worker's.
+    /// Sends the requests of one worker to Redis. When it ends, the worker ends.
     WorkerBatchers,
     /// Sends the requests of `/json` to Redis.
     Batchers,
@@ -36,21 +36,21 @@ pub(super) enum Task {
     HttpListener,
     DebugListener,
     PrometheusListener,
-    /// Takes changed rules into use.
+    /// Applies changed rules.
     Reload,
-    /// Takes changed certificates into use.
+    /// Applies changed certificates.
     Certificates,
     Health,
-    /// Frees rules and counters that are not used any more.
+    /// Frees unused rules and expired counters.
     Sweep,
-    /// Looks for pauses by a CPU quota.
+    /// Watches for pauses that a CPU quota causes.
     CpuQuota,
     Statsd,
     /// Exports spans.
     Otlp,
-    /// Samples the last hour.
+    /// Samples the statistics for the history.
     History,
-    /// Makes the events of the page.
+    /// Produces the events of `/live`.
     LiveFeed,
     /// The thread that writes logged decisions.
     DecisionLog,
@@ -59,14 +59,14 @@ pub(super) enum Task {
 /// The effect of a task's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
-    /// The process ends with an error: answers, rules or health would be wrong without the task.
+    /// The process ends with an error, because answers, rules or health would be wrong without the task.
     EndsProcess,
-    /// A line in the log and a metric: only reports about the process are missing.
+    /// The end is logged and counted, because only reports about the process are missing.
     IsReported,
 }
 
 impl Task {
-    /// Its name in the log, and the effect of its end.
+    /// The name of the task in the log, and the effect of its end.
     fn facts(self) -> (&'static str, Effect) {
         use Effect::{EndsProcess, IsReported};
         match self {
@@ -94,7 +94,7 @@ impl Task {
     }
 }
 
-/// A task ended that the process needs.
+/// A task that the process needs has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("{task} ended, and the process cannot go on without it")]
 pub(crate) struct TaskError {
@@ -112,7 +112,7 @@ pub(crate) enum TaskEnd {
     Returned,
 }
 
-/// The running tasks. All end when this is dropped, except for threads.
+/// The running tasks. Dropping this ends all of them, except for threads.
 #[derive(Default)]
 pub(super) struct OwnedTasks {
     running: JoinSet<()>,
@@ -122,13 +122,13 @@ pub(super) struct OwnedTasks {
 }
 
 impl OwnedTasks {
-    /// Starts a task, which should go on until the process drains.
+    /// Starts a task that should run until the process drains.
     pub(super) fn start(&mut self, task: Task, running: impl Future<Output = ()> + Send + 'static) {
         let handle = self.running.spawn(owned(task, running));
         self.tasks.insert(handle.id(), (task, handle));
     }
 
-    /// Waits until a task ends that the process needs, and returns why.
+    /// Waits until a task that the process needs ends, and returns why.
     pub(super) async fn needed_end(&mut self) -> TaskError {
         loop {
             match self.next_end().await {
@@ -148,7 +148,7 @@ impl OwnedTasks {
     ///
     /// # Errors
     ///
-    /// If a task ends badly that the process needs.
+    /// If a task that the process needs ends unexpectedly.
     pub(super) async fn all_end(&mut self, task: Task) -> Result<(), TaskError> {
         while self.tasks.values().any(|(kind, _)| *kind == task) {
             self.next_end().await.transpose()?;
@@ -170,7 +170,7 @@ impl OwnedTasks {
         self.all_end(task).await
     }
 
-    /// Waits for the next end of any task; `None` without tasks.
+    /// Waits for the next task to end; `None` if there are no tasks.
     async fn next_end(&mut self) -> Option<Result<(), TaskError>> {
         let ended = self.running.join_next_with_id().await?;
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
@@ -195,14 +195,14 @@ impl OwnedTasks {
     }
 }
 
-/// Runs `body` on a thread of its own. The future ends as the thread does, with its panic.
+/// Runs `body` on a thread of its own. The future ends with the thread, and panics if the thread did.
 pub(super) fn on_thread(
     name: String,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (end, ended) = oneshot::channel();
     thread::Builder::new().name(name).spawn(move || {
-        // Without an owner the process ends.
+        // If nothing waits for the thread, the process is ending.
         let _ = end.send(catch_unwind(AssertUnwindSafe(body)));
     })?;
     Ok(async move {
@@ -212,14 +212,14 @@ pub(super) fn on_thread(
     })
 }
 
-/// The words of a panic.
+/// The message of a panic.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text")
 }
 
-/// The task as it is; unit tests can end it.
+/// Returns the task unchanged. The version for unit tests can end it.
 #[cfg(not(test))]
 pub(super) fn owned<F: Future<Output = ()>>(_: Task, running: F) -> F {
     running

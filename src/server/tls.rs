@@ -1,5 +1,5 @@
-//! TLS on the gRPC port: the files that the settings name, which are read again when they change.
-//! `net/tls/listener.rs` makes the configuration of rustls of them.
+//! TLS on the gRPC port: reads the files that the settings name, and reads them again when they change.
+//! `net/tls/listener.rs` turns them into a configuration of rustls.
 
 use std::{
     io,
@@ -38,7 +38,7 @@ pub(crate) enum ListenerTlsError {
     Tls(#[from] TlsError),
 }
 
-/// The TLS configuration of new connections. Clones follow one rotation.
+/// The TLS configuration for new connections. All clones see a new one.
 #[derive(Clone)]
 pub(super) struct CurrentTls {
     config: watch::Receiver<ListenerTls>,
@@ -50,7 +50,7 @@ impl CurrentTls {
     ///
     /// # Errors
     ///
-    /// If the client is refused or breaks off, which is also counted.
+    /// If the client is refused, or breaks off the handshake. This is also counted.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
@@ -81,7 +81,7 @@ fn files(settings: &tls::TlsSettings) -> Result<ListenerFiles, ListenerTlsError>
     })
 }
 
-/// The folders of the files, each once, without their sub-folders.
+/// The folders to watch for the files, each once, without sub-folders.
 fn folders(files: &ListenerFiles) -> Vec<(PathBuf, bool)> {
     let all = [&files.certificate, &files.key].into_iter();
     let mut folders: Vec<_> = all
@@ -99,17 +99,17 @@ fn folders(files: &ListenerFiles) -> Vec<(PathBuf, bool)> {
 /// Reloads changed files.
 pub(super) struct Rotation {
     files: ListenerFiles,
-    /// Result of the last reading, good or bad.
+    /// The result of the last reading, good or bad.
     seen: Result<ListenerPem, String>,
     config: watch::Sender<ListenerTls>,
 }
 
 impl Rotation {
-    /// Reads the files for the first time; `None` if TLS is off.
+    /// Reads the files for the first time. Returns `None` if TLS is off.
     ///
     /// # Errors
     ///
-    /// If a file is invalid, or if the settings seem to verify clients but would not.
+    /// If a file is invalid, or if the settings look as if clients were verified but they would not be.
     pub(super) fn new(settings: &tls::TlsSettings) -> Result<Option<Self>, ListenerTlsError> {
         const USE_TLS: &str = "GRPC_SERVER_USE_TLS (--grpc-tls)";
         const CLIENT_CA: &str = "GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)";
@@ -135,7 +135,7 @@ impl Rotation {
         }))
     }
 
-    /// The configuration of new connections, whose failed handshakes count in `metrics`.
+    /// The configuration for new connections. Failed handshakes are counted in `metrics`.
     pub(super) fn tls(&self, metrics: Arc<Metrics>) -> CurrentTls {
         CurrentTls {
             config: self.config.subscribe(),
@@ -143,7 +143,7 @@ impl Rotation {
         }
     }
 
-    /// Starts to watch the files: [`CertificateWatch::run`] misses no change from now on.
+    /// Starts to watch the files. [`CertificateWatch::run`] misses no change from now on.
     pub(super) fn watch(self) -> CertificateWatch {
         let changes = Changes::in_folders(folders(&self.files), "certificate and key");
         CertificateWatch {
@@ -152,7 +152,7 @@ impl Rotation {
         }
     }
 
-    /// Reads the files and takes changes into use. Open connections keep their configuration.
+    /// Reads the files and applies changes. Open connections keep their configuration.
     fn look(&mut self) {
         let read = self.files.read();
         let seen = read.map_err(|error| chain(&error));
@@ -177,14 +177,14 @@ impl Rotation {
     }
 }
 
-/// Watched files.
+/// Watched certificate files.
 pub(super) struct CertificateWatch {
     rotation: Rotation,
     changes: Changes,
 }
 
 impl CertificateWatch {
-    /// Takes every change into use, until dropped.
+    /// Applies every change, until dropped.
     pub(super) async fn run(mut self) {
         loop {
             self.changes.next().await;
@@ -192,7 +192,7 @@ impl CertificateWatch {
                 mut rotation,
                 changes,
             } = self;
-            // A file may be on a volume that does not respond.
+            // A file can be on a volume that does not respond.
             let look = move || {
                 rotation.look();
                 rotation

@@ -11,7 +11,7 @@ use tokio::{
 use super::{backend::Running, connection::ConnectionServer, ports::Detached};
 use crate::service::grpc::unary::UnaryMethod;
 
-/// An accepted connection on its way to a worker, with its place.
+/// An accepted connection on its way to a worker. It takes up one of the places for connections.
 pub(super) struct Arrival {
     pub(super) stream: Detached,
     pub(super) at: Instant,
@@ -22,12 +22,12 @@ pub(super) struct Arrival {
 pub(super) struct Worker<M> {
     pub(super) server: ConnectionServer<M>,
     pub(super) of_store: Vec<Running>,
-    /// The end of its store, when a drain begins.
+    /// Work of its store for the beginning of a drain.
     pub(super) at_drain: Vec<Running>,
 }
 
 impl<M: UnaryMethod> Worker<M> {
-    /// Serves arriving connections until all have closed after draining began.
+    /// Serves arriving connections until a drain has begun and all have closed.
     pub(super) async fn run(self, mut incoming: mpsc::Receiver<Arrival>) {
         let mut of_store: JoinSet<()> = self.of_store.into_iter().collect();
         let mut connections = JoinSet::new();
@@ -47,7 +47,7 @@ impl<M: UnaryMethod> Worker<M> {
                 },
                 // A connection that panicked is closed.
                 Some(_) = connections.join_next() => {}
-                // Without it no request is answered.
+                // Without this task no request is answered.
                 Some(ended) = of_store.join_next() => match ended.map_err(JoinError::try_into_panic) {
                     Err(Ok(panic)) => resume_unwind(panic),
                     _ => return,

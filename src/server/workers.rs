@@ -1,4 +1,4 @@
-//! All workers: starts their threads, and hands accepted connections to them in turn.
+//! Starts the threads of all workers, and hands them accepted connections in turn.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -18,12 +18,12 @@ use crate::{
     service::{grpc::unary::UnaryMethod, held_bytes::HeldBound},
 };
 
-/// How long an accepted connection waits for a place before another is closed for it.
+/// How long an accepted connection waits for a place before another one is closed for it.
 const PERMIT_WAIT: Duration = Duration::from_millis(50);
 
 static WAITING: LogThrottle = LogThrottle::new();
 
-/// Accepted connections that may wait for a worker.
+/// Most accepted connections that wait for a worker.
 const HANDOVER: usize = 128;
 
 /// The threads that serve connections.
@@ -44,7 +44,7 @@ impl Workers {
         let running = on_thread(name, move || match runtime() {
             Ok(runtime) => {
                 runtime.block_on(worker.run(incoming));
-                // A name that is looked up must not delay the exit.
+                // A pending look-up of a name must not delay the exit.
                 runtime.shutdown_background();
             }
             Err(error) => tracing::error!(%error, "a worker has no runtime"),
@@ -58,15 +58,16 @@ impl Workers {
         self.senders.len()
     }
 
-    /// The senders of connections, one for each worker. Without them the workers end when their connections have.
+    /// Takes the senders of connections, one for each worker. Without a sender, a worker ends when its connections have
+    /// ended.
     pub(super) fn senders(&mut self) -> Vec<mpsc::Sender<Arrival>> {
         std::mem::take(&mut self.senders)
     }
 }
 
-/// Accepts connections and distributes them to the workers in turn. When all places are taken, a connection without a
-/// call, or without one for the longest, is closed for a new one. An Envoy opens one connection for each of its
-/// threads; if the kernel chose the worker, all of them could end up on one core.
+/// Accepts connections and distributes them to the workers in turn. When all places are taken, connections without a
+/// call are closed for a new one, or else the one without a call for the longest. An Envoy opens one connection for
+/// each of its threads; if the kernel chose the worker, all of them could end up on one core.
 pub(super) async fn accept(
     listener: GrpcListener,
     senders: Vec<mpsc::Sender<Arrival>>,
@@ -83,7 +84,7 @@ pub(super) async fn accept(
                      the memory limit that it is derived from"
                 );
             }
-            // Repeated, because recent connections may still be on their way to their workers.
+            // This is repeated, because recent connections can still be on their way to their workers.
             let permit = tokio::time::timeout(PERMIT_WAIT, max_connections.clone().acquire_owned());
             match permit.await {
                 Ok(Ok(permit)) => break permit,

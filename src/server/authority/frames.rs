@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-/// Length, type, flags and stream of a frame.
+/// The size of a frame's head: length, type, flags and stream.
 pub(super) const HEAD_BYTES: usize = 9;
 
 /// The largest frame that a client may send, since the server announces no other size. A longer one ends the
-/// connection, so it is not inspected.
+/// connection, so it need not be inspected.
 pub(super) const MAX_FRAME_BYTES: usize = 16 << 10;
 
 /// Most frames of a header block that are inspected. The library accepts fewer, and ends the connection after them.
@@ -20,13 +20,13 @@ pub(super) const END_HEADERS: u8 = 0x4;
 pub(super) const PADDED: u8 = 0x8;
 pub(super) const PRIORITY: u8 = 0x20;
 
-/// The length of the payload, by the head of a frame.
+/// The length of a frame's payload.
 pub(super) fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
 }
 
-/// Total length of the frames of the header block that begins here, or else the number of missing bytes, as far as is
-/// known. An invalid frame ends the block.
+/// The total length of the frames of the header block that begins here; or, as an error, how many bytes of them are
+/// missing, as far as known. An invalid frame ends the block.
 pub(super) fn block_frames(bytes: &[u8]) -> Result<usize, usize> {
     let mut end = 0;
     for nth in 0..MAX_BLOCK_FRAMES {
@@ -76,8 +76,8 @@ pub(super) fn first_fragment(frames: &[u8]) -> Option<(Range<usize>, usize)> {
     (fragment.start <= fragment.end).then_some((fragment, end))
 }
 
-/// Writes `block` into the fragments of these frames; the last ones get less if it is shorter than all of them. Returns
-/// the length of the frames then.
+/// Writes `block` into the fragments of these frames. If it is shorter than they are, the last ones shrink. Returns the
+/// new length of the frames.
 pub(super) fn refill(frames: &mut [u8], fragments: &[Range<usize>], mut block: &[u8]) -> usize {
     let (mut from, mut to) = (0, 0);
     for fragment in fragments {

@@ -5,18 +5,19 @@ use std::ops::Range;
 /// A string in a header block (RFC 7541, 5.2).
 #[derive(Debug)]
 pub(super) struct HeaderString {
-    /// Position of its length.
+    /// Where the length of the string begins.
     pub(super) start: usize,
-    /// Position of its bytes.
+    /// Where the bytes of the string are.
     pub(super) bytes: Range<usize>,
     pub(super) is_huffman: bool,
 }
 
-/// Which entries of a client's dynamic table have the name `:authority`; the newest one is the lowest bit. There are no
-/// more: an entry counts for 32 bytes at least, and the table has 4,096, as the server announces no other size.
+/// Which entries of a client's dynamic table have the name `:authority`; the lowest bit is the newest entry. 128 bits
+/// are enough: an entry counts for at least 32 bytes, and the table has 4,096, since the server announces no other
+/// size.
 ///
-/// An entry that is too large for the table empties it and leaves none. Here it counts as one, which changes nothing:
-/// it has no older ones behind it, and later ones are counted from the newest.
+/// An entry that is too large for the table empties the table and is not added. Counting it as an entry here does no
+/// harm: no older entries can be referred to, and newer ones are counted from the newest.
 #[derive(Debug, Default)]
 pub(super) struct AuthorityEntries(u128);
 
@@ -36,18 +37,18 @@ impl AuthorityEntries {
     }
 }
 
-/// The value of the next `:authority` from `at` on that is written out (RFC 7541, 6), or that refers to an empty one
-/// in the static table.
+/// The value of the next `:authority` after `at` that is a literal (RFC 7541, 6), or that refers to the empty one in
+/// the static table.
 pub(super) fn next_authority(
     block: &[u8],
     at: &mut usize,
     entries: &mut AuthorityEntries,
 ) -> Option<HeaderString> {
-    /// Its index in the static table.
+    /// The index of `:authority` in the static table.
     const AUTHORITY: usize = 1;
     while let Some(&first) = block.get(*at) {
         if let 0x82..=0xfe = first {
-            // The usual case: a whole field from a table, and not `:authority`.
+            // The usual case: an indexed field that is not the static `:authority`.
             *at += 1;
             continue;
         }
@@ -66,7 +67,7 @@ pub(super) fn next_authority(
                     is_huffman: false,
                 });
             }
-            // A field from a table, or a change of a table's size.
+            // An indexed field, or a change of the table's size.
             0x80.. | 0x20..0x40 => continue,
             _ => {}
         }
@@ -94,7 +95,7 @@ fn is_authority(block: &[u8], name: &HeaderString) -> bool {
     block[name.bytes.clone()] == *known
 }
 
-/// An integer with a prefix (RFC 7541, 5.1); `None` if it is cut off or too large.
+/// Reads an integer with a prefix (RFC 7541, 5.1); `None` if it is cut off or too large.
 fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
     let full = (1_usize << prefix_bits) - 1;
     let first = usize::from(*block.get(*at)?) & full;
@@ -114,7 +115,7 @@ fn integer(block: &[u8], at: &mut usize, prefix_bits: u32) -> Option<usize> {
     None
 }
 
-/// The string at `at`; moves `at` behind it.
+/// Reads the string at `at`, and moves `at` to the byte after it.
 fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
     let (start, is_huffman) = (*at, block.get(*at)? & 0x80 != 0);
     let length = integer(block, at, 7)?;
@@ -128,7 +129,7 @@ fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
     })
 }
 
-/// A text as a string without a code.
+/// Writes a text as a string without Huffman code.
 pub(super) fn plain_string(text: &[u8]) -> Vec<u8> {
     const FULL: usize = 0x7f;
     let mut string = Vec::with_capacity(text.len() + 4);

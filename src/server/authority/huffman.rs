@@ -1,6 +1,6 @@
 //! The Huffman code of header texts (RFC 7541, appendix B).
 
-/// Length of codes in bits, the first code of that length, and the bytes of that and the following codes.
+/// For each length of codes in bits: the first code, and the bytes that this code and the following ones stand for.
 const CODES: [(usize, u32, &[u8]); 21] = [
     (5, 0x0, b"012aceiost"),
     (6, 0x14, b" %-./3456789=A_bdfghlmnpru"),
@@ -63,7 +63,7 @@ pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
     for at in 0..coded.len() * 8 {
         code = code << 1 | u32::from(coded[at / 8] >> (7 - at % 8) & 1);
         bits += 1;
-        // Longer codes are also greater, so each row is visited once.
+        // Longer codes are also greater numbers, so each row is visited once.
         let (length, first, bytes) = rows.as_slice().first()?;
         if bits < *length {
             continue;
@@ -77,7 +77,7 @@ pub(super) fn decode(coded: &[u8]) -> Option<Vec<u8>> {
             None => drop(rows.next()),
         }
     }
-    // The remaining bits are padding with ones.
+    // The remaining bits must be padding of ones.
     (bits < 8 && code == (1 << bits) - 1).then_some(text)
 }
 
@@ -106,7 +106,7 @@ pub(super) fn bits(text: &[u8]) -> usize {
     codes.map(|(bits, _)| bits).sum()
 }
 
-/// The code of a byte and its length in bits. Every byte has one.
+/// The code of a byte, and its length in bits. Every byte has a code.
 fn code(byte: u8) -> Option<(usize, u32)> {
     CODES.iter().find_map(|(bits, first, bytes)| {
         let at = bytes.iter().position(|known| *known == byte)?;
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// The code is canonical, so the lengths define it; the last code stands for no byte.
+    /// The code is canonical, so the lengths of the codes define it. The last code stands for the end, not for a byte.
     #[test]
     fn the_table_is_the_whole_code() {
         let mut next = 0;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_no_code_is_no_text() {
-        // Padding with zeros, padding of more than seven bits, and the code for the end.
+        // These are padding of zeros, padding of more than seven bits, and the code for the end.
         for bad in [&[0x00_u8][..], &[0x07, 0xff], &[0xff], &[0xff; 4]] {
             assert_eq!(decode(bad), None, "{bad:x?}");
         }

@@ -7,14 +7,14 @@ use crate::{
     observe::metrics::{Authorities, Metrics, StreamsReset},
 };
 
-/// Bound on the part of a name that is logged.
+/// Most characters of a name that are logged.
 const MAX_LOGGED_CHARS: usize = 200;
 
-/// Counts invalid authorities and reset streams, and logs now and then what to do about them. All workers share one.
+/// Counts and logs for all workers.
 #[derive(Debug)]
 pub(in crate::server) struct AuthorityLog {
     pub(super) metrics: Arc<Metrics>,
-    /// One each, so that harmless events do not hide others.
+    /// A throttle for each kind of event, so that harmless events do not hide others.
     pub(super) replaced: LogThrottle,
     pub(super) refused: LogThrottle,
     pub(super) reset: [LogThrottle; StreamsReset::CODES.len()],
@@ -57,11 +57,11 @@ impl AuthorityLog {
         }
     }
 
-    /// Records a stream that our side reset with this code.
+    /// Records a stream that the server reset with this code.
     pub(super) fn reset(&self, code: u32) {
         const NO_ERROR: usize = 0;
         let code = self.metrics.streams_reset.count(code);
-        // NO_ERROR: the call was answered before its stream ended.
+        // NO_ERROR means that the call was answered before its stream ended.
         if code != NO_ERROR && self.reset[code].may_log() {
             let name = StreamsReset::CODES[code];
             let why = match name {

@@ -1,18 +1,18 @@
-//! A valid authority that takes the place of an invalid one: as long in characters, and in bits if that is possible.
+//! Finds the valid authority that replaces an invalid one: of equal length in characters, and in bits if possible.
 
 use tonic::codegen::http::uri::Authority;
 
 use super::{hpack::HeaderString, huffman};
 
-/// An authority in the form that it is written in.
+/// An authority as it is written into a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Replacement {
     pub(super) bytes: Vec<u8>,
     pub(super) is_huffman: bool,
 }
 
-/// The replacement of the name in `string`: an authority with as many characters. It has as many bits, or it is shorter
-/// because it has no code, where codes are longer than characters. `None` if the name is empty.
+/// The replacement of the name in `string`: an authority with as many characters. Its code has as many bits; or it has
+/// no code and is shorter, because the name's code is longer than its characters. `None` if the name is empty.
 pub(super) fn instead(name: &[u8], string: &HeaderString) -> Option<Replacement> {
     if name.is_empty() {
         return None;
@@ -33,7 +33,7 @@ pub(super) fn instead(name: &[u8], string: &HeaderString) -> Option<Replacement>
     (bytes.len() <= string.bytes.len()).then_some(Replacement { bytes, is_huffman })
 }
 
-/// A valid character with a code of equal length, for a byte that an authority must not contain.
+/// For a byte that an authority must not contain, a valid character with a code of equal length.
 pub(super) fn replacement(byte: u8) -> u8 {
     match byte {
         b'|' => b'+',
@@ -43,8 +43,7 @@ pub(super) fn replacement(byte: u8) -> u8 {
     }
 }
 
-/// An authority of so many characters, in so many bits of the Huffman code. It exists if codes have at most eight
-/// bits on average.
+/// An authority of `characters` whose Huffman code has `bits`. It exists if codes have at most eight bits on average.
 fn coded_authority(characters: usize, bits: usize) -> Option<Vec<u8>> {
     /// Characters by the length of their codes.
     const LONGEST_FIRST: [(usize, u8); 7] = [
