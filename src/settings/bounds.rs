@@ -1,4 +1,4 @@
-//! Bounds on what clients can send and hold.
+//! Bounds on what clients can send, and on what they can make the process hold.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub(crate) struct Bounds {
     pub message_timeout: Duration,
 
     /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers, pages.
-    /// Above it the connection that held most for longest is closed, or new input is refused (RESOURCE_EXHAUSTED; 503
-    /// over HTTP) [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
+    /// Above it, the connection that has held the most for the longest is closed, or new input is refused
+    /// (RESOURCE_EXHAUSTED; 503 over HTTP) [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
     #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_held_bytes: Option<usize>,
 
@@ -35,9 +35,10 @@ pub(crate) struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", text = ("N", "65536"), value_parser = number::<usize>(1..))]
     pub max_text_bytes: usize,
 
-    /// Most gRPC connections, unless the limit of open files allows fewer. For more, the oldest that have not made a
-    /// call in 100 ms are closed, else the one without a call for longest, at least a second, else they wait [default:
-    /// 10000, or as many as fit in the share of --max-memory-bytes: a tenth or more]
+    /// Most gRPC connections, unless the limit of open files allows fewer. To make room for new ones, the oldest
+    /// without a call in their first 100 ms are closed, or else the one without a call for the longest, at least a
+    /// second; if there is none, new ones wait [default: 10000, or as many as fit in the share of --max-memory-bytes: a
+    /// tenth or more]
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_parser = number::<usize>(1..=1_000_000), value_name = "N")]
     pub max_connections: Option<usize>,
 

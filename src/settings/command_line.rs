@@ -1,4 +1,4 @@
-//! Flags and environment → typed [`Settings`]. Only this module and its submodules read the environment.
+//! Turns flags and environment into typed [`Settings`]. Only this module and its submodules read the environment.
 
 mod ask;
 pub(crate) mod counters;
@@ -66,9 +66,9 @@ pub(crate) enum Command {
     Counters(CountersCommand),
     /// Explain how a request would be decided, and why: by rule files, or by a running server
     Explain(Explain),
-    /// Check Envoy configurations for traps: settings that Envoy accepts and that limit nothing
+    /// Check Envoy configurations for traps: settings that Envoy accepts but that limit nothing
     LintEnvoy(LintEnvoy),
-    /// Ask the server of this machine for its health, with the variables that it was started with
+    /// Ask the server on this machine for its health, using the variables that it was started with
     Healthcheck(HealthCheck),
     /// Compute the processors, memory and Redis that a load needs, from measured costs
     Size(Size),
@@ -85,12 +85,12 @@ impl Cli {
     ///
     /// # Errors
     ///
-    /// If they ask for the help, or one of them is wrong.
+    /// If they ask for help, or one of them is wrong.
     pub(crate) fn from_process() -> Result<Self, UsageError> {
-        // File names may be any bytes.
+        // File names can be any bytes.
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let (command, arguments) = if is_ratelimit(&arguments) {
-            // As in the reference's image: only the environment counts.
+            // As in the reference's image, only the environment counts.
             (
                 as_ratelimit(Self::command()),
                 vec![arguments[0].clone(), "serve".into()],
@@ -105,7 +105,7 @@ impl Cli {
 }
 
 impl Cli {
-    /// The command of `matches`, which `command` has checked.
+    /// The command in `matches`, which `command` has validated.
     fn resolve(command: &clap::Command, matches: &ArgMatches) -> Self {
         let mut cli = Self::from_arg_matches(matches).expect("clap has checked the values");
         if let (Command::Serve(settings), Some(serve), Some(("serve", matches))) = (
@@ -120,7 +120,7 @@ impl Cli {
 }
 
 impl Settings {
-    /// The settings of a process without any flag.
+    /// The settings of a process without flags.
     pub(crate) fn from_environment() -> Self {
         match Cli::parse_from(["tollgate", "serve"]).command {
             Command::Serve(settings) => *settings,
@@ -135,7 +135,7 @@ fn is_ratelimit(arguments: &[OsString]) -> bool {
     program.is_some_and(|name| name == "ratelimit")
 }
 
-/// The reference's defaults that differ from ours in ways an operator could notice.
+/// Defaults of the reference that differ from tollgate's in ways that an operator could notice.
 const RATELIMIT_DEFAULTS: [(&str, &str); 6] = [
     ("runtime_root", "/srv/runtime_data/current"),
     ("backend", "redis"),
@@ -202,7 +202,7 @@ pub(crate) struct Check {
 /// Form of a report.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ReportFormat {
-    /// A line for each problem, and a summary
+    /// One line for each problem, and a summary
     Text,
     /// The JSON of docs/rules/check.md
     Json,

@@ -1,4 +1,4 @@
-//! Settings of answers: modes that hold for all rules, and response headers.
+//! Settings of answers: modes for all rules, and response headers.
 
 use clap::Args;
 

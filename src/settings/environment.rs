@@ -1,8 +1,8 @@
-//! Reads the command line together with the environment, and blames each on its own: a wrong value in a variable is
-//! an error that names the variable, not the flag that reads it.
+//! Reads the command line and the environment, and blames the right one for an error: a wrong value in a variable is an
+//! error that names the variable, not the flag that reads it.
 //!
-//! clap does not report where a value came from. So the command line is parsed alone first, then each variable, and
-//! whatever fails only with all of them is a relation between settings.
+//! clap's errors do not say where a value came from. So the command line is parsed alone first, and then each variable.
+//! An error that only occurs with all of them together is about a relation between settings.
 
 use std::{
     error::Error as _,
@@ -25,27 +25,27 @@ use super::{
     variables::{Environment, unknown},
 };
 
-/// Why the command line, together with the environment, says nothing to do.
+/// Why the command line and the environment do not result in a command to run.
 #[derive(Debug)]
 pub(crate) struct UsageError {
     pub(crate) kind: UsageErrorKind,
-    /// The format in which the log would have been written.
+    /// The log format that was asked for.
     pub(crate) log_format: LogFormat,
 }
 
 #[derive(Debug)]
 pub(crate) enum UsageErrorKind {
-    /// A bad command line, or one that asks for the help.
+    /// The command line is bad, or asks for help.
     CommandLine(clap::Error),
-    /// A line for each variable that cannot be used.
+    /// One line for each unusable variable.
     Environment(Vec<String>),
 }
 
-/// Parses `arguments` by `command`, which reads `environment`.
+/// Parses `arguments` and `environment` as `command` defines them.
 ///
 /// # Errors
 ///
-/// If the command line is bad or asks for the help, or with all variables that cannot be used.
+/// If the command line is bad or asks for help, or if variables cannot be used; all of these are named.
 pub(super) fn parse(
     command: &Command,
     arguments: &[OsString],
@@ -91,7 +91,7 @@ pub(super) fn parse(
             .clone()
             .try_get_matches_from(arguments)
             .map_err(|error| {
-                // Only a built command names its flags as errors do.
+                // Only a built command names its flags as they appear in errors.
                 usable.build();
                 let subcommand = usable.find_subcommand(name).expect("it was there before");
                 match conflict(subcommand, flags, &error) {
@@ -106,16 +106,16 @@ pub(super) fn parse(
     })
 }
 
-/// Whether the command line itself has this flag.
+/// Whether the command line itself contains this flag.
 fn is_given(flags: &ArgMatches, argument: &Arg) -> bool {
     flags.value_source(argument.get_id().as_str()) == Some(ValueSource::CommandLine)
 }
 
-/// `command` without the variables that `is_left_out` names, which reads numbers below 0 as values.
+/// `command` without the variables that `is_left_out` selects. It also accepts negative numbers as values.
 fn without(command: &Command, is_left_out: impl Fn(&OsStr) -> bool) -> Command {
     command.clone().mut_subcommands(|command| {
         command.mut_args(|argument| {
-            // It is a wrong value at worst, and no unexpected argument.
+            // A negative number is a wrong value at worst, not an unexpected argument.
             let takes_values = argument.get_action().takes_values();
             let argument = argument.allow_negative_numbers(takes_values);
             match argument.get_env() {
@@ -126,8 +126,8 @@ fn without(command: &Command, is_left_out: impl Fn(&OsStr) -> bool) -> Command {
     })
 }
 
-/// The error of a command line such as `check --merge-domains false rules`: beside files a flag takes its value after
-/// an equals sign only, and `false` would be read as a file.
+/// The error for a command line such as `check --merge-domains false rules`. Where a command takes files, a flag takes
+/// its value only after an equals sign, so `false` would be read as a file.
 fn detached_value(command: &Command, arguments: &[OsString]) -> Option<clap::Error> {
     let subcommand = command.find_subcommand(arguments.get(1)?)?;
     let flags = || {
@@ -148,7 +148,7 @@ fn detached_value(command: &Command, arguments: &[OsString]) -> Option<clap::Err
     })
 }
 
-/// The error of the command line alone. A help page shows the variables too.
+/// The error of the command line alone. If it is a help page, the page shows the variables too.
 fn bad_command_line(
     command: &Command,
     arguments: &[OsString],
@@ -165,7 +165,7 @@ fn bad_command_line(
     UsageErrorKind::CommandLine(error)
 }
 
-/// The mistake in the value of a variable, whatever the others are.
+/// The mistake in the value of a variable, regardless of other settings.
 fn wrong_value(argument: &Arg, value: &OsStr) -> Option<String> {
     if value.to_str().is_none() {
         return Some("expected text in UTF-8".to_owned());
@@ -182,7 +182,7 @@ fn wrong_value(argument: &Arg, value: &OsStr) -> Option<String> {
     Some(expectation(argument, &error))
 }
 
-/// The variable and the settings that cannot be set together, if `error` is about that.
+/// The variable and the settings that exclude each other, if `error` is about that.
 fn conflict(command: &Command, flags: &ArgMatches, error: &clap::Error) -> Option<String> {
     if error.kind() != ErrorKind::ArgumentConflict {
         return None;
@@ -213,7 +213,7 @@ fn conflict(command: &Command, flags: &ArgMatches, error: &clap::Error) -> Optio
     ))
 }
 
-/// The form that a value should have, and the value unless it may be a secret.
+/// The form that a value should have, and the value, unless it could be a secret.
 fn expectation(argument: &Arg, error: &clap::Error) -> String {
     let values = context(error, ContextKind::ValidValue);
     let expected = match error.source() {
@@ -237,7 +237,7 @@ fn context(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     }
 }
 
-/// The format of the log, read from a command line and an environment that may both be bad.
+/// The log format in a command line and an environment that may both be bad.
 fn log_format(arguments: &[OsString], environment: &Environment) -> LogFormat {
     let mut format = None;
     let mut rest = arguments.iter().filter_map(|argument| argument.to_str());

@@ -11,7 +11,7 @@ use super::shapes::ArgShape as _;
 use super::values::{duration, file_mode, file_path, port, some_time};
 use crate::service::admin::ChangeAccess;
 
-/// Addresses of the ports, and how long connections may be silent or live.
+/// The addresses of the ports, and how long connections can be silent or live.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub(crate) struct Listen {
@@ -43,8 +43,8 @@ pub(crate) struct Listen {
     #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", value_parser = some_time, time = "10s")]
     pub first_call_timeout: Duration,
 
-    /// Ping a connection that has been silent for this long, and close it after as long without an answer, at most 20
-    /// s; 0 means never
+    /// Ping a connection that has been silent for this long, and close it if no answer comes within as long, but at
+    /// most 20 s; 0 means never
     #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
     pub keepalive_interval: Duration,
 
@@ -72,8 +72,8 @@ pub(crate) struct Listen {
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
 
-    /// Further host names by which this machine may read the debug port, separated by commas: others could be of a web
-    /// page
+    /// Further host names, separated by commas, under which this machine may read the debug port; all others are
+    /// refused, because a web page could use them
     #[arg(
         long,
         env = "TOLLGATE_DEBUG_HOSTS",
@@ -117,13 +117,13 @@ impl Listen {
         }
     }
 
-    /// The file with the token of changes, if there is one.
+    /// The file with the token for changes, if there is one.
     pub(crate) fn token_file(&self) -> Option<&Path> {
         let path = self.admin_token_file.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// The socket to serve gRPC on, if there is one.
+    /// The Unix socket to serve gRPC on, if there is one.
     pub(crate) fn grpc_socket(&self) -> Option<&Path> {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())

@@ -11,7 +11,7 @@ use crate::core::limit::OnStoreLoss;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub(crate) struct StoreLoss {
-    /// Answer of rules without on_store_loss: `error` leaves it to Envoy's failure_mode_deny, `local` counts this
+    /// Answer for rules without on_store_loss: `error` leaves it to Envoy's failure_mode_deny, `local` counts this
     /// replica's share of each limit in memory
     #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", value_parser = named::<OnStoreLoss>(), choice = ("ANSWER", "error"))]
     pub on_store_loss: OnStoreLoss,
@@ -23,14 +23,14 @@ pub(crate) struct StoreLoss {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub(crate) struct ReplicaSettings {
-    /// Replicas that share the limits, for counting locally; 0 detects those with this Redis and --key-prefix, by a
-    /// counter there that each updates every ten seconds
+    /// How many replicas share the limits, for counting locally; 0 detects those with this Redis and --key-prefix,
+    /// through a counter there that each updates every ten seconds
     #[arg(long, env = "TOLLGATE_REPLICAS", text = ("N", "0"), value_parser = number::<u32>(0..=u32::MAX.into()))]
     pub replicas: u32,
 }
 
 impl ReplicaSettings {
-    /// The configured number; `None` if it is detected.
+    /// The configured number of replicas; `None` if it is detected.
     pub(crate) fn fixed(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.replicas)
     }

@@ -1,4 +1,4 @@
-//! Bounds on memory: one budget for the process, and the shares of those that grow with clients and rules.
+//! Bounds on memory: a budget for the process, and its shares for everything that grows with clients and rules.
 
 use clap::Args;
 
@@ -18,34 +18,35 @@ pub(crate) struct MemorySettings {
     #[arg(long, env = "TOLLGATE_MAX_MEMORY_BYTES", value_parser = number::<usize>(32 << 20..), value_name = "N")]
     pub max_memory_bytes: Option<usize>,
 
-    /// Most counters in memory. Above it new values are counted together, never less than their hits, so that some are
+    /// Most counters in memory. Beyond it, new values share counters that never count too few hits, so that some are
     /// refused early
     #[arg(long, env = "TOLLGATE_MAX_COUNTERS", text = ("N", "1000000"), value_parser = number::<usize>(1..))]
     pub max_counters: usize,
 
-    /// Most bytes of counters in memory, a quarter of them for values above the bounds. A sliding log takes up to 32
+    /// Most bytes of counters in memory, a quarter of them for values that share counters. A sliding log takes up to 32
     /// bytes for each hit [default: 192 MiB, or the share of --max-memory-bytes: six tenths or more]
     #[arg(long, env = "TOLLGATE_MAX_COUNTER_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_counter_bytes: Option<usize>,
 }
 
-/// The process without clients and counters, with its statistics at their bounds; at most half of its memory.
+/// Memory of the process without clients and counters, with its statistics at their bounds. It takes at most half of
+/// the budget.
 const BASE_BYTES: usize = 24 << 20;
 
-/// Replies of Redis, and the keys that are known to end by themselves.
+/// Memory for replies of Redis, and for the keys that are known to expire by themselves.
 const REDIS_BYTES: usize = 8 << 20;
 
-/// A gRPC connection with a call.
+/// Memory for a gRPC connection with a call.
 const CONNECTION_BYTES: usize = 24_000;
 const TLS_CONNECTION_BYTES: usize = 33_000;
 
-/// A connection of an HTTP port, without what it waits for.
+/// Memory for a connection of an HTTP port, without the reply that it waits for.
 const HTTP_CONNECTION_BYTES: usize = 8_000;
 
-/// The most HTTP ports.
+/// Most HTTP ports.
 const HTTP_PORTS: usize = 3;
 
-/// The bounds where memory is not short, and the fewest connections.
+/// The bounds if memory is not scarce, and the fewest connections.
 const MAX_HELD_BYTES: usize = 32 << 20;
 const MAX_CONNECTIONS: usize = 10_000;
 const MAX_RULE_BYTES: usize = 64 << 20;
@@ -53,13 +54,13 @@ const LEAST_CONNECTIONS: usize = 32;
 const MAX_HTTP_CONNECTIONS: usize = 1_000;
 const MIN_HTTP_CONNECTIONS: usize = 16;
 
-/// Memory for one purpose: by a bound that is set, or a share of the rest.
+/// Memory for one purpose: the bound that is set, or a share of what the set bounds leave.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     name: &'static str,
-    /// Its part of the rest, relative to the others.
+    /// Its part of the rest, relative to the other shares.
     weight: usize,
-    /// The most bytes that it takes by default, and the least that it works with.
+    /// The most bytes that it gets by default; `least` is the minimum that it works with.
     most: usize,
     least: usize,
     set: Option<usize>,
@@ -71,19 +72,19 @@ impl Share {
     }
 }
 
-/// The memory of the process, divided.
+/// The memory of the process, divided by purpose.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryShares {
-    /// All of it in bytes; `None` if nothing limits it.
+    /// All memory in bytes; `None` if nothing limits it.
     pub(crate) total: Option<usize>,
     pub(crate) counters: CounterBounds,
-    /// The most bytes that clients can make the process hold.
+    /// Most bytes that clients can make the process hold.
     pub(crate) held_bytes: usize,
-    /// The most gRPC connections.
+    /// Most gRPC connections.
     pub(crate) connections: usize,
-    /// The most connections of each HTTP port.
+    /// Most connections of each HTTP port.
     pub(crate) http_connections: usize,
-    /// Bytes for the rules and a load of others, which may take more while others take less.
+    /// Bytes for the rules in use and a load of new ones. They can exceed this while other shares are not used up.
     pub(crate) rule_bytes: usize,
 }
 
@@ -97,10 +98,10 @@ pub(crate) struct MemoryFacts {
     pub(crate) redis_cache: Option<usize>,
 }
 
-/// The bounds that are set do not fit.
+/// The bounds that are set do not fit into the budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the memory does not suffice: {needs}; there are {total} ({origin}). Lower a bound, raise the limit, or set \
+    "there is not enough memory: {needs}; the budget is {total} ({origin}). Lower a bound, raise the limit, or set \
      --max-memory-bytes"
 )]
 pub(crate) struct MemoryError {
@@ -110,11 +111,11 @@ pub(crate) struct MemoryError {
 }
 
 impl MemoryShares {
-    /// Divides what is left beside the bounds that are set.
+    /// Divides the memory that the set bounds leave.
     ///
     /// # Errors
     ///
-    /// If these bounds leave too little for all else.
+    /// If the set bounds leave too little for everything else.
     pub(crate) fn new(
         memory: &MemorySettings,
         bounds: &Bounds,
@@ -193,7 +194,8 @@ impl MemoryShares {
     }
 }
 
-/// Lowers the shares that are not set, so that all together have `room`; returns whether each has its least.
+/// Lowers the shares that are not set until all together fit into `room`. Returns whether each has at least its
+/// minimum.
 fn divide(shares: &mut [Share], room: usize) -> bool {
     let set = shares.iter().filter_map(|share| share.set);
     let set = set.fold(0, usize::saturating_add);
@@ -206,7 +208,7 @@ fn divide(shares: &mut [Share], room: usize) -> bool {
         .collect();
     loop {
         let weights: usize = open.iter().map(|share| share.weight).sum();
-        // One that needs less than its part leaves more to the others.
+        // A share that needs less than its part leaves more for the others.
         let is_modest = |share: &&mut Share| share.most * weights <= rest * share.weight;
         let Some(at) = open.iter().position(is_modest) else {
             for share in &mut open {
@@ -218,7 +220,7 @@ fn divide(shares: &mut [Share], room: usize) -> bool {
     }
 }
 
-/// The limit of the process, and where it is from.
+/// The memory budget of the process, and where it comes from.
 struct MemoryLimit {
     bytes: usize,
     origin: String,
@@ -244,7 +246,7 @@ impl MemoryLimit {
             .filter_map(|share| Some(format!("{} takes {}", share.name, Megabytes(share.set?))));
         let unset = shares.iter().filter(|share| share.set.is_none());
         let least = Megabytes(unset.fold(own, |sum, share| sum.saturating_add(share.least)));
-        let rest = format!("all else takes {least} at least");
+        let rest = format!("everything else takes at least {least}");
         let needs: Vec<_> = set.chain([rest]).collect();
         MemoryError {
             needs: needs.join(", "),
@@ -261,7 +263,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The settings that nothing changes.
+    /// The default settings.
     fn settings() -> (MemorySettings, Bounds) {
         let Settings { memory, bounds, .. } = Settings::from_environment();
         (memory, bounds)
@@ -362,12 +364,12 @@ mod tests {
         };
         assert_eq!(
             refused(&memory, &bounds, 256),
-            "the memory does not suffice: --max-connections takes 216 MB, all else takes 29 MB at least; there are \
-             215 MB (80 % of the memory limit, 269 MB). Lower a bound, raise the limit, or set --max-memory-bytes"
+            "there is not enough memory: --max-connections takes 216 MB, everything else takes at least 29 MB; the budget \
+             is 215 MB (80 % of the memory limit, 269 MB). Lower a bound, raise the limit, or set --max-memory-bytes"
         );
         assert!(
             refused(&memory, &settings().1, 16)
-                .starts_with("the memory does not suffice: all else")
+                .starts_with("there is not enough memory: everything else")
         );
         memory.max_counter_bytes = Some(usize::MAX);
         memory.max_memory_bytes = Some(1 << 30);

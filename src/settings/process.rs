@@ -1,4 +1,4 @@
-//! Settings of the process: threads, its end, and log lines.
+//! Settings of the process: threads, drain, and log.
 
 use std::{
     ffi::OsString,
@@ -43,8 +43,8 @@ pub(crate) struct Process {
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS", value_name = "CHOICE")]
     pub log_decisions: Option<DecisionChoice>,
 
-    /// Write logged decisions to standard error (stderr) or to this file, replaced when full [default: among the lines
-    /// of the log]
+    /// Write logged decisions to standard error (stderr) or to this file, which is rotated when full [default: among
+    /// the lines of the log]
     #[arg(long, env = "TOLLGATE_LOG_DECISIONS_TO", value_name = "stderr|FILE")]
     pub log_decisions_to: Option<PathBuf>,
 
@@ -57,7 +57,7 @@ pub(crate) struct Process {
     )]
     pub log_decisions_values: LoggedValues,
 
-    /// Length of the file of logged decisions above which a new one begins
+    /// Size above which the file of logged decisions is rotated
     #[arg(
         long,
         env = "TOLLGATE_LOG_DECISIONS_MAX_BYTES",
@@ -68,12 +68,12 @@ pub(crate) struct Process {
     pub log_decisions_max_bytes: u64,
 }
 
-/// How many earlier files of logged decisions are kept, as FILE.1, FILE.2 and so on.
+/// How many earlier files of logged decisions are kept: FILE.1, FILE.2 and so on.
 const KEPT_FILES: u32 = 3;
 
 impl Process {
-    /// The socket on which systemd waits for the state of the process, if it started the process and waits. It is no
-    /// setting of an operator, so it has no flag.
+    /// The socket on which systemd waits for the state of the process, if it does. Operators do not set it, so it has
+    /// no flag.
     pub(crate) fn notify_socket() -> Option<OsString> {
         std::env::var_os("NOTIFY_SOCKET")
     }
@@ -87,7 +87,7 @@ impl Process {
         self.log_decisions.unwrap_or(by_level)
     }
 
-    /// The decisions that are logged among the lines of the process.
+    /// The decisions to log among the lines of the log.
     pub(crate) fn decisions_in_log(&self) -> DecisionChoice {
         match self.log_decisions_to {
             None => self.decision_choice(),
@@ -95,7 +95,7 @@ impl Process {
         }
     }
 
-    /// The place of logged decisions outside of the log, if there is one.
+    /// Where to write logged decisions, if not among the lines of the log.
     pub(crate) fn decision_lines(&self) -> Option<LineTarget> {
         let path = self.log_decisions_to.clone()?;
         if self.decision_choice() == DecisionChoice::Off {

@@ -96,8 +96,8 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
-    /// Silence of a Redis server after which no decision waits for it and only a probe calls it; pauses of tollgate
-    /// itself do not count, and a slow server gets at least four times its usual time [default: 200ms, or
+    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it; pauses of
+    /// tollgate itself do not count, and a slow server gets at least four times its usual time [default: 200ms, or
     /// --redis-timeout if that is longer]
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
@@ -115,7 +115,7 @@ pub(crate) struct Redis {
     pub health_follows_redis: bool,
 }
 
-/// How long a Redis on a LAN may be silent: a retransmitted segment takes that long on Linux (TCP_RTO_MIN).
+/// How long a Redis on a LAN can be silent: on Linux, retransmitting a segment takes that long (TCP_RTO_MIN).
 const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
@@ -131,7 +131,7 @@ impl Redis {
         }
     }
 
-    /// The address of Redis, or `None` to count in memory, which holds only if no flag names a backend.
+    /// The address of Redis; `None` if no flag names a backend, which means to count in memory.
     pub(crate) fn address(&self) -> Option<redis::topology::address::Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
         let is_backend = match self.backend {
@@ -143,7 +143,7 @@ impl Redis {
             || self.redis_type.is_some()
             || self.redis_auth.is_some()
             || auth.is_some();
-        // The reference's default.
+        // This is the reference's default.
         let default = is_asked_for.then_some("/var/run/nutcracker/ratelimit.sock");
         let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
         let url = match file(&self.redis_url_file) {

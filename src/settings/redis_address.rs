@@ -1,4 +1,4 @@
-//! Parts of the address of a Redis that both Redis have flags for.
+//! Reads the flags for the address of a Redis, which both Redis have.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use super::values::Hidden;
 use crate::store::redis;
 
-/// The value of a flag, or the file that another flag names. An empty variable counts as unset.
+/// The value of a flag, or else the file that another flag names. An empty variable counts as unset.
 pub(super) fn secret(
     text: &Option<Hidden>,
     path: &Option<PathBuf>,
@@ -23,7 +23,8 @@ pub(super) fn file(path: &Option<PathBuf>) -> Option<redis::topology::address::S
     path.map(|path| redis::topology::address::Secret::File(path.clone()))
 }
 
-/// The URL of a bare address that `socket_type` declares to be a socket path; any other address unchanged.
+/// Turns a bare address into a URL if `socket_type` declares it to be a socket path. Other addresses are returned
+/// unchanged.
 pub(super) fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
     match socket_type {
         Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
@@ -31,7 +32,7 @@ pub(super) fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> St
     }
 }
 
-/// The only backend with a name.
+/// The only backend that can be named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BackendFlag {
     Redis,

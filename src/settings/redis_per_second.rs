@@ -10,7 +10,7 @@ use super::shapes::{ArgShape as _, named};
 use super::values::{Hidden, file_path, some_time};
 use crate::store::redis::{self, topology::address::TopologyKind};
 
-/// A second Redis, for limits per second. Deadline, connections, prefix and jitter are those of the first.
+/// A second Redis, for limits per second. It uses the deadline, connections, prefix and jitter of the first.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "A second Redis for limits per second")]
 pub(crate) struct RedisPerSecond {
@@ -18,7 +18,7 @@ pub(crate) struct RedisPerSecond {
     #[arg(long, env = "REDIS_PERSECOND", boolean = false)]
     pub redis_per_second: bool,
 
-    /// Its address
+    /// Address of the second Redis
     #[arg(
         long,
         env = "REDIS_PERSECOND_URL",
@@ -28,7 +28,7 @@ pub(crate) struct RedisPerSecond {
     )]
     pub redis_per_second_url: Hidden,
 
-    /// File that contains its address
+    /// File that contains the address of the second Redis
     #[arg(
         long,
         env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
@@ -56,7 +56,7 @@ pub(crate) struct RedisPerSecond {
     )]
     pub redis_per_second_auth_file: Option<PathBuf>,
 
-    /// Password, or user:password, of its sentinels
+    /// Password, or user:password, of the sentinels of the second Redis
     #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", hidden = "SECRET")]
     pub redis_per_second_sentinel_auth: Option<Hidden>,
 

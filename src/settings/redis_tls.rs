@@ -27,7 +27,7 @@ pub(crate) struct RedisTls {
     #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", boolean = false)]
     pub redis_tls_any_host: bool,
 
-    /// Whether to use TLS to sentinels, of both Redis [default: as to their Redis]
+    /// Whether to use TLS to the sentinels of both Redis [default: as for their Redis]
     #[arg(
         long,
         env = "TOLLGATE_REDIS_SENTINEL_TLS",

@@ -1,4 +1,4 @@
-//! The environment of envoyproxy/ratelimit, and the effect of each variable here.
+//! The variables of envoyproxy/ratelimit, and what each of them does in tollgate.
 
 use std::ffi::OsString;
 
@@ -215,7 +215,7 @@ pub const VARIABLES: [(&str, Treatment); 118] = [
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Honoured),
 ];
 
-/// A line for each variable of `environment` that has no effect, given where the rules come from.
+/// One line for each variable of `environment` that has no effect. This depends on where the rules come from.
 pub(crate) fn notes(
     environment: impl Iterator<Item = (OsString, OsString)>,
     rules: ConfigType,

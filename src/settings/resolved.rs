@@ -1,4 +1,4 @@
-//! The settings in use, each with its origin, for people who look at a running server.
+//! The settings in use and where each comes from, for people who inspect a running server.
 
 use clap::{Arg, ArgMatches, Command, parser::ValueSource};
 
@@ -15,9 +15,9 @@ pub(crate) struct ResolvedSetting {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ResolvedValue {
-    /// It has no value.
+    /// The setting has no value.
     Unset,
-    /// The value may hold a password.
+    /// The value could contain a password.
     Secret,
     Text(String),
 }
@@ -39,16 +39,16 @@ impl SettingSource {
     }
 }
 
-/// The group of flags that stand under no heading in the help.
+/// The group of the flags that have no heading in the help.
 const FIRST_GROUP: &str = "Rules";
 
-/// The settings in `matches` of `serve`, in the order of its help. Secrets are left out: they are those whose variables
-/// the help does not show.
+/// The settings of `serve` in `matches`, in the order of its help. Secrets are left out; these are the settings whose
+/// variables have hidden values in the help.
 pub(super) fn resolved(serve: &Command, matches: &ArgMatches) -> Vec<ResolvedSetting> {
     let settings = serve.get_arguments().filter_map(|argument| {
         let flag = argument.get_long()?;
         let id = argument.get_id().as_str();
-        // The help and the version are no settings.
+        // Help and version are not settings.
         if matches.try_contains_id(id).is_err() || argument.get_env().is_none() {
             return None;
         }

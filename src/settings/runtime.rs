@@ -1,4 +1,4 @@
-//! Settings of the folder of rules in envoyproxy/ratelimit's way.
+//! Settings that find the folder of rules as envoyproxy/ratelimit does.
 
 use std::path::PathBuf;
 
@@ -11,16 +11,16 @@ use super::values::file_path;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
 pub(crate) struct RuntimeSettings {
-    /// Upper part of the folder; without --config-dir, this flag or the next makes tollgate find rule files as the
-    /// reference does [default: /srv/runtime_data/current]
+    /// First part of the folder's path; without --config-dir, this flag or the next makes tollgate find rule files as
+    /// the reference does [default: /srv/runtime_data/current]
     #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
     pub runtime_root: Option<PathBuf>,
 
-    /// Middle part of the folder
+    /// Middle part of the folder's path
     #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_parser = file_path, value_name = "DIR")]
     pub runtime_subdirectory: Option<PathBuf>,
 
-    /// Last part of the folder
+    /// Last part of the folder's path
     #[arg(long, env = "RUNTIME_APPDIRECTORY", text = ("DIR", "config"), value_parser = file_path)]
     pub runtime_app_directory: PathBuf,
 

@@ -100,18 +100,18 @@ pub(crate) struct Settings {
     #[command(flatten)]
     pub process: Process,
 
-    /// All of these settings as texts, with their origins.
+    /// All settings as texts, and where each comes from.
     #[arg(skip)]
     pub resolved: Vec<ResolvedSetting>,
 }
 
 impl Settings {
-    /// Notes for the log on variables of the reference that are set and have no effect.
+    /// Notes for the log on variables of the reference that are set but have no effect.
     pub(crate) fn reference_notes(&self) -> Vec<String> {
         super::reference::notes(std::env::vars_os(), self.xds.config_type)
     }
 
-    /// The memory of the process, divided; `group_limit` is the memory limit of its control group.
+    /// Divides the memory of the process. `group_limit` is the memory limit of its control group.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Settings {
         MemoryShares::new(&self.memory, &self.bounds, facts)
     }
 
-    /// The flags that are on and change the answers to all requests, or `none`.
+    /// The names of the modes that are on and change the answers to all requests, or `none`.
     pub(crate) fn modes(&self) -> String {
         let modes = [
             (self.decisions.shadow_mode, "shadow-mode"),
@@ -145,7 +145,8 @@ impl Settings {
         names.join(",")
     }
 
-    /// Whether the number of replicas is unknown until it is read from Redis. With counters in memory no rule needs it.
+    /// Whether the number of replicas is unknown until it is read from Redis. With counters in memory, no rule needs
+    /// the number.
     pub(crate) fn lacks_replicas(&self) -> bool {
         self.redis.address().is_some() && self.loss.replicas.fixed().is_none()
     }

@@ -1,11 +1,11 @@
 //! Variables that the kubelet sets for each Service of a namespace ("service links").
 //!
-//! A Service called `tollgate` makes `TOLLGATE_PORT=tcp://10.0.0.1:8081` and others, and one called `statsd` makes
-//! `STATSD_PORT=tcp://…`, which is the name of a setting. None of them is meant as a setting.
+//! A Service called `tollgate` causes `TOLLGATE_PORT=tcp://10.0.0.1:8081` and others to be set. One called `statsd`
+//! causes `STATSD_PORT=tcp://…`, whose name is that of a setting. None of them is meant as a setting.
 
 use std::{ffi::OsStr, net::IpAddr};
 
-/// Whether the kubelet made this variable for a Service.
+/// Whether the kubelet set this variable for a Service.
 pub(super) fn is_service_link(name: &OsStr, value: &OsStr) -> bool {
     let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else {
         return false;
@@ -13,7 +13,7 @@ pub(super) fn is_service_link(name: &OsStr, value: &OsStr) -> bool {
     is_of_port(name, value) || is_of_service(name, value)
 }
 
-/// `NAME_PORT`, `NAME_PORT_80_TCP`, and the latter with `_PROTO`, `_PORT` or `_ADDR`.
+/// `NAME_PORT`; `NAME_PORT_80_TCP`; and the latter followed by `_PROTO`, `_PORT` or `_ADDR`.
 fn is_of_port(name: &str, value: &str) -> bool {
     if name.ends_with("_PORT") && is_url(value) {
         return true;
@@ -39,7 +39,7 @@ fn is_of_port(name: &str, value: &str) -> bool {
     fits && is_named && is_port(port) && protocol(&transport.to_ascii_lowercase()).is_some()
 }
 
-/// `NAME_SERVICE_HOST`, `NAME_SERVICE_PORT`, and the latter with `_` and the name of a port.
+/// `NAME_SERVICE_HOST`; `NAME_SERVICE_PORT`; and the latter followed by `_` and the name of a port.
 fn is_of_service(name: &str, value: &str) -> bool {
     if let Some(service) = name.strip_suffix("_SERVICE_HOST") {
         return !service.is_empty() && is_address(value);

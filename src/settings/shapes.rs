@@ -1,6 +1,6 @@
-//! Shapes that many flags share, as attributes of their own for `#[arg(…)]`.
+//! Shapes that many flags of `serve` and other commands share, as attributes for `#[arg(…)]`.
 //!
-//! A method of [`ArgShape`] is such an attribute wherever the trait is in scope: `#[arg(long, boolean = false)]`.
+//! Wherever [`ArgShape`] is in scope, its methods can be used as attributes: `#[arg(long, boolean = false)]`.
 
 use clap::{
     Arg, ArgAction,
@@ -12,31 +12,31 @@ use crate::foundation::named::Named;
 
 /// Shapes of flags.
 pub(super) trait ArgShape: Sized {
-    /// `--flag`, `--flag true` and `--flag false`, with a default for the flag that is not given.
+    /// Accepts `--flag`, `--flag true` and `--flag false`. `default` applies if the flag is left out.
     fn boolean(self, default: bool) -> Self;
 
-    /// A duration, with its default; `value_parser` says which durations there are.
+    /// A duration, with a default. `value_parser` says which durations are valid.
     fn time(self, default: &'static str) -> Self;
 
-    /// One of the values of an enum in any case, with the name of the value.
+    /// One of the values of an enum, in upper or lower case. `name` stands for the value in the help.
     fn one_of(self, name: &'static str) -> Self;
 
-    /// Like [`Self::one_of`], with a default after the name.
+    /// [`Self::one_of`] with a default.
     fn choice(self, name_and_default: (&'static str, &'static str)) -> Self;
 
-    /// A text, with the name of the value and a default.
+    /// A text with a default.
     fn text(self, name_and_default: (&'static str, &'static str)) -> Self;
 
-    /// A secret, which no help shows, with the name of the value.
+    /// A secret, which the help never shows.
     fn hidden(self, name: &'static str) -> Self;
 
-    /// A file that contains the value of another flag.
+    /// The path of a file that contains the value of another flag.
     fn file_instead_of(self, flag: &'static str) -> Self;
 }
 
 impl ArgShape for Arg {
     fn boolean(self, default: bool) -> Self {
-        // A field of type `bool` is a flag without a value otherwise.
+        // Otherwise a field of type `bool` would be a flag without a value.
         self.action(ArgAction::Set)
             .value_parser(boolean)
             .num_args(0..=1)
@@ -46,7 +46,7 @@ impl ArgShape for Arg {
     }
 
     fn time(self, default: &'static str) -> Self {
-        // Only an attribute `default_value` tells clap that the flag may be left out.
+        // Only an attribute `default_value` makes clap's derive accept that the flag is left out.
         self.required(false)
             .default_value(default)
             .value_name("DURATION")
@@ -75,7 +75,7 @@ impl ArgShape for Arg {
     }
 }
 
-/// Parses a name of a value, in any case if the flag ignores it.
+/// Parses the name of a value, in upper or lower case if the flag ignores case.
 pub(super) fn named<T: Named>() -> impl TypedValueParser<Value = T> {
     let names = T::NAMES.iter();
     PossibleValuesParser::new(names.map(|(name, _)| *name)).map(|given: String| {

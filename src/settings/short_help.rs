@@ -1,10 +1,10 @@
-//! The short help of `serve`: the settings that most installations need. The long help has all.
+//! The short help of `serve`: the settings that most installations need. The long help has all settings.
 
 use std::ffi::OsString;
 
 use clap::Command;
 
-/// The settings of `serve -h`, the most usual of each kind first, each with a text of one line.
+/// The settings of `serve -h`, each with a text of one line. Within a group, the most common ones come first.
 pub(super) const SETTINGS: [(&str, &str); 28] = [
     (
         "config_dir",
@@ -75,7 +75,7 @@ pub(super) fn unless_long(command: Command, arguments: &[OsString]) -> Command {
                     None => argument.hide_short_help(true),
                 }
             })
-            // Each setting on a line of its own, however wide the terminal is.
+            // Each setting takes one line, however wide the terminal is.
             .term_width(0)
             .after_help(format!(
                 "`tollgate serve --help` has all {count} settings, and the environment variable of each."

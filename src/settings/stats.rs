@@ -34,8 +34,8 @@ pub(crate) struct Stats {
     #[arg(long, env = "USE_DOG_STATSD", boolean = false)]
     pub dog_statsd: bool,
 
-    /// Rules that rewrite names for DogStatsD, each by its variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME and
-    /// …_TAGS, with its name in place of NAME
+    /// Names of rules that rewrite metric names for DogStatsD; the variables DOG_STATSD_MOGRIFIER_NAME_PATTERN, …_NAME
+    /// and …_TAGS, with such a name in place of NAME, define each rule
     #[arg(
         long,
         env = "USE_DOG_STATSD_MOGRIFIERS",
@@ -60,7 +60,7 @@ pub(crate) struct Stats {
     #[arg(long, env = "USE_PROMETHEUS", boolean = false)]
     pub prometheus: bool,
 
-    /// Address of that port; without a host, all addresses
+    /// Address of the Prometheus port; without a host, all addresses
     #[arg(long, env = "PROMETHEUS_ADDR", default_value = ":9090", value_parser = address, value_name = "[HOST]:PORT")]
     pub prometheus_address: SocketAddr,
 
@@ -87,7 +87,7 @@ pub(crate) struct Stats {
 }
 
 impl Stats {
-    /// The collectors that get statistics, and how.
+    /// The collectors that get statistics, and how to send to them.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl Stats {
     }
 }
 
-/// The rule made of the variables of the mogrifier `name`.
+/// The rule that the variables of the mogrifier `name` define.
 fn mogrifier(name: &str) -> Result<Mogrifier, MogrifierError> {
     #[expect(clippy::disallowed_methods, reason = "this file reads the environment")]
     let part = |part: &str| {

@@ -44,7 +44,7 @@ pub(crate) struct Traces {
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", hidden = "URL")]
     pub otlp_endpoint: Option<Hidden>,
 
-    /// Full URL for spans, used unchanged; wins over --otlp-endpoint
+    /// Full URL for spans, used unchanged; takes precedence over --otlp-endpoint
     #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", hidden = "URL")]
     pub otlp_traces_endpoint: Option<Hidden>,
 
@@ -72,7 +72,7 @@ pub(crate) struct Traces {
     #[arg(long, env = "OTEL_RESOURCE_ATTRIBUTES", value_name = "K=V[,K=V…]")]
     pub otel_resource_attributes: Option<String>,
 
-    /// Most spans that may wait to be sent; any more are dropped and counted
+    /// Most spans that can wait to be sent; any more are dropped and counted
     #[arg(long, env = "OTEL_BSP_MAX_QUEUE_SIZE", text = ("N", "2048"), value_parser = number::<usize>(1..=1_000_000))]
     pub otel_max_queue: usize,
 
@@ -86,7 +86,7 @@ pub(crate) struct Traces {
     )]
     pub otel_max_batch: usize,
 
-    /// How long a span may wait for others, in milliseconds
+    /// How long a span can wait for others, in milliseconds
     #[arg(long, env = "OTEL_BSP_SCHEDULE_DELAY", text = ("MS", "5000"), value_parser = milliseconds)]
     pub otel_delay: Duration,
 }
@@ -122,7 +122,7 @@ impl Traces {
         }
     }
 
-    /// Where spans go. `random_id` makes the instance id if no flag sets it.
+    /// How to export spans. `random_id` generates the instance id if no flag sets it.
     ///
     /// # Errors
     ///
@@ -145,7 +145,7 @@ impl Traces {
         })
     }
 
-    /// The URL of the collector, and the path of its method for traces over HTTP.
+    /// The URL of the collector, and the path for traces over HTTP.
     fn target(&self) -> (String, String) {
         if let Some(whole) = given(self.otlp_traces_endpoint.as_deref()) {
             let path = path_of(&whole);
@@ -188,7 +188,7 @@ impl Traces {
         })
     }
 
-    /// Headers of each export, unless the list of them is invalid.
+    /// The headers of each export; `None` if the list is invalid.
     fn headers(&self) -> Option<Vec<(HeaderName, HeaderValue)>> {
         let header = |(name, value): (String, String)| {
             let name = HeaderName::try_from(name).ok()?;
@@ -198,8 +198,8 @@ impl Traces {
         pairs(&headers)?.into_iter().map(header).collect()
     }
 
-    /// Attributes of this process, unless the list of them is invalid. The reference's own variables win over the
-    /// general one.
+    /// The attributes of this process; `None` if the list is invalid. The reference's own variables take precedence
+    /// over the general one.
     fn resource(&self, random_id: impl Fn() -> String) -> Option<Vec<(String, String)>> {
         let attributes = given(self.otel_resource_attributes.as_deref()).unwrap_or_default();
         let mut resource = pairs(&attributes)?;
@@ -229,7 +229,7 @@ fn given(text: Option<&str>) -> Option<String> {
     text.filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// A URL without the part before its host, which may contain a password.
+/// A URL without the part before its host, which can contain a password.
 fn shown(url: &str) -> String {
     let (scheme, behind) = url.split_once("://").unwrap_or(("", url));
     match behind.rfind('@') {

@@ -1,5 +1,5 @@
-//! Errors of arguments that a command does not have, each with the way to write what is probably meant. clap's own
-//! suggestions go by common letters only: for `--redis` it names `--redis-tls`.
+//! Errors for arguments that a command does not have, with a suggestion of what is probably meant. clap's own
+//! suggestions only compare letters: for `--redis` it suggests `--redis-tls`.
 
 use std::{ffi::OsString, path::Path};
 
@@ -46,7 +46,7 @@ pub(super) fn unexpected(
                 }
                 None if argument.starts_with('-') => return None,
                 None => flag_of_value(&command, argument)
-                    .map(|meant| format!("a value stands behind its flag: '{meant}'")),
+                    .map(|meant| format!("write a value after its flag: '{meant}'")),
             };
             (argument, tip)
         }
@@ -59,8 +59,8 @@ pub(super) fn unexpected(
     Some(command.error(error.kind(), text))
 }
 
-/// The flag that is probably meant by one that the command does not have: one with few other letters, or else the most
-/// usual one that begins with the most of its words.
+/// The flag that was probably meant by one that the command does not have: a flag that differs in few letters, or else
+/// the most common one that begins with as many of its words as possible.
 fn meant_flag<'c>(command: &'c Command, wrong: &str) -> Option<&'c str> {
     let flags = || command.get_arguments();
     let usual = SETTINGS
@@ -68,9 +68,9 @@ fn meant_flag<'c>(command: &'c Command, wrong: &str) -> Option<&'c str> {
         .filter_map(|(id, _)| flags().find(|flag| flag.get_id() == id));
     let flags: Vec<_> = usual.chain(flags()).filter_map(Arg::get_long).collect();
     let wrong = match wrong {
-        // As other commands name that folder.
+        // Other commands call that folder `--rules`.
         "rules" => "config-dir",
-        // The HTTP port has the plain names.
+        // The flags of the HTTP port have no prefix.
         wrong => wrong.strip_prefix("http-").unwrap_or(wrong),
     };
     let few = (wrong.len() / 3).min(2);
@@ -85,7 +85,7 @@ fn meant_flag<'c>(command: &'c Command, wrong: &str) -> Option<&'c str> {
         .or_else(|| find(&|flag| flag.ends_with(&format!("-{wrong}"))))
 }
 
-/// A value that stands without its flag, with that flag.
+/// For a value without its flag, the flag and the value.
 fn flag_of_value(command: &Command, value: &str) -> Option<String> {
     let has = |long: &str| {
         command
@@ -101,7 +101,7 @@ fn flag_of_value(command: &Command, value: &str) -> Option<String> {
     }
 }
 
-/// The folder that an argument names: itself, or the one of a file.
+/// The folder that an argument names: the argument itself, or the folder that contains it if it is a file.
 fn rule_folder(argument: &str) -> Option<&str> {
     let path = Path::new(argument);
     if !path.is_file() {

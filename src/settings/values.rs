@@ -14,7 +14,7 @@ use crate::{
     net::endpoint::{BareIpv6, split},
 };
 
-/// A text that may hold a password; its `Debug` hides it.
+/// A text that can contain a password, which `Debug` hides.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hidden(String);
 
@@ -38,7 +38,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// A path. An empty text is allowed here; later an empty variable counts as unset.
+/// A path. An empty text is accepted here, because an empty variable counts as unset later.
 pub(super) fn file_path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
@@ -75,7 +75,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 pub(super) fn path(text: &str) -> Result<String, String> {
-    // The router would read braces as a pattern.
+    // The HTTP router would read braces as a pattern.
     if text.starts_with('/') && !text.contains(['{', '}']) {
         Ok(text.to_owned())
     } else {
@@ -83,7 +83,8 @@ pub(super) fn path(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number in `range`. The ranges exclude 0 where every request needs one, and more than a process could have.
+/// A number in `range`. Ranges exclude 0 if a bound of 0 would refuse every request, and numbers that no process could
+/// reach.
 pub(super) fn number<T: TryFrom<u64>>(
     range: impl RangeBounds<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
@@ -115,7 +116,7 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
     port.map_err(|_| "expected a port from 0 to 65535".to_owned())
 }
 
-/// A number that may be negative.
+/// A whole number, which can be negative.
 pub(super) fn whole_number(text: &str) -> Result<i64, String> {
     let number = text.parse();
     number.map_err(|_| "expected a whole number".to_owned())
@@ -126,7 +127,7 @@ pub(super) fn decimal(text: &str) -> Result<f64, String> {
     number.map_err(|_| "expected a number, such as 0.5".to_owned())
 }
 
-/// A part of a whole: above 0, and at most 1.
+/// A share: above 0, and at most 1.
 pub(super) fn share(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
@@ -143,7 +144,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A valid header name (RFC 9110, `token`) that any response can have: Envoy forwards the name as it is.
+/// A valid header name (RFC 9110, `token`) that every response can have, because Envoy forwards the name as it is.
 pub(super) fn header_name(text: &str) -> Result<String, String> {
     if !is_token(text) {
         return Err("expected a header name, such as RateLimit-Limit".to_owned());
@@ -173,8 +174,8 @@ pub(super) fn some_time(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`; not negative, and at most 292
-/// years, so that it can be added to every moment.
+/// A duration as Go's `time.ParseDuration` reads it: `10ms`, `1h30m`, `1.5s`, `0`. It is not negative, and at most 292
+/// years, so that it can be added to any moment.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
     let too_long = || "expected a duration of at most 2562047h".to_owned();

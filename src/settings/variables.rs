@@ -1,5 +1,5 @@
-//! Variables that begin with `TOLLGATE_` and that no setting reads: errors, with a suggestion. Names of former settings
-//! get the way out.
+//! Reports variables that begin with `TOLLGATE_` but that no setting reads, with a suggestion. For a former setting,
+//! the error says what to do instead.
 
 use std::ffi::OsString;
 
@@ -7,13 +7,13 @@ use clap::{Arg, Command};
 
 use super::service_links::is_service_link;
 
-/// The names and values of all variables.
+/// The names and values of all environment variables.
 pub(super) type Environment = Vec<(OsString, OsString)>;
 
-/// The beginning of the names of our own variables.
+/// The prefix of tollgate's own variables.
 const OURS: &str = "TOLLGATE_";
 
-/// Variables that were settings once, and the way out for those who set them.
+/// Variables that used to be settings, and what to do instead of setting them.
 const REMOVED: [(&str, &str); 13] = [
     (
         "TOLLGATE_HTTP_TIMEOUT",
@@ -66,7 +66,8 @@ const REMOVED: [(&str, &str); 13] = [
     ),
 ];
 
-/// A line for each of our variables that no setting of `command` reads. Values may be secrets, so no line has one.
+/// One line for each of tollgate's variables that no setting of `command` reads. Values can be secrets, so no line
+/// contains one.
 pub(super) fn unknown(command: &Command, environment: &Environment) -> Vec<String> {
     let known: Vec<&str> = command
         .get_subcommands()
@@ -98,7 +99,7 @@ fn way_out(name: &str) -> Option<&'static str> {
     removed.map(|(_, way_out)| *way_out)
 }
 
-/// The known variable that `name` seems to mean: the same name without our prefix, or one that is a few letters away.
+/// The known variable that `name` seems to mean: the name without the prefix, or one that differs in a few letters.
 fn nearest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     const FEW: usize = 3;
     let bare = name.strip_prefix(OURS).unwrap_or(name);
@@ -155,7 +156,7 @@ mod tests {
             let expected = format!("the variable {name} is no longer a setting; {way_out}");
             assert_eq!(lines, [expected]);
         }
-        // A Service of that name is none.
+        // A service link is not reported.
         let link = vec![(
             "TOLLGATE_STATE_FILE_PORT".into(),
             "tcp://10.0.0.1:80".into(),

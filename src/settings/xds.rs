@@ -64,9 +64,9 @@ pub(crate) struct Xds {
     #[arg(long, env = "CONFIG_GRPC_XDS_SERVER_TLS_SAN", text = ("NAME", ""))]
     pub xds_tls_san: String,
 
-    /// Effect of a push without rules: `allow` accepts it, so that nothing is limited, unless it answers the question
-    /// repeated after a reconnect, as of a control plane that has just started; `always` accepts it then too; `keep`
-    /// refuses it while there are rules
+    /// Effect of a push without rules: `allow` accepts it, so that nothing is limited, except as the first answer after
+    /// a reconnect, because a control plane that has just started may not have its rules yet; `always` accepts it then
+    /// too; `keep` refuses it while there are rules
     #[arg(long, env = "TOLLGATE_XDS_EMPTY_PUSH", choice = ("WHAT", "allow"))]
     pub xds_empty_push: EmptyPush,
 
@@ -107,7 +107,7 @@ pub(crate) struct Xds {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ConfigType {
-    /// Files, in the folder that the other flags name
+    /// Files in the folder that the other flags name
     #[value(name = "FILE")]
     File,
     /// A control plane
@@ -133,7 +133,7 @@ impl Xds {
             server: self.xds_server.clone(),
             node_id: self.xds_node_id.clone(),
             node_metadata: items(&self.xds_node_metadata)
-                // As in the reference, an item without an equals sign is dropped.
+                // As in the reference, items without an equals sign are dropped.
                 .filter_map(|item| item.split_once('='))
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),

@@ -725,7 +725,7 @@ fn an_argument_that_nobody_expects_is_told_with_the_one_that_is_meant() {
         &["counters", "reset", "--token", "x"],
         "a similar argument exists: '--token-file'",
     );
-    let behind = |flag: &str| format!("a value stands behind its flag: '{flag}'");
+    let behind = |flag: &str| format!("write a value after its flag: '{flag}'");
     check(&["serve", "rules/"], &behind("--config-dir rules/"));
     check(&["serve", "rules/a.yaml"], &behind("--config-dir rules"));
     check(&["serve", "nowhere"], &behind("--config-dir nowhere"));

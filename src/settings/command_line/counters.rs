@@ -25,13 +25,13 @@ pub(crate) enum CountersAction {
     List(ListCounters),
     /// Show the counters of descriptors, without counting a hit
     Get(GetCounters),
-    /// Take all hits off the counters of descriptors: their limits begin anew
+    /// Take all hits off the counters of descriptors, so that their limits start over
     Reset(ResetCounters),
-    /// Let more hits of descriptors pass than their limits do, until their windows end
+    /// Let more hits of descriptors pass than their limits allow, until their windows end
     Grant(GrantCounters),
 }
 
-/// The server to ask, and the form of its answer.
+/// The server to ask, and how to print its answer.
 #[derive(Debug, Args)]
 pub(crate) struct DebugPortFlags {
     /// Debug port of the server: http://HOST:PORT
@@ -58,11 +58,11 @@ pub(crate) struct ListCounters {
     #[arg(long, default_value_t = 100, value_parser = number::<usize>(1..), value_name = "N")]
     pub limit: usize,
 
-    /// Go on where an earlier list ended
+    /// Continue where an earlier list ended
     #[arg(long, value_name = "CURSOR")]
     pub cursor: Option<String>,
 
-    /// Also list counters of descriptors that are too long to be part of a key; their domain is not known
+    /// Also list counters of descriptors that are too long to be part of a key; their domain is unknown
     #[arg(long)]
     pub digests: bool,
 
@@ -93,10 +93,10 @@ pub(crate) struct GetCounters {
     pub port: DebugPortFlags,
 }
 
-/// The proof that this caller may change counters.
+/// Proof that this caller may change counters.
 #[derive(Debug, Args)]
 pub(crate) struct Token {
-    /// File with the token of the server's --admin-token-file; a server here that has no such file needs none
+    /// File with the token in the server's --admin-token-file; a server on this machine without such a file needs none
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
@@ -124,7 +124,7 @@ pub(crate) struct GrantCounters {
     #[command(flatten)]
     pub of: Descriptors,
 
-    /// How many more hits pass than now, on each limit of each descriptor
+    /// How many more hits to let pass, on each limit of each descriptor
     #[arg(
         long,
         value_parser = number::<u32>(1..=u32::MAX.into()),

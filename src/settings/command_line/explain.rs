@@ -13,12 +13,12 @@ use crate::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "No hit is counted. With --rules all counters are taken as empty, and settings of a server, such as \
-                  --shadow-mode, are not known.\n\
+    after_help = "No hit is counted. With --rules, all counters are assumed to be empty, and settings of a server \
+                  (such as --shadow-mode) are unknown.\n\
                   Exit code: 0 if there is an explanation, 1 if there is none, 2 for a bad command line."
 )]
 pub(crate) struct Explain {
-    /// Rule files or folders of them to explain by, without a server
+    /// Rule files, or folders of them, to explain with instead of asking a server
     #[arg(long, num_args = 1.., value_name = "DIR|FILE")]
     pub rules: Vec<PathBuf>,
 
@@ -40,7 +40,7 @@ pub(crate) struct Explain {
     #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
     pub descriptors: Vec<Entries>,
 
-    /// Hits of each descriptor that the request would have; -2 gives two hits back
+    /// Hits of each descriptor; -2 gives two hits back
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub hits: i64,
 

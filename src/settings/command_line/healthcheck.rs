@@ -1,4 +1,4 @@
-//! The flags of `tollgate healthcheck`: those of `serve` that say where its ports are, under the same variables.
+//! The flags of `tollgate healthcheck`: those of `serve` that say where its ports are, with their variables.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ use crate::settings::{
                   0 if the server is healthy, 1 if not or if there is no answer, 2 for a bad command line."
 )]
 pub(crate) struct HealthCheck {
-    /// Ask /healthcheck on the HTTP port; done without this flag where the gRPC port requires a client certificate
+    /// Ask /healthcheck on the HTTP port; always the case if the gRPC port requires a client certificate
     #[arg(long)]
     pub http: bool,
 
@@ -30,7 +30,7 @@ pub(crate) struct HealthCheck {
     #[arg(long, env = "GRPC_UDS", value_parser = file_path, value_name = "PATH")]
     pub grpc_uds: Option<PathBuf>,
 
-    /// Address of the gRPC port; one that stands for all addresses means loopback
+    /// Address of the gRPC port; an address that means all of them is replaced by loopback
     #[arg(long, env = "GRPC_HOST", text = ("HOST", "0.0.0.0"))]
     pub grpc_host: String,
 
@@ -46,7 +46,7 @@ pub(crate) struct HealthCheck {
     #[arg(long, env = "GRPC_CLIENT_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
     pub grpc_client_ca: Option<PathBuf>,
 
-    /// Address of the HTTP port; one that stands for all addresses means loopback
+    /// Address of the HTTP port; an address that means all of them is replaced by loopback
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
     pub host: String,
 
@@ -61,7 +61,7 @@ impl HealthCheck {
         given(self.grpc_uds.as_deref())
     }
 
-    /// Whether a caller of the gRPC port needs a certificate.
+    /// Whether callers of the gRPC port need a certificate.
     pub(crate) fn needs_certificate(&self) -> bool {
         self.grpc_tls && given(self.grpc_client_ca.as_deref()).is_some()
     }
@@ -78,7 +78,7 @@ mod tests {
 
     use crate::settings::command_line::Cli;
 
-    /// A probe that read another variable, or had another default, would ask somewhere else.
+    /// With another variable or another default, the probe would ask somewhere else.
     #[test]
     fn each_variable_means_the_same_as_in_serve() {
         let command = Cli::command();

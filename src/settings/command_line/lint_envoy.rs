@@ -12,8 +12,8 @@ use super::reading::Reading;
                   docs/envoy/lint-envoy.md describes each trap."
 )]
 pub(crate) struct LintEnvoy {
-    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that hold one of
-    /// these, or folders of them; - is standard input
+    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that contain one
+    /// of these, or folders of them; - is standard input
     #[arg(required = true, value_name = "FILE|DIR")]
     pub paths: Vec<PathBuf>,
 
@@ -37,26 +37,26 @@ pub(crate) struct LintEnvoy {
     pub(crate) reading: Reading,
 }
 
-/// The form in which findings are printed.
+/// The format in which findings are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LintFormat {
     Text,
     Json,
 }
 
-/// The consequence of a finding, the most severe first.
+/// The severity of a finding, the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum TrapSeverity {
     /// Nothing is limited there, or every request is refused
     Error,
     /// Limits apply, but not always or not as the text suggests
     Warning,
-    /// It works, but may surprise
+    /// It works, but can surprise
     Advice,
 }
 
-/// A setting that limits nothing, or not what its author meant; most of them Envoy accepts. The names stay the same in
-/// later versions, and stand in the order of the alphabet.
+/// A setting that does not limit what its author meant to limit. Envoy accepts most of them. Their names do not change
+/// in later versions, and are in alphabetical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Trap {
     AbsentValue,
@@ -111,7 +111,7 @@ impl fmt::Display for Trap {
     }
 }
 
-/// Writes the name that the value has on the command line.
+/// Writes the name of a value on the command line.
 fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let value = value.to_possible_value();
     f.write_str(value.as_ref().map_or("", |value| value.get_name()))

@@ -1,4 +1,4 @@
-//! Settings of `serve` that other commands need to read rule files as it does.
+//! Settings of `serve` that other commands need in order to read rule files as it does.
 
 use clap::Args;
 
@@ -27,7 +27,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Options of the compiler of rules; those of other settings are left at their defaults.
+    /// The options of the rule compiler. Those that depend on other settings keep their defaults.
     pub(crate) fn options(self) -> Options {
         Options {
             merge_domains: self.merge_domains,

@@ -1,4 +1,4 @@
-//! Completions of the command line for shells, and its pages for `man`.
+//! Completions of the command line for shells, and pages for `man`.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::foundation::build::VERSION_AND_COMMIT;
                   ~/.config/fish/completions/tollgate.fish."
 )]
 pub(crate) struct Completions {
-    /// The shell that reads them
+    /// Shell that reads the script
     #[arg(value_enum, value_name = "SHELL")]
     pub shell: Shell,
 }
@@ -24,12 +24,12 @@ pub(crate) struct Completions {
 #[derive(Debug, Args)]
 #[command(after_help = "To read it: tollgate man serve | man -l -")]
 pub(crate) struct Manual {
-    /// The command that the page is about; the whole program if it is left out
+    /// Command to describe; without it, the whole program
     #[arg(value_parser = PossibleValuesParser::new(COMMANDS), value_name = "COMMAND")]
     pub command: Option<String>,
 }
 
-/// The commands with a page of their own.
+/// The commands that have a page of their own.
 const COMMANDS: [&str; 11] = [
     "ask",
     "check",
@@ -58,7 +58,7 @@ impl Manual {
     ///
     /// # Errors
     ///
-    /// None, since it is written to memory.
+    /// Never, because the page is written to memory.
     pub(crate) fn page(&self) -> io::Result<Vec<u8>> {
         let mut program = Cli::command();
         program.build();

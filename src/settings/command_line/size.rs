@@ -12,15 +12,15 @@ use crate::{core::counter::CounterKind, settings::values::number};
                   the ratios first."
 )]
 pub(crate) struct Size {
-    /// Decisions a second, of all replicas together, at the busiest time
+    /// Decisions per second of all replicas together, at the busiest time
     #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
     pub rps: u32,
 
-    /// Different values, such as users or addresses, that are counted at a time
+    /// How many different values, such as users or addresses, are counted at a time
     #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
     pub keys: u32,
 
-    /// Limits of a descriptor
+    /// Limits per descriptor
     #[arg(long, default_value_t = 2, value_parser = number::<u32>(1..), value_name = "N")]
     pub limits: u32,
 
@@ -41,15 +41,15 @@ pub(crate) struct Size {
     #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
     pub replicas: Option<u32>,
 
-    /// Cores of a replica
+    /// Cores per replica
     #[arg(long, default_value_t = 2, value_parser = number::<u32>(1..), value_name = "N")]
     pub cores: u32,
 
-    /// Connections to a replica: one for each worker thread of each Envoy
+    /// Connections per replica: one for each worker thread of each Envoy
     #[arg(long, default_value_t = 32, value_parser = number::<u32>(1..), value_name = "N")]
     pub connections: u32,
 
-    /// Calls that a replica has at a time [default: from the rate and the duration of a call]
+    /// Simultaneous calls per replica [default: computed from the rate and the duration of a call]
     #[arg(long, value_parser = number::<u32>(1..), value_name = "N")]
     pub together: Option<u32>,
 
@@ -67,13 +67,13 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// The algorithms, as rules name them; `first_hit` is a value of `window` there.
+    /// The algorithms by their names in rules, where `first_hit` is a value of `window`.
     pub(crate) fn algorithms() -> [&'static str; CounterKind::ALL.len()] {
         CounterKind::ALL.map(|kind| kind.facts().report_name)
     }
 }
 
-/// Where counters are.
+/// Where counters are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SizeStore {
     Memory,
