@@ -9,7 +9,7 @@ const OWN: u64 = 64;
 /// Files that each worker needs: its runtime, and connections to each node of Redis.
 const OWN_EACH: u64 = 32;
 
-/// Each HTTP port gets one of this many files.
+/// Each HTTP port gets one in this many files.
 const HTTP_SHARE: u64 = 16;
 
 /// Largest number of HTTP ports.

@@ -97,7 +97,7 @@ fn matcher(text: &str) -> Matcher {
     loaded.unwrap().matcher
 }
 
-/// A request may bring values that an action leaves open; only impossible matches are reported.
+/// A request can bring values that an action leaves open, so only impossible matches are reported.
 #[test]
 fn rules_answer_what_some_request_could_bring() {
     let rules = matcher(
@@ -389,7 +389,7 @@ fn a_disabled_filter_may_be_enabled_by_a_route() {
         )),
         ""
     );
-    // Routes that are not in the file may enable it.
+    // Routes that are not in the file could enable it.
     let remote = disabled.replace("route_config:", "elsewhere:");
     assert!(findings(&remote).is_empty(), "{:?}", findings(&remote));
 }

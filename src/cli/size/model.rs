@@ -44,7 +44,7 @@ pub(crate) struct SizePlan {
     pub envoy_bits: f64,
     /// Bits a second between all replicas and Redis.
     pub redis_bits: f64,
-    /// The parts in order of use; the first one is the bottleneck.
+    /// The parts, most used first. The first one is the bottleneck.
     pub uses: Vec<Use>,
 }
 

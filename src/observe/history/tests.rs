@@ -98,7 +98,7 @@ proptest! {
             ended = step.ends;
         }
         prop_assert_eq!(ended, SAMPLE_INTERVAL * samples);
-        // An hour, or all there is.
+        // The steps span an hour, or all samples if these are fewer.
         let hour = SAMPLE_INTERVAL * samples.min(720 - 6);
         prop_assert!(ended - steps[0].ends + steps[0].lasted >= hour);
         prop_assert!(steps.len() <= 2 * 120);
@@ -136,10 +136,10 @@ fn a_rule_that_is_gone_rests_and_one_with_other_limits_keeps_its_hits() {
     served.hit(0, 2);
     served.sample();
     assert_eq!(served.hits("d.k0"), [4, 2]);
-    // The limits are others, so their counts begin anew.
+    // The limits have changed, so their counts restart at zero.
     assert_eq!(served.over("d.k0"), [[0, 1], [0, 0]]);
     assert_eq!(served.hits("d.k1"), [8, 0]);
-    // It comes back with counters of its own, which begin anew.
+    // The rule comes back with new counters, which start at zero.
     served.reload(matcher(2, 2));
     served.hit(1, 3);
     served.sample();
@@ -166,7 +166,7 @@ fn rules_have_a_bounded_room_which_those_leave_that_were_idle_for_long() {
     let paths: Vec<_> = served.history.rule_paths().map(|path| &**path).collect();
     assert_eq!(paths, ["d.k0", "d.k3"]);
     assert_eq!(served.history.omitted(), 0);
-    // Hits without a history are not taken for new ones.
+    // Hits from before the history do not count as new ones.
     assert!(served.hits("d.k3").iter().all(|hits| *hits == 0));
     served.hit(3, 5);
     served.sample();

@@ -99,7 +99,7 @@ fn streams() -> impl Strategy<Value = Vec<Hit>> {
         .prop_map(|random| 1_000_000 / random)
         .boxed();
     let zipf = prop::collection::vec(hit(zipf), 0..900);
-    // In turn, so that each value comes back just after it lost its slot.
+    // Values in turn, so that each one comes back just after it has lost its slot.
     let turns = (1..4 * SLOTS, 0..900_usize).prop_map(|(values, length)| {
         (0..length)
             .map(|at| ((at % values) as u64, 1, true))
@@ -110,7 +110,7 @@ fn streams() -> impl Strategy<Value = Vec<Hit>> {
         let value = |at: u64| if at.is_multiple_of(nth) { 0 } else { at + 1 };
         (0..length).map(|at| (value(at), 1, at % 3 == 0)).collect()
     });
-    // All slots are filled with much before anything comes often.
+    // Other values fill all slots with many hits each before the frequent ones come.
     let late = (1..1000_u64, 0..600_u64).prop_map(|(much, length)| {
         let first = (0..SLOTS as u64).map(|value| (value, much, false));
         first
@@ -238,7 +238,7 @@ fn all_sketches_keep_to_their_bytes_and_give_them_back() {
         let mut worker = worker.unwrap();
         assert!(allocated.bytes_current <= MAX as i64, "{allocated:?}");
         assert!(worker.left() < MAX / 4 && worker.omitted() > 0);
-        // A rule that had no room takes that of those whose hits have left.
+        // A rule that had no room takes the room of rules whose hits are forgotten.
         let late: Vec<Arc<str>> = vec!["late".into()];
         flood(&mut worker, &late, at(6_601), bytes);
         assert_eq!(hits(&worker, "late", at(6_601)), 0);
@@ -247,7 +247,7 @@ fn all_sketches_keep_to_their_bytes_and_give_them_back() {
         assert_eq!(worker.paths().count(), 1);
         let one = merge(&worker.sketches("late", at(60_000)));
         assert_eq!(one.talkers.len(), SLOTS);
-        // All others have given back all their bytes.
+        // All other rules have given back their bytes.
         assert!(worker.left() > MAX - 40_000, "{}", worker.left());
     }
 }

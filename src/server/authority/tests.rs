@@ -246,8 +246,8 @@ fn by_entry(kind: u8, index: u8, value: &[u8]) -> Vec<u8> {
 #[test]
 fn the_name_may_be_in_the_dynamic_table() {
     let first = block_as(&[0x41], &plain(b"good"));
-    // Before it there are the path of its own block, and `te` of the block before. If the second one is an entry too, it
-    // is as near for the third, or else the second block's path and `te` are in between.
+    // Newer than the entry are the path of its own block, and `te` of the previous block. If the second authority is an
+    // entry too, it is as near for the third; or else the second block's path and `te` are in between.
     for (kind, of_third) in [(0x40, 64), (0x00, 66), (0x10, 66)] {
         let all = |value| [64, of_third].map(|index| by_entry(kind, index, value));
         let ([second, third], [second_after, third_after]) = (all(b"a|b"), all(b"a+b"));
@@ -337,7 +337,7 @@ fn resets_are_counted_by_their_codes_however_they_are_written() {
         frame(RST_STREAM, 0, &[0, 0, 0, 1]),
         frame(HEADERS, 5, &[]),
         frame(RST_STREAM, 0, &[0, 0, 0, 7]),
-        // Not a code of HTTP/2.
+        // This is not an HTTP/2 error code.
         frame(RST_STREAM, 0, &[1, 0, 0, 0]),
         frame(7, 0, &[0, 0, 0, 0, 0, 0, 0, 1]),
     ]

@@ -58,7 +58,7 @@ impl UnaryMethod for NoMethod {
     }
 }
 
-/// The messages of a call, sent back. At their end it asks once more, which a service is free to do.
+/// Sends the messages of a call back. After their end it polls once more, as a service is free to do.
 struct Replies(Streaming<Vec<u8>>);
 
 impl Stream for Replies {
@@ -279,7 +279,7 @@ fn an_open_call_that_is_reset_keeps_nothing() {
             ..
         } = stream;
         drop((replies, requests));
-        // Nothing runs any more that a drain would wait for.
+        // Nothing that a drain would wait for is running any more.
         phase.send_replace(Phase::Draining);
         let ended = tokio::time::timeout(Duration::from_secs(60), connection).await;
         ended.expect("the call is over").unwrap();
@@ -294,7 +294,7 @@ fn the_store_of_a_worker_ends_when_a_drain_begins_and_while_its_tasks_run() {
         let (ask, asked) = tokio::sync::oneshot::channel();
         let worker = Worker {
             server,
-            // As the batchers of a store, without which nothing is given back.
+            // This stands for the batchers of a store, without which nothing is given back.
             of_store: vec![Box::pin(async move {
                 asked.await.unwrap();
                 end.send(()).unwrap();

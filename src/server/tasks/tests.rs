@@ -1,4 +1,4 @@
-//! Ends each task in turn, by a return and by a panic, in a server as it is run.
+//! Ends each task in turn, by a return and by a panic, in a complete server.
 
 use std::{cell::RefCell, collections::BTreeSet, io, net::SocketAddr, path::Path};
 
@@ -65,7 +65,7 @@ struct PlannedEnd {
 }
 
 thread_local! {
-    /// That of the server on this thread.
+    /// The end that a test plans for the server on this thread.
     static PLANNED: RefCell<Option<PlannedEnd>> = const { RefCell::new(None) };
 }
 
@@ -135,7 +135,7 @@ fn write_files(folder: &Path) {
     write("key", &certified.signing_key.serialize_pem());
 }
 
-/// Ends `task` in a server that has all; returns the error with which that ended, and the tasks that it had.
+/// Ends `task` in a server that has all tasks. Returns the server's error, and the tasks that it had.
 fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path());

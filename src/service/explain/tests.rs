@@ -176,7 +176,7 @@ fn pairs(descriptors: &[&str]) -> Vec<Entries> {
         .collect()
 }
 
-/// The account of a request by rules alone.
+/// The explanation of a request by rules alone.
 #[track_caller]
 fn account(rules: &str, domain: &str, descriptors: &[&str]) -> Value {
     let message = question(domain, &pairs(descriptors), 1);
@@ -394,7 +394,7 @@ descriptors:
     check(&["first=x", "first=y"], "OVER_LIMIT", all);
 }
 
-/// The account of `hits` for descriptors of these keys, by a look at counters.
+/// The explanation of `hits` for descriptors of these keys, from a peek at counters.
 #[track_caller]
 fn looked_account(
     matcher: &Matcher,
@@ -410,7 +410,7 @@ fn looked_account(
     serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(looked))).json()).unwrap()
 }
 
-/// The answers to looks at counters that hold `counts`.
+/// The answers to peeks at counters that hold `counts`.
 fn looks(counts: &[u64]) -> Vec<CounterState> {
     let look = |&count| CounterState {
         is_charged: false,
@@ -462,7 +462,7 @@ fn the_overall_code_has_its_reason() {
     let spared = "descriptors 1, 3 are over the limit, but in shadow mode";
     let keys = ["shadow_quota", "a", "shadow", "quota"];
     check(plain, &keys, &[5, 0, 5, 0], ["OK", "spared", spared]);
-    // The answer is OK, and the reason is that of a refusal.
+    // The answer is OK, but the reason is the reason for a refusal.
     let shadow = Modes {
         shadow: true,
         ..plain

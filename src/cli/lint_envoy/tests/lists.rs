@@ -1,4 +1,4 @@
-//! Maps in the place of lists, which Envoy reads as lists of one.
+//! Maps in place of lists, which Envoy reads as lists of one item.
 
 use super::{NAMED, Trap, TrapSeverity, findings, lint, manager, matcher};
 
@@ -51,7 +51,7 @@ fn every_list_may_be_its_only_item() {
     assert_eq!(traps(&filters), (vec![], 1), "{filters}");
 }
 
-/// Traps look into maps, too.
+/// Traps are also found inside such maps.
 #[test]
 fn a_trap_in_the_only_item_is_found() {
     let text = manager("", "", NAMED);

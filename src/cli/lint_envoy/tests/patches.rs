@@ -1,4 +1,4 @@
-//! EnvoyFilters of Istio: what they match, and where their limits stand.
+//! Istio's EnvoyFilters: what they match, and where they put limits.
 
 use super::{Finding, NAMED, Trap, TrapSeverity, at, filter, findings};
 
@@ -100,7 +100,7 @@ fn a_virtual_host_is_named_as_istio_names_it() {
             found[0].text
         );
     }
-    // A patch without limits is not looked at.
+    // A patch without limits is not checked.
     let of = "context: GATEWAY, routeConfiguration: {vhost: {name: '*'}}";
     let text = format!(
         "{}---\n{}",
@@ -228,7 +228,7 @@ fn limits_stand_where_envoy_looks_for_them() {
             found[0].position
         );
     }
-    // A route of Envoy's own has them no more than a patch, and is reported once.
+    // A route of Envoy itself cannot have them either, and is reported once.
     let route = format!(
         "virtual_hosts:\n- domains: [a]\n  routes: [{{match: {{prefix: /}}, route: {{cluster: a}}, {limits}}}]\n"
     );
@@ -310,7 +310,7 @@ fn a_filter_of_the_old_api_is_an_error_with_the_form_of_today() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].fix, format!("did you mean `\"@type\": {new}`?"));
     }
-    // The name alone may be old: Envoy finds the filter by its type.
+    // An old name alone is harmless: Envoy finds the filter by its type.
     let value = filter("  timeout: 1s\n").replace("\n  ", "\n    ");
     let entry = value.replace("value:\n", "- name: envoy.rate_limit\n  typed_config:\n");
     let text = format!("http_filters:\n{entry}");

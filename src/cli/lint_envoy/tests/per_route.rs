@@ -1,5 +1,5 @@
-//! Limits that routes configure for a filter: under the name that it has, with a domain of the rules, and beside
-//! filters that limit nothing.
+//! Limits that routes configure for a filter: under the filter's name, with a domain of the rules, and next to filters
+//! that limit nothing.
 
 use super::{Finding, NAMED, Trap, TrapSeverity, findings, lint, manager, matcher};
 
@@ -164,7 +164,7 @@ fn route_config(config: &str) -> String {
     )
 }
 
-/// A connection manager that uses it, whose filter has this name.
+/// A connection manager that uses this route configuration, with a filter of this name.
 fn user(name: &str) -> String {
     let text = manager("", "rds: {route_config_name: shared}", NAMED);
     let (before, rest) = text.split_once("route_config:\n").unwrap();
@@ -344,7 +344,7 @@ fn a_filter_that_a_control_plane_puts_into_every_chain_may_be_silent_in_some() {
         stage(&chains(&[(catch_all, "other")])),
         [TrapSeverity::Error]
     );
-    // And so is one in another listener, except in the dump of a proxy that a control plane serves.
+    // So is a filter in another listener, except in the dump of a proxy that a control plane configures.
     let text = chains(&[(catch_all, "d")]);
     let (first, second) = text.split_at(text.rfind("  - filters:").unwrap());
     let apart = format!("{first}- name: other\n  filter_chains:\n{second}");

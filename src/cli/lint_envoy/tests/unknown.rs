@@ -1,4 +1,4 @@
-//! Actions and fields that Envoy does not know, filters behind the router, and ports without gRPC.
+//! Actions and fields that Envoy does not know, filters after the router, and ports without gRPC.
 
 use super::{Finding, NAMED, Trap, filter, findings, lint, manager, matcher};
 

@@ -286,7 +286,7 @@ fn sink(transport: Transport, port: u16) -> Sink {
     sink
 }
 
-/// Runs a sink beside `until`, which must end in time.
+/// Runs a sink concurrently with `until`, which must end in time.
 async fn beside<T>(sink: Sink, samples: Vec<Sample>, until: impl Future<Output = T>) -> T {
     tokio::select! {
         _ = sink.run(move || samples.clone()) => unreachable!(),
