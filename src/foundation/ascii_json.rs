@@ -60,5 +60,6 @@ mod tests {
             let read: String = serde_json::from_str(&line).unwrap();
             assert_eq!(read, hostile);
         }
+        assert_eq!(ascii_json(&" ~").to_string(), "\" ~\"");
     }
 }

@@ -126,6 +126,8 @@ mod tests {
         }
         let found = ["a", "b", "c"].map(|key| map.get(key).copied());
         assert_eq!(found, [Some(3), Some(5), Some(4)]);
+        let found = ["a", "b", "c", "d"].map(|key| map.get_mut(key).copied());
+        assert_eq!(found, [Some(3), Some(5), Some(4), None]);
     }
 
     #[test]

@@ -81,7 +81,8 @@ impl<const N: usize> Text<N> {
         self.lengthen(1)[0] = byte;
     }
 
-    #[inline]
+    /// Inlined in each place: as a call it takes 14 % of the instructions of a key.
+    #[inline(always)]
     pub fn push_slice(&mut self, bytes: &[u8]) {
         copy(bytes, self.lengthen(bytes.len()));
     }

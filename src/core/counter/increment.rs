@@ -51,12 +51,14 @@ impl IncrementSpec {
 
     /// `count` with these hits. Giving back leaves at least 0, and a counter that owes hits as it is.
     pub const fn moves(&self, count: i64) -> i64 {
-        let count = count.saturating_add_unsigned(self.added());
-        if count <= 0 {
-            return count;
+        match self.operation {
+            Operation::Look | Operation::Add(_) => count.saturating_add_unsigned(self.hits),
+            Operation::GiveBack | Operation::Grant if count <= 0 => count,
+            Operation::GiveBack | Operation::Grant => {
+                let left = count.saturating_sub_unsigned(self.hits);
+                if left > 0 { left } else { 0 }
+            }
         }
-        let left = count.saturating_sub_unsigned(self.taken_off());
-        if left > 0 { left } else { 0 }
     }
 
     /// Whether a counter that holds `held`, or owes hits if that is negative, refuses these hits. It never
