@@ -29,9 +29,23 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     let name = limit.algorithm.as_ref();
     let algorithm = match name.map_or("fixed_window", |word| &word.text) {
         "fixed_window" => fixed_window(limit, period, faults),
-        "sliding_window" => Algorithm::SlidingWindow,
+        "sliding_window" => {
+            let most = u32::MAX.into();
+            if limit.requests_per_unit > most {
+                let key = "requests_per_unit";
+                let text = format!("{} with `sliding_window`", limit.requests_per_unit);
+                let fault = Fault::OutOfRange {
+                    key,
+                    low: 0,
+                    high: most,
+                    text,
+                };
+                faults.push((limit.at, fault));
+            }
+            Algorithm::SlidingWindow
+        }
         "sliding_log" => {
-            if limit.requests_per_unit > Algorithm::MAX_LOGGED {
+            if limit.requests_per_unit > Algorithm::MAX_LOGGED.into() {
                 faults.push((limit.at, Fault::LogTooLong(limit.requests_per_unit)));
             }
             Algorithm::SlidingLog
@@ -124,8 +138,8 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
 }
 
 /// The capacity of a token bucket; by default the tokens of one period.
-fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
-    let most = (MAX_TOKEN_MILLIS / (period.secs() * 1000)).min(u32::MAX.into());
+fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u64 {
+    let most = MAX_TOKEN_MILLIS / (period.secs() * 1000);
     let fault = |text: String| Fault::OutOfRange {
         key: "burst",
         low: 1,
@@ -133,7 +147,7 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
         text,
     };
     let Some(number) = &limit.burst else {
-        if u64::from(limit.requests_per_unit) > most {
+        if limit.requests_per_unit > most {
             let text = format!(
                 "{} (its default, `requests_per_unit`); set `burst`",
                 limit.requests_per_unit
@@ -145,8 +159,8 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u32 {
     let Some(value) = number.value else {
         return 0;
     };
-    let value = u32::try_from(value).ok();
-    match value.filter(|&value| value > 0 && u64::from(value) <= most) {
+    let value = u64::try_from(value).ok();
+    match value.filter(|&value| value > 0 && value <= most) {
         Some(value) => value,
         None => {
             faults.push((number.at, fault(number.text.clone())));

@@ -250,7 +250,7 @@ pub enum Fault {
         "`sliding_log` remembers every hit, {max} at most, and this limit admits {0}; use `sliding_window`",
         max = Algorithm::MAX_LOGGED
     )]
-    LogTooLong(u32),
+    LogTooLong(u64),
     #[error(
         "unknown time_zone '{name}'{}",
         instead(.meant.as_deref(), "an IANA name, such as Europe/Madrid or UTC")

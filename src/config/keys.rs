@@ -2,7 +2,7 @@
 //! keys, the suggestion for a misspelt one and the levels below follow from this table.
 
 use super::suggest::closest;
-use crate::core::kind::WORDS;
+use crate::core::{kind::WORDS, limit::Limit};
 
 /// A key of rule files.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(super) enum KeyValues {
     /// One of these words, in any letter case.
     AnyCase(&'static [&'static str]),
     /// From the first number to the last.
-    Between(u32, u32),
+    Between(u64, u64),
 }
 
 /// The maps that keys belong to.
@@ -117,10 +117,10 @@ const KEYS: [Key; 34] = [
         .any_case(&["second", "minute", "hour", "day", "week", "month", "year"]),
     key("unit_multiplier", &[RateLimit], Number)
         .about("The number of units in the period.")
-        .between(1, u32::MAX).or("1").examples(&["15"]),
+        .between(1, u32::MAX as u64).or("1").examples(&["15"]),
     key("requests_per_unit", &[RateLimit], Number)
         .about("The hits that pass in a period; 0 refuses everything.")
-        .between(0, u32::MAX).or("0").examples(&["100"]),
+        .between(0, Limit::MAX_REQUESTS).or("0").examples(&["100"]),
     key("unlimited", &[RateLimit], Boolean)
         .about("Whether everything passes without counting. Such a limit has no unit."),
     key("name", &[RateLimit, Replaces], Text)
@@ -137,7 +137,7 @@ const KEYS: [Key; 34] = [
         .words(&["aligned", "first_hit"]).or("aligned"),
     key("burst", &[RateLimit], Number)
         .about("The size of a token bucket; `requests_per_unit` if it is left out.")
-        .between(1, u32::MAX).examples(&["30"]),
+        .between(1, Limit::MAX_REQUESTS).examples(&["30"]),
     key("calendar", &[RateLimit], Boolean)
         .about("Whether the period follows the calendar of a time zone."),
     key("time_zone", &[RateLimit], Text)
@@ -201,7 +201,7 @@ impl Key {
         Self { values, ..self }
     }
 
-    const fn between(self, low: u32, high: u32) -> Self {
+    const fn between(self, low: u64, high: u64) -> Self {
         let values = KeyValues::Between(low, high);
         Self { values, ..self }
     }

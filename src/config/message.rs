@@ -232,7 +232,7 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
         at: None,
         unit: unit(policy),
         unit_multiplier: policy.unit_multiplier.map(number),
-        requests_per_unit: policy.requests_per_unit,
+        requests_per_unit: policy.requests_per_unit.into(),
         unlimited: policy.unlimited,
         name: policy.name.clone(),
         replaces: replaces

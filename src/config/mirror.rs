@@ -64,7 +64,7 @@ pub(super) struct RateLimit {
     pub(super) at: Option<usize>,
     pub(super) unit: String,
     pub(super) unit_multiplier: BoxedOption<LocatedNumber>,
-    pub(super) requests_per_unit: u32,
+    pub(super) requests_per_unit: u64,
     pub(super) unlimited: bool,
     pub(super) name: String,
     pub(super) replaces: Vec<(String, Option<usize>)>,

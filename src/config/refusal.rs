@@ -168,10 +168,10 @@ fn json_error(template: &Template, status: u16) -> Option<serde_json::Error> {
         name: "name",
         rate: "7/second",
         requests_per_unit: number,
-        period_secs: number.into(),
+        period_secs: number,
         status,
         retry_secs,
-        reset_secs: number.into(),
+        reset_secs: number,
     });
     let check = |values| serde_json::from_str::<serde::de::IgnoredAny>(&template.render(values));
     samples.iter().find_map(|values| check(values).err())

@@ -8,7 +8,7 @@ use super::{
     suggest::closest,
     template::unrendered_text,
 };
-use crate::core::window::Unit;
+use crate::core::{limit::Limit, window::Unit};
 
 /// The limit that `5000/day`, `300/30min` or `5 per second` stands for; `None` for any other text.
 pub(super) fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
@@ -28,9 +28,31 @@ pub(super) fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
         at,
         unit: unit(word.trim())?.name().to_owned(),
         unit_multiplier: multiplier,
-        requests_per_unit: requests.trim().parse().ok()?,
+        requests_per_unit: number(requests.trim())?,
         ..RateLimit::default()
     })
+}
+
+/// The whole number that `5000`, `20k`, `1.5M` or `25G` stands for, at most [`Limit::MAX_REQUESTS`].
+fn number(text: &str) -> Option<u64> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let (digits, zeros) = match text.as_bytes().last()? {
+        b'k' => (&text[..text.len() - 1], 3),
+        b'M' => (&text[..text.len() - 1], 6),
+        b'G' => (&text[..text.len() - 1], 9),
+        _ => (text, 0),
+    };
+    let (whole, part) = match digits.split_once('.') {
+        Some((whole, part)) if (1..=zeros).contains(&part.len()) => (whole, part),
+        Some(_) => return None,
+        None => (digits, ""),
+    };
+    let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
+    if whole.is_empty() || !is_number(whole) || !is_number(part) {
+        return None;
+    }
+    let number = format!("{whole}{part:0<zeros$}").parse().ok();
+    number.filter(|number| *number <= Limit::MAX_REQUESTS)
 }
 
 /// The fault of a text in `rate_limits` that is no limit.
@@ -56,8 +78,8 @@ pub(super) fn limit_fault(text: &str) -> Fault {
 }
 
 /// How to write a limit, for error texts.
-const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day or 300/30m (s, \
-     sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)";
+const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or \
+     300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)";
 
 fn unit_names() -> impl Iterator<Item = &'static str> {
     Unit::ALL.iter().map(|unit| unit.name())

@@ -83,7 +83,7 @@ fn find<'a>(loaded: &'a Loaded, entries: &[(&str, &str)]) -> &'a Allows {
         .allows
 }
 
-fn limits(allows: &Allows) -> Vec<(u32, u64)> {
+fn limits(allows: &Allows) -> Vec<(u64, u64)> {
     let Allows::Within(limits) = allows else {
         panic!("unlimited");
     };
@@ -92,7 +92,7 @@ fn limits(allows: &Allows) -> Vec<(u32, u64)> {
 }
 
 #[track_caller]
-fn check_limits(body: &str, expected: &[(u32, u64)]) {
+fn check_limits(body: &str, expected: &[(u64, u64)]) {
     let loaded = load(&descriptor(body));
     assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
     assert_eq!(limits(find(&loaded, &[("k", "v")])), expected);
@@ -136,6 +136,17 @@ fn short_forms_name_a_number_and_a_period() {
             (47, 345_600),
         ],
     );
+    check_limits(
+        "rate_limits: [5000000000/month, 1.5M/day, 20k/h, 25G/week, +0.001k/m, 9007199254740991/y]",
+        &[
+            (5_000_000_000, 2_592_000),
+            (1_500_000, 86_400),
+            (20_000, 3_600),
+            (25_000_000_000, 604_800),
+            (1, 60),
+            (9_007_199_254_740_991, 31_536_000),
+        ],
+    );
     for bad in [
         "5",
         "/m",
@@ -143,7 +154,15 @@ fn short_forms_name_a_number_and_a_period() {
         "5/fortnight",
         "-1/m",
         "5/m/s",
-        "4294967296/m",
+        "9007199254740992/m",
+        "9008000G/m",
+        "1.5/m",
+        "1.2345k/m",
+        "1.k/m",
+        ".5M/m",
+        "M/m",
+        "1.5.5M/m",
+        "++5/m",
         "x/m",
         // A minute or a month.
         "5/M",
@@ -317,7 +336,7 @@ fn each_rejection_of_the_reference_has_its_gist() {
     );
     check_body(
         "rate_limit: {unit: day, requests_per_unit: five}",
-        "a.yaml:4:48: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not five",
+        "a.yaml:4:48: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not five",
     );
     check_body(
         "rate_limit: {unlimited: true, unit: day}",
@@ -853,6 +872,19 @@ fn a_burst_is_at_least_one_and_no_more_than_is_counted_exactly() {
     check_limit(
         "burst: 5",
         "`burst` does not go with this algorithm; write `algorithm: token_bucket`",
+    );
+}
+
+#[test]
+fn an_algorithm_whose_arithmetic_is_not_exact_for_it_refuses_a_large_limit() {
+    check_body(
+        "rate_limits: [{unit: day, requests_per_unit: 4294967296, algorithm: sliding_window}]",
+        "a.yaml:4:20: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 4294967296 with \
+             `sliding_window`",
+    );
+    check_limits(
+        "rate_limits: [{unit: day, requests_per_unit: 5000000000, algorithm: token_bucket, burst: 9}]",
+        &[(5_000_000_000, 86_400)],
     );
 }
 

@@ -13,10 +13,10 @@ use super::{
     scalar::{Scalar, float, resolve},
     short_form::{is_unlimited, unit},
 };
-use crate::core::window::Unit;
+use crate::core::{limit::Limit, window::Unit};
 
 const REQUESTS: &str = "requests_per_unit";
-const REQUESTS_EXPECTED: &str = "a whole number from 0 to 4294967295";
+const REQUESTS_EXPECTED: &str = "a whole number from 0 to 9007199254740991";
 
 impl YamlReader<'_> {
     pub(super) fn number(
@@ -49,12 +49,14 @@ impl YamlReader<'_> {
         &mut self,
         fields: &Fields<'_>,
         path: &dyn fmt::Display,
-    ) -> u32 {
+    ) -> u64 {
         let number = self.number(fields, REQUESTS, path);
         let Some((value, number)) = number.and_then(|number| Some((number.value?, number))) else {
             return 0;
         };
-        u32::try_from(value).unwrap_or_else(|_| {
+        let requests = u64::try_from(value).ok();
+        let requests = requests.filter(|requests| *requests <= Limit::MAX_REQUESTS);
+        requests.unwrap_or_else(|| {
             let fault = Fault::WrongType {
                 key: format!("`{REQUESTS}`"),
                 expected: REQUESTS_EXPECTED,
@@ -99,7 +101,8 @@ impl YamlReader<'_> {
 
 /// How to write the number that `text` means.
 fn meant_number(key: &str, text: &str, is_plain: bool, fields: &Fields<'_>) -> Option<String> {
-    if let Ok(number) = text.parse::<u32>() {
+    let number = text.parse::<u64>().ok();
+    if let Some(number) = number.filter(|number| *number <= Limit::MAX_REQUESTS) {
         let quotes = if is_plain { "" } else { " without quotes" };
         return Some(format!("write {number}{quotes}"));
     }
@@ -135,16 +138,17 @@ fn meant_number(key: &str, text: &str, is_plain: bool, fields: &Fields<'_>) -> O
 }
 
 /// The number, if it is whole but for the error of its calculation.
-fn whole(number: f64) -> Option<u32> {
+fn whole(number: f64) -> Option<u64> {
+    #[expect(clippy::cast_precision_loss, reason = "below 2^53")]
+    const MOST: f64 = Limit::MAX_REQUESTS as f64;
     let rounded = number.round();
-    let is_whole =
-        (number - rounded).abs() < 1e-6 && (0.0..=f64::from(u32::MAX)).contains(&rounded);
+    let is_whole = (number - rounded).abs() < 1e-6 && (0.0..=MOST).contains(&rounded);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "checked above"
     )]
-    is_whole.then_some(rounded as u32)
+    is_whole.then_some(rounded as u64)
 }
 
 /// A warning of a number such as `010`, which YAML 1.1 reads as 8, if it reads as another number in decimal.

@@ -41,7 +41,7 @@ impl AlgorithmState {
             CounterKind::FirstHit => Self::FirstHit(FirstHit::default()),
             CounterKind::SlidingWindow => Self::SlidingWindow(SlidingWindow::default()),
             CounterKind::SlidingLog => Self::SlidingLog(SlidingLog::default()),
-            CounterKind::TokenBucket { rate } => Self::TokenBucket(TokenBucket::new(rate)),
+            CounterKind::TokenBucket { rate } => Self::TokenBucket(TokenBucket::new(rate.get())),
         })
     }
 
@@ -71,7 +71,7 @@ impl AlgorithmState {
         let held = self.held(spec, now).saturating_add_unsigned(ahead);
         let most = match self {
             // No more tokens can be missing.
-            Self::TokenBucket(_) => spec.limit.into(),
+            Self::TokenBucket(_) => spec.limit.cast_signed(),
             Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => i64::MAX,
         };
         spec.moves(held.min(most))
@@ -162,7 +162,7 @@ impl AlgorithmState {
     /// any of them.
     pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) -> bool {
         let held = self.held(spec, now);
-        let above = u64::try_from(held.saturating_sub(spec.limit.into())).unwrap_or(0);
+        let above = u64::try_from(held.saturating_sub(spec.limit.cast_signed())).unwrap_or(0);
         let mut spec = IncrementSpec {
             operation: Operation::GiveBack,
             hits: spec.hits.saturating_add(above),
@@ -190,9 +190,9 @@ impl AlgorithmState {
 
     /// When the counter, which holds `held`, changes if no further hits arrive.
     pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: i64, now: u64) -> ResetTimes {
-        let (added, limit) = (spec.added(), u64::from(spec.limit));
+        let (added, limit) = (spec.added(), spec.limit);
         let resets_in = self.resets_in(spec, now);
-        if held.saturating_add_unsigned(added) <= spec.limit.into() {
+        if held.saturating_add_unsigned(added) <= spec.limit.cast_signed() {
             return ResetTimes {
                 resets_in,
                 retry_in: Some(0),
@@ -226,7 +226,8 @@ impl AlgorithmState {
     pub(crate) fn expires_at(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         if let Self::TokenBucket(state) = self {
             // Under a larger limit more tokens could be missing than under this one.
-            return state.full_at.saturating_add(u64::from(state.parts > 0));
+            let full_in = state.missing.div_ceil(state.rate.max(1));
+            return state.since.saturating_add(full_in);
         }
         let resets_in = self.resets_in(spec, now);
         self.present(spec, now).saturating_add(resets_in)
@@ -266,7 +267,7 @@ impl AlgorithmState {
             Self::FirstHit(state) => *state = FirstHit::default(),
             Self::SlidingWindow(state) => *state = SlidingWindow::default(),
             Self::SlidingLog(state) => *state = SlidingLog::default(),
-            Self::TokenBucket(state) => state.store_missing(state.missing_then(), now),
+            Self::TokenBucket(state) => state.since = now,
         }
         now
     }
@@ -353,7 +354,7 @@ impl SlidingWindow {
     /// The wait until the share of the older window, which falls with time, leaves room.
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
         let period = spec.period_millis;
-        let room = u64::from(spec.limit) - spec.added();
+        let room = spec.limit - spec.added();
         let end = self.end(period);
         let (end, older, room) = match room.checked_sub(self.current) {
             Some(room) => (end, self.previous, room),
@@ -433,7 +434,7 @@ impl SlidingLog {
     }
 
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let room = u64::from(spec.limit) - spec.added();
+        let room = spec.limit - spec.added();
         let mut total = self.total;
         for (at, hits) in &self.entries {
             total -= hits;
@@ -445,12 +446,10 @@ impl SlidingLog {
     }
 }
 
-/// The generic cell rate algorithm (ITU-T I.371, made for ATM cells): it only remembers when the bucket
-/// will be full again. It is equivalent to the leaky bucket used as a meter.
+/// A bucket by the generic cell rate algorithm (ITU-T I.371, made for ATM cells): it only remembers what is missing.
 ///
-/// That moment is kept exactly, as whole milliseconds and parts of one. A millisecond has as many parts
-/// as tokens flow in during a period, so a token is as many parts as a period has milliseconds, whatever
-/// the rate.
+/// That is kept exactly, in parts of a token. A token has as many parts as a period has milliseconds, so in a
+/// millisecond flow in as many parts as the rate has tokens.
 ///
 /// The missing tokens are stored as they were when the present limit was first seen, or at the last hit
 /// since. If that limit is lower than the one before, they can be more than the bucket holds. Each
@@ -460,48 +459,39 @@ impl SlidingLog {
 pub(crate) struct TokenBucket {
     /// When the missing tokens were last stored.
     since: u64,
-    full_at: u64,
-    parts: u64,
-    rate: u32,
+    /// The parts that were missing then.
+    missing: u64,
+    rate: u64,
     /// The tokens that the bucket holds; 0 for a bucket that was never drawn from.
-    limit: u32,
+    limit: u64,
 }
 
 impl TokenBucket {
-    fn new(rate: u32) -> Self {
+    fn new(rate: u64) -> Self {
         Self {
             since: 0,
-            full_at: 0,
-            parts: 0,
+            missing: 0,
             rate,
             limit: 0,
         }
     }
 
-    /// The tokens that were missing when they were stored, in parts.
-    fn missing_then(&self) -> u128 {
-        wide(self.full_at - self.since) * u128::from(self.rate) + wide(self.parts)
-    }
-
     /// The inflow since then, in parts.
     fn inflow(&self, now: u64) -> u128 {
-        wide(now - self.since) * u128::from(self.rate)
+        wide(now - self.since) * wide(self.rate)
     }
 
     /// The tokens that are missing from a full bucket, in parts.
     fn missing(&self, spec: &IncrementSpec, now: u64) -> u128 {
-        let most = wide(spec.limit.into()) * wide(spec.period_millis);
-        self.missing_then()
+        let most = wide(spec.limit) * wide(spec.period_millis);
+        wide(self.missing)
             .min(most)
             .saturating_sub(self.inflow(now))
     }
 
     /// Stores that `missing` parts are missing at `now`.
     fn store_missing(&mut self, missing: u128, now: u64) {
-        let rate = u128::from(self.rate);
-        self.since = now;
-        self.full_at = now.saturating_add(narrow(missing / rate));
-        self.parts = narrow(missing % rate);
+        (self.since, self.missing) = (now, narrow(missing));
     }
 
     fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
@@ -514,7 +504,8 @@ impl TokenBucket {
         let CounterKind::TokenBucket { rate } = spec.method else {
             return;
         };
-        let missing = self.missing_then().saturating_sub(self.inflow(now));
+        let rate = rate.get();
+        let missing = wide(self.missing).saturating_sub(self.inflow(now));
         if missing > 0 && (rate, spec.limit) != (self.rate, self.limit) {
             (self.rate, self.limit) = (rate, spec.limit);
             self.store_missing(missing, now);
@@ -526,19 +517,19 @@ impl TokenBucket {
             let token = wide(spec.period_millis);
             let missing = self.missing(spec, now) + wide(spec.added()) * token;
             let back = wide(spec.taken_off()) * token;
-            (self.rate, self.limit) = (rate, spec.limit);
+            (self.rate, self.limit) = (rate.get(), spec.limit);
             self.store_missing(missing.saturating_sub(back), now);
         }
     }
 
     fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        narrow(self.missing(spec, now).div_ceil(u128::from(self.rate)))
+        narrow(self.missing(spec, now).div_ceil(wide(self.rate)))
     }
 
     fn retry_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let room = wide(u64::from(spec.limit) - spec.added()) * wide(spec.period_millis);
+        let room = wide(spec.limit - spec.added()) * wide(spec.period_millis);
         let short = self.missing(spec, now).saturating_sub(room);
-        narrow(short.div_ceil(u128::from(self.rate)))
+        narrow(short.div_ceil(wide(self.rate)))
     }
 }
 

@@ -126,7 +126,7 @@ impl BatchCharging {
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
-            let is_over = after > i64::from(increment.limit);
+            let is_over = after > increment.limit.cast_signed();
             let is_ahead = match increment.operation {
                 Operation::Add(Charge::Always) => true,
                 // The reference looks at all counters before it adds to any.

@@ -59,7 +59,7 @@ pub struct Status {
     /// `None` if no limit applies.
     pub binding: Option<Binding>,
     /// How many more hits would pass.
-    pub remaining: u32,
+    pub remaining: u64,
     /// Whole seconds until these hits would pass if no others came: 0 if they do now, `None` if they
     /// never will.
     pub retry_secs: Option<u64>,
@@ -137,7 +137,7 @@ fn status(
         Outcome::Unlimited(_) => Status {
             code: Code::Ok,
             binding: None,
-            remaining: u32::MAX,
+            remaining: u32::MAX.into(),
             retry_secs: Some(0),
         },
         Outcome::Counted(counted) => counted_status(counted, plan, counts, least, now),
@@ -160,7 +160,7 @@ fn counted_status(
             1 => spec.added(),
             _ => least.held(&plan.batch, counter),
         };
-        if standing.is_over && held_at_least() > u64::from(spec.limit) {
+        if standing.is_over && held_at_least() > spec.limit {
             return LimitStanding {
                 retry_in: None,
                 ..standing
@@ -243,7 +243,7 @@ impl EmptyCounters {
 /// A count compared with its limit. Times are in milliseconds from now.
 struct LimitStanding {
     is_over: bool,
-    remaining: u32,
+    remaining: u64,
     resets_in: u64,
     /// `None` if the hits will never pass.
     retry_in: Option<u64>,
@@ -251,17 +251,17 @@ struct LimitStanding {
 
 impl LimitStanding {
     fn new(spec: &IncrementSpec, count: CounterState, now: Timestamp) -> Self {
-        let capacity = u64::from(spec.limit);
+        let capacity = spec.limit;
         let is_over = count.is_over(spec.limit, spec.added());
         let window_ends_in = spec.expires_at.millis().saturating_sub(now.millis());
         let added = spec.added();
         // A limit that let the hits pass may have no room for them a second time; that matters when
         // another limit refused the request.
         let after_again = count.count().saturating_add_unsigned(added);
-        let has_room = !is_over && after_again <= spec.limit.into();
+        let has_room = !is_over && after_again <= spec.limit.cast_signed();
         Self {
             is_over,
-            remaining: u32::try_from(capacity.saturating_sub(count.after)).unwrap_or(u32::MAX),
+            remaining: capacity.saturating_sub(count.after),
             resets_in: count.ends.map_or(window_ends_in, |ends| ends.resets_in),
             retry_in: match count.ends {
                 _ if has_room => Some(0),
@@ -273,7 +273,7 @@ impl LimitStanding {
 
     /// The binding limit is the least of several: over first, then least remaining, then latest reset
     /// (IETF draft ratelimit-headers), then the first.
-    fn order(&self) -> (Reverse<bool>, u32, Reverse<u64>) {
+    fn order(&self) -> (Reverse<bool>, u64, Reverse<u64>) {
         (
             Reverse(self.is_over),
             self.remaining,
@@ -337,7 +337,7 @@ pub(crate) fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
 }
 
 fn headline(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<usize> {
-    let mut least = u32::MAX;
+    let mut least = u64::MAX;
     let mut headline = None;
     for (index, (outcome, status)) in plan.outcomes.iter().zip(statuses).enumerate() {
         let is_plain_over = status.code == Code::OverLimit && !is_quota(outcome, modes);
@@ -371,7 +371,7 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
 pub(crate) struct LimitReport<'a> {
     pub(crate) limit: &'a Limit,
     pub(crate) is_over: bool,
-    pub(crate) remaining: u32,
+    pub(crate) remaining: u64,
     pub(crate) reset_secs: u64,
     /// Whole seconds until these hits would pass if no others came; `None` if they never will.
     pub(crate) retry_secs: Option<u64>,

@@ -19,7 +19,7 @@ pub enum Algorithm {
     /// By a log of every hit of the last period, to the millisecond.
     SlidingLog,
     /// In a bucket that holds `burst` tokens and is refilled evenly (GCRA, ITU-T I.371).
-    TokenBucket { burst: u32 },
+    TokenBucket { burst: u64 },
 }
 
 impl Algorithm {
@@ -37,13 +37,15 @@ impl Algorithm {
     }
 
     /// The kind of its counters; `rate` is the number of tokens that flow into a bucket per period.
-    pub(crate) fn kind(&self, rate: u32) -> CounterKind {
+    pub(crate) fn kind(&self, rate: u64) -> CounterKind {
         match self {
             Self::FixedWindow | Self::Calendar(_) => CounterKind::Window,
             Self::FirstHit => CounterKind::FirstHit,
             Self::SlidingWindow => CounterKind::SlidingWindow,
             Self::SlidingLog => CounterKind::SlidingLog,
-            Self::TokenBucket { .. } => CounterKind::TokenBucket { rate },
+            Self::TokenBucket { .. } => CounterKind::TokenBucket {
+                rate: Rate::new(rate),
+            },
         }
     }
 }
@@ -58,8 +60,24 @@ pub enum CounterKind {
     SlidingLog,
     /// `rate` tokens flow in per period; never 0.
     TokenBucket {
-        rate: u32,
+        rate: Rate,
     },
+}
+
+/// Tokens that flow into a bucket in a period. In two halves, so that each increment is 8 bytes shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate([u32; 2]);
+
+impl Rate {
+    #[expect(clippy::cast_possible_truncation, reason = "each half keeps its bits")]
+    pub const fn new(rate: u64) -> Self {
+        Self([(rate >> 32) as u32, rate as u32])
+    }
+
+    pub const fn get(self) -> u64 {
+        let Self([high, low]) = self;
+        (high as u64) << 32 | low as u64
+    }
 }
 
 /// The facts of a kind. A new kind is a row of them, a state in `core/algorithm.rs`, and a table in `step.lua`.
@@ -144,7 +162,7 @@ impl CounterKind {
         Self::FirstHit,
         Self::SlidingWindow,
         Self::SlidingLog,
-        Self::TokenBucket { rate: 1 },
+        Self::TokenBucket { rate: Rate::new(1) },
     ];
 
     pub(crate) const fn facts(self) -> &'static KindFacts {
@@ -161,7 +179,7 @@ impl CounterKind {
     pub(crate) const fn divided(self, parts: u32) -> Self {
         match self {
             Self::TokenBucket { rate } => Self::TokenBucket {
-                rate: rate.div_ceil(parts),
+                rate: Rate::new(rate.get().div_ceil(parts as u64)),
             },
             other => other,
         }

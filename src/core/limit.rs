@@ -149,7 +149,7 @@ pub struct Modes {
 /// A number of requests per period; 0 is legal and blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    pub requests_per_unit: u32,
+    pub requests_per_unit: u64,
     pub period: Period,
     pub algorithm: Algorithm,
     /// Its name in replies, and the name that `replaces` refers to.
@@ -157,8 +157,12 @@ pub struct Limit {
 }
 
 impl Limit {
+    /// The most hits that a rule may admit in a period, 2^53 − 1: scripts of Redis and readers of JSON have no
+    /// larger whole numbers.
+    pub const MAX_REQUESTS: u64 = (1 << 53) - 1;
+
     /// A nameless limit in fixed windows.
-    pub fn fixed(requests_per_unit: u32, period: impl Into<Period>) -> Self {
+    pub fn fixed(requests_per_unit: u64, period: impl Into<Period>) -> Self {
         Self {
             requests_per_unit,
             period: period.into(),
@@ -178,7 +182,7 @@ impl Limit {
     }
 
     /// The most hits that can pass at once.
-    pub fn capacity(&self) -> u32 {
+    pub fn capacity(&self) -> u64 {
         match self.algorithm {
             // No token ever flows into this bucket.
             Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
@@ -210,15 +214,15 @@ impl Limit {
     /// The hits that are near the limit: above the threshold, not yet over.
     pub fn near(&self, ratio: NearRatio) -> HitRange {
         HitRange {
-            low: ratio.threshold(self.capacity()).into(),
-            high: self.capacity().into(),
+            low: ratio.threshold(self.capacity()),
+            high: self.capacity(),
         }
     }
 
     /// The hits that are over the limit.
     pub fn over(&self) -> HitRange {
         HitRange {
-            low: self.capacity().into(),
+            low: self.capacity(),
             high: u64::MAX,
         }
     }
@@ -237,14 +241,14 @@ impl Default for NearRatio {
 impl NearRatio {
     /// Computed in single precision and cut, as the reference does, so that both warn at the same
     /// hit; never above the limit itself.
-    fn threshold(self, requests_per_unit: u32) -> u32 {
+    fn threshold(self, requests_per_unit: u64) -> u64 {
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "the reference's own arithmetic; a float cast cuts, saturates and makes NaN 0"
         )]
-        let threshold = (requests_per_unit as f32 * self.0) as u32;
+        let threshold = (requests_per_unit as f32 * self.0) as u64;
         threshold.min(requests_per_unit)
     }
 }

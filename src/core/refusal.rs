@@ -79,7 +79,7 @@ pub(crate) struct RefusalValues<'a> {
     /// The name of the limit; empty if it has none.
     pub(crate) name: &'a str,
     pub(crate) rate: &'a str,
-    pub(crate) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u64,
     pub(crate) period_secs: u64,
     pub(crate) status: u16,
     /// `None` if the request will never pass.
@@ -232,7 +232,7 @@ impl RefusalValues<'_> {
                 None if place == Surroundings::JsonValue => return text.push_str("null"),
                 None => return text.push_str("never"),
             },
-            Placeholder::Requests => self.requests_per_unit.into(),
+            Placeholder::Requests => self.requests_per_unit,
             Placeholder::Period => self.period_secs,
             Placeholder::ResetAfter => self.reset_secs,
             Placeholder::Status => self.status.into(),

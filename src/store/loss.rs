@@ -109,7 +109,7 @@ impl<S> OnLoss<S> {
             OnStoreLoss::Deny => Ok(CounterState {
                 is_charged: false,
                 is_degraded: true,
-                ..CounterState::from(u64::from(increment.limit))
+                ..CounterState::from(increment.limit)
             }),
             OnStoreLoss::Allow | OnStoreLoss::Error => Ok(CounterState {
                 is_degraded: true,

@@ -53,7 +53,7 @@ impl<S: Store> Replicas<S> {
             store,
             number,
             stats,
-            limit: Limit::fixed(u32::MAX, period),
+            limit: Limit::fixed(u32::MAX.into(), period),
             identity,
             own: None,
             held: 0,

@@ -325,14 +325,14 @@ mod tests {
     struct One {
         descriptor: u32,
         unit: Unit,
-        requests_per_unit: u32,
+        requests_per_unit: u64,
         charge: Charge,
         enforcement: Enforcement,
         hits: Hits,
     }
 
     /// One hit of descriptor 0, under `count: admitted`.
-    fn one(unit: Unit, requests_per_unit: u32) -> One {
+    fn one(unit: Unit, requests_per_unit: u64) -> One {
         One {
             descriptor: 0,
             unit,

@@ -47,7 +47,7 @@ struct Step {
     /// Selects a counter of the algorithm.
     value: u8,
     algorithm: Algorithm,
-    requests_per_unit: u32,
+    requests_per_unit: u64,
     hits: Hits,
     operation: Operation,
 }
@@ -136,8 +136,8 @@ struct Naive {
     /// capacity. For a sliding window, the number of the latest window.
     missing: i128,
     since: u64,
-    rate: u32,
-    capacity: u32,
+    rate: u64,
+    capacity: u64,
 }
 
 impl Naive {
@@ -227,7 +227,7 @@ impl Naive {
     /// any of them.
     fn grant(&mut self, step: &Step, now: u64) -> bool {
         let held = self.held(step, now);
-        let above = (held - i64::from(step.limit().capacity())).max(0);
+        let above = (held - step.limit().capacity().cast_signed()).max(0);
         let back = step.hits.given_back() + above.unsigned_abs();
         let is_window = match step.algorithm {
             Algorithm::FixedWindow | Algorithm::Calendar(_) => true,
@@ -331,7 +331,7 @@ impl Naive {
 
     fn reported(&self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let after = self.held(step, now);
-        let limit = u64::from(step.limit().capacity());
+        let limit = step.limit().capacity();
         let retry_in = if after + step.hits.added().cast_signed() <= limit.cast_signed() {
             Some(0)
         } else if step.hits.added() > limit {
@@ -410,7 +410,7 @@ impl Model {
             } else {
                 before + step.hits.added().cast_signed()
             };
-            let is_over = after > i64::from(step.limit().capacity());
+            let is_over = after > step.limit().capacity().cast_signed();
             if step.operation == Operation::Add(Charge::Always) || !is_over {
                 *ahead += step.hits.added();
             }
@@ -445,7 +445,7 @@ impl Model {
         let (naive, present) = self.counter(step, now);
         let held = naive.held(step, present);
         let added = step.hits.added().cast_signed();
-        let is_over = held + added > i64::from(step.limit().capacity());
+        let is_over = held + added > step.limit().capacity().cast_signed();
         let is_charged = step.operation != Operation::Add(Charge::Within) || !is_over;
         self.charge(step, is_charged, now)
     }
@@ -493,14 +493,14 @@ fn any_algorithm() -> impl Strategy<Value = Algorithm> {
         Just(Algorithm::FirstHit),
         Just(Algorithm::SlidingWindow),
         Just(Algorithm::SlidingLog),
-        (1_u32..9).prop_map(|burst| Algorithm::TokenBucket { burst }),
+        (1_u64..9).prop_map(|burst| Algorithm::TokenBucket { burst }),
     ]
 }
 
 fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Step> {
     let charge = prop_oneof![2 => Just(false), 1 => Just(true)];
     // Limits change between requests, as after a reload.
-    let requests_per_unit = prop_oneof![6 => 3_u32..7, 1 => 0_u32..12];
+    let requests_per_unit = prop_oneof![6 => 3_u64..7, 1 => 0_u64..12];
     (0..2_u8, algorithm, requests_per_unit, any_hits(), charge).prop_map(
         |(value, algorithm, requests_per_unit, hits, is_admitted)| {
             let charge = match (&algorithm, is_admitted) {
@@ -604,7 +604,7 @@ fn any_history_of_sliding_logs(backend: &Backend) {
 }
 
 fn any_history_of_token_buckets(backend: &Backend) {
-    let burst = 1_u32..9;
+    let burst = 1_u64..9;
     check_histories(
         backend,
         burst.prop_map(|burst| Algorithm::TokenBucket { burst }),
@@ -653,7 +653,7 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
     let histories = Cell::new(1_000_000_u32);
     TestRunner::new(config())
         .run(
-            &(any_algorithm(), 1_u32..30, hits),
+            &(any_algorithm(), 1_u64..30, hits),
             |(algorithm, limit, clients)| {
                 histories.set(histories.get() + 1);
                 let algorithm = match algorithm {
@@ -684,10 +684,10 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                     held += step.hits.added().cast_signed();
                     prop_assert_eq!(reported.after, held);
                 }
-                prop_assert!(held <= i64::from(limit));
+                prop_assert!(held <= limit.cast_signed());
                 for (step, reported) in &refused {
                     let hits = step.hits.added().cast_signed();
-                    prop_assert!(reported.after + hits > i64::from(limit));
+                    prop_assert!(reported.after + hits > limit.cast_signed());
                     prop_assert!(reported.after <= held);
                 }
                 Ok(())

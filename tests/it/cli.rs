@@ -87,7 +87,7 @@ descriptors:
         "a.yaml:11:10: shop.one: duplicate descriptor composite key 'shop.one', already defined at a.yaml:3:10",
         "a.yaml:13:50: shop.four: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0",
         "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put all its descriptors under one `domain` or turn on merging of domains",
-        "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day or 300/30m (s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)",
+        "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or 300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)",
         "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
         "d.yaml:1:9: this `[` is not closed",
         "e.yaml:4:5: e.x: unknown key 'limit' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",

@@ -133,7 +133,7 @@ struct Step {
     value: Vec<u8>,
     hits: Hits,
     period: Period,
-    limit: u32,
+    limit: u64,
     now: Timestamp,
 }
 
@@ -144,7 +144,7 @@ fn step(value: impl AsRef<[u8]>, hits: Hits) -> Step {
         value: value.as_ref().to_vec(),
         hits,
         period: Unit::Year.into(),
-        limit: u32::MAX,
+        limit: u32::MAX.into(),
         now: NOW,
     }
 }
@@ -167,7 +167,7 @@ impl Step {
         Self { period, ..self }
     }
 
-    fn within(self, limit: u32) -> Self {
+    fn within(self, limit: u64) -> Self {
         Self { limit, ..self }
     }
 
@@ -621,7 +621,7 @@ fn any_history() -> impl Strategy<Value = Vec<(Vec<Step>, bool)>> {
         2 => (1_u64..9).prop_map(Hits::give_back),
     ];
     let step =
-        (0..3_u8, hits, 1..=2_u32, 0..20_u32).prop_map(|(value, hits, multiplier, limit)| {
+        (0..3_u8, hits, 1..=2_u32, 0..20_u64).prop_map(|(value, hits, multiplier, limit)| {
             let value = [value, 0xff];
             step(value, hits).per(Unit::Year, multiplier).within(limit)
         });
@@ -646,7 +646,7 @@ impl Model {
             .iter()
             .map(|step| {
                 let count = *self.count(step) + step.hits.added();
-                step.hits.given_back() == 0 && count > u64::from(step.limit)
+                step.hits.given_back() == 0 && count > step.limit
             })
             .collect();
         let stops = stops_when_over && would_pass.contains(&true);

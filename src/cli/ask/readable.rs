@@ -104,13 +104,13 @@ impl From<&ReportedLimit> for Standing {
     fn from(limit: &ReportedLimit) -> Self {
         let unit = limit.unit.to_ascii_lowercase();
         Self {
-            requests: limit.requests_per_unit.into(),
+            requests: limit.requests_per_unit,
             per: named(
                 &unit,
                 limit.unit_multiplier.into(),
                 limit.name.as_deref().unwrap_or_default(),
             ),
-            left: limit.remaining.into(),
+            left: limit.remaining,
             resets_in_secs: limit.reset_secs,
         }
     }

@@ -181,12 +181,12 @@ proptest! {
     /// Two counters of aligned windows, as simple as possible. Hits below 0 give back, never below 0.
     #[test]
     fn a_limit_that_never_binds_never_refuses_alone(
-        (fewer, more) in (0_u32..6, 0_u32..4),
+        (fewer, more) in (0_u64..6, 0_u64..4),
         (short, times) in (1_u32..4, 2_u32..4),
         requests in prop::collection::vec((0_u64..7, -2_i64..4), 1..40),
         charged in prop::sample::select(vec![Charged::Both, Charged::None, Charged::Refusing]),
     ) {
-        let limits = [(fewer + more, short), (fewer, short * times)].map(|(requests, minutes)| {
+        let limits = [(fewer + more, short), (fewer, short * times)].map(|(requests, minutes): (u64, u32)| {
             let period = Period::new(Unit::Minute, minutes.try_into().unwrap());
             Limit::fixed(requests, period.unwrap())
         });
@@ -198,7 +198,7 @@ proptest! {
             let now = Timestamp::from_secs(minute * 60);
             let keys = [0, 1].map(|at| (at, limits[at].window(now).start.secs()));
             let after = keys.map(|key| (counters.get(&key).unwrap_or(&0) + hits).max(0));
-            let is_over = [0, 1].map(|at| after[at] > i64::from(limits[at].requests_per_unit));
+            let is_over = [0, 1].map(|at| after[at] > limits[at].requests_per_unit.cast_signed());
             prop_assert!(!is_over[0] || is_over[1], "{limits:?} at {minute}");
             let refuses = is_over[0] || is_over[1];
             for at in [0, 1] {

@@ -22,7 +22,10 @@ pub(super) fn any_case(words: &[&str]) -> String {
 /// Matches limits in the short form.
 pub(super) fn short_form_pattern() -> String {
     let words = letters(&UNIT_WORDS);
-    format!("^\\s*\\+?[0-9]+\\s*(/| per )\\s*([0-9]+)?\\s*(m|{words})\\s*$")
+    let part = |digits: usize, suffix: char| format!("[0-9]+(\\.[0-9]{{1,{digits}}})?{suffix}");
+    let [thousands, millions, billions] = [(3, 'k'), (6, 'M'), (9, 'G')].map(|(n, c)| part(n, c));
+    let number = format!("([0-9]+|{thousands}|{millions}|{billions})");
+    format!("^\\s*\\+?{number}\\s*(/| per )\\s*([0-9]+)?\\s*(m|{words})\\s*$")
 }
 
 /// Matches the types of bodies.

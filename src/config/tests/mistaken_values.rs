@@ -7,37 +7,38 @@ fn a_number_is_whole_and_the_nearest_form_is_told() {
     check_bodies(&[
         (
             "rate_limit: {unit: second, requests_per_unit: 2.5}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 2.5; for 2.5 a second \
-                 write `unit: minute, requests_per_unit: 150`",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 2.5; for 2.5 a \
+                 second write `unit: minute, requests_per_unit: 150`",
         ),
         (
             "rate_limit: {unit: minute, requests_per_unit: 0.1}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 0.1; for 0.1 a minute \
-                 write `unit: hour, requests_per_unit: 6`",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 0.1; for 0.1 a \
+                 minute write `unit: hour, requests_per_unit: 6`",
         ),
         (
             "rate_limit: {unit: month, requests_per_unit: 2.5}",
-            "4:50: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 2.5",
+            "4:50: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 2.5",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: 1e3}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 1e3; write 1000",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 1e3; write 1000",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: 5.0}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 5.0; write 5",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 5.0; write 5",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: 99999999999999999999999}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 99999999999999999999999",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, \
+                 not 99999999999999999999999",
         ),
         (
-            "rate_limit: {unit: second, requests_per_unit: 4294967296}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not 4294967296",
+            "rate_limit: {unit: second, requests_per_unit: 9007199254740992}",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not 9007199254740992",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: -1}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not -1; for no \
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not -1; for no \
                  limit write `unlimited: true`, without `unit`",
         ),
     ]);
@@ -48,16 +49,16 @@ fn a_text_in_the_place_of_a_number_is_told_with_the_number() {
     check_bodies(&[
         (
             "rate_limit: {unit: second, requests_per_unit: \"3\"}",
-            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not a text in quotes; \
+            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not a text in quotes; \
                  write 3 without quotes",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: five}",
-            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not five",
+            "4:51: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not five",
         ),
         (
             "rate_limit: {unit: second, requests_per_unit: [5]}",
-            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 4294967295, not a list; write \
+            "4:52: d.k: `requests_per_unit` must be a whole number from 0 to 9007199254740991, not a list; write \
                  `requests_per_unit: 5`",
         ),
         (

@@ -283,7 +283,8 @@ fn a_template_that_is_no_yaml_is_named() {
 
 #[test]
 fn a_word_for_no_limit_is_told_with_the_right_one() {
-    const NUMBER: &str = "`requests_per_unit` must be a whole number from 0 to 4294967295, not";
+    const NUMBER: &str =
+        "`requests_per_unit` must be a whole number from 0 to 9007199254740991, not";
     const FIX: &str = "for no limit write `unlimited: true`, without `unit`";
     let limit = |count: &str| format!("rate_limit:\n  unit: day\n  requests_per_unit: {count}");
     for word in [

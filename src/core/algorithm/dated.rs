@@ -99,11 +99,11 @@ impl TokenBucket {
     pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
         if let CounterKind::TokenBucket { rate } = spec.method {
             let token = wide(spec.period_millis);
-            let inflow = wide(spec.age_millis) * u128::from(rate);
+            let inflow = wide(spec.age_millis) * wide(rate.get());
             let added = (wide(spec.added()) * token).saturating_sub(inflow);
             let missing = self.missing(spec, present) + added;
             let back = wide(spec.taken_off()) * token;
-            (self.rate, self.limit) = (rate, spec.limit);
+            (self.rate, self.limit) = (rate.get(), spec.limit);
             self.store_missing(missing.saturating_sub(back), present);
         }
     }
@@ -127,7 +127,7 @@ impl TokenBucket {
         let CounterKind::TokenBucket { rate } = whole.method else {
             return DatedHits { hits: 0, at: now };
         };
-        let age = narrow((hits * token - missing) / u128::from(rate.max(1)));
+        let age = narrow((hits * token - missing) / wide(rate.get().max(1)));
         DatedHits {
             hits: signed(narrow(hits)),
             at: now.saturating_sub(age),
@@ -144,10 +144,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{algorithm::AlgorithmState, counter::sample, request::Hits};
+    use crate::core::{algorithm::AlgorithmState, counter::sample, kind::Rate, request::Hits};
 
     const PERIOD: u64 = 60_000;
-    const RATE: u32 = 7;
+    const RATE: u64 = 7;
 
     fn spec(method: CounterKind, hits: i64) -> IncrementSpec {
         let count = hits.unsigned_abs();
@@ -174,7 +174,9 @@ mod tests {
 
     fn any_kind() -> impl Strategy<Value = CounterKind> {
         let with_rate = |kind| match kind {
-            CounterKind::TokenBucket { .. } => CounterKind::TokenBucket { rate: RATE },
+            CounterKind::TokenBucket { .. } => CounterKind::TokenBucket {
+                rate: Rate::new(RATE),
+            },
             other => other,
         };
         let mut kinds: Vec<_> = CounterKind::ALL.map(with_rate).into();
@@ -253,7 +255,9 @@ mod tests {
         for kind in [
             CounterKind::FirstHit,
             CounterKind::SlidingLog,
-            CounterKind::TokenBucket { rate: RATE },
+            CounterKind::TokenBucket {
+                rate: Rate::new(RATE),
+            },
         ] {
             let mut state = AlgorithmState::new(kind).unwrap();
             state.charge(&late(&spec(kind, 5), PERIOD), 1_000_000);

@@ -3,6 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     counter::{Charge, sample},
+    kind::Rate,
+    limit::Limit,
     request::Hits,
     window::Timestamp,
 };
@@ -12,9 +14,11 @@ const PERIOD: u64 = 10_000;
 /// The first millisecond of a window, long after the epoch.
 const START: u64 = 1_795_230_000_000;
 
-const RATE: u32 = 5;
+const RATE: u64 = 5;
 
-const BUCKET: CounterKind = CounterKind::TokenBucket { rate: RATE };
+const BUCKET: CounterKind = CounterKind::TokenBucket {
+    rate: Rate::new(RATE),
+};
 
 const ALL: [CounterKind; 4] = [
     CounterKind::FirstHit,
@@ -23,7 +27,7 @@ const ALL: [CounterKind; 4] = [
     BUCKET,
 ];
 
-fn spec(method: CounterKind, limit: u32, hits: Hits) -> IncrementSpec {
+fn spec(method: CounterKind, limit: u64, hits: Hits) -> IncrementSpec {
     IncrementSpec {
         method,
         period_millis: PERIOD,
@@ -36,7 +40,7 @@ fn spec(method: CounterKind, limit: u32, hits: Hits) -> IncrementSpec {
 #[derive(Clone, Debug, PartialEq)]
 struct Counter {
     state: AlgorithmState,
-    limit: u32,
+    limit: u64,
     method: CounterKind,
 }
 
@@ -50,7 +54,7 @@ struct Observed {
 }
 
 impl Counter {
-    fn new(method: CounterKind, limit: u32) -> Self {
+    fn new(method: CounterKind, limit: u64) -> Self {
         Self {
             state: AlgorithmState::new(method).unwrap(),
             limit,
@@ -59,7 +63,7 @@ impl Counter {
     }
 
     /// A counter that took `hits` at `now`.
-    fn with(method: CounterKind, limit: u32, hits: u64, now: u64) -> Self {
+    fn with(method: CounterKind, limit: u64, hits: u64, now: u64) -> Self {
         let mut counter = Self::new(method, limit);
         assert!(counter.send(Hits::add(hits), now).passes);
         counter
@@ -107,7 +111,7 @@ fn any_history() -> impl Strategy<Value = Vec<(u64, i64)>> {
 }
 
 /// A counter after `history`, and the time at which that ended.
-fn after(method: CounterKind, limit: u32, history: &[(u64, i64)]) -> (Counter, u64) {
+fn after(method: CounterKind, limit: u64, history: &[(u64, i64)]) -> (Counter, u64) {
     let mut counter = Counter::new(method, limit);
     let mut now = START;
     for &(pause, hits) in history {
@@ -236,25 +240,25 @@ proptest! {
     fn a_raised_limit_frees_at_once(
         method in any_method(),
         history in any_history(),
-        more in 1..9_u32,
+        more in 1..9_u64,
     ) {
         let (mut counter, now) = after(method, 5, &history);
         let before = counter.look(now).held;
         counter.limit = 5 + more;
         prop_assert_eq!(counter.look(now).held, before);
-        prop_assert!(counter.passes(u64::from(5 + more) - before, now));
+        prop_assert!(counter.passes((5 + more) - before, now));
     }
 
     #[test]
     fn a_lowered_limit_holds_for_what_is_there_already(
         method in any_method(),
         history in any_history(),
-        fewer in 1..5_u32,
+        fewer in 1..5_u64,
     ) {
         let (mut counter, now) = after(method, 5, &history);
         let before = counter.look(now).held;
         counter.limit = 5 - fewer;
-        let limit = u64::from(5 - fewer);
+        let limit = 5 - fewer;
         let observed = counter.send(Hits::ONE, now);
         prop_assert_eq!(observed.passes, before < limit);
         if !observed.passes {
@@ -286,7 +290,7 @@ proptest! {
         history in any_history(),
         looks in prop::collection::vec(1..=PERIOD, 1..4),
         hits in 1..4_u64,
-        limit in 1..9_u32,
+        limit in 1..9_u64,
     ) {
         let (counter, now) = after(method, limit, &history);
         let (mut looked_at, mut untouched) = (counter.clone(), counter);
@@ -316,14 +320,14 @@ proptest! {
 
     #[test]
     fn callers_whose_clocks_are_apart_get_the_burst_and_what_flows_in_and_no_more(
-        (burst, rate) in (1..40_u32, 1..20_000_u32),
+        (burst, rate) in (1..40_u64, 1..20_000_u64),
         apart in prop_oneof![2 => 1..4_u64, 1 => 1..PERIOD],
         calls in prop::collection::vec(
             (prop_oneof![5 => Just(0), 1 => 0..10_u64], 0..=PERIOD, 1..4_u64),
             100..400,
         ),
     ) {
-        let mut counter = Counter::new(CounterKind::TokenBucket { rate }, burst);
+        let mut counter = Counter::new(CounterKind::TokenBucket { rate: Rate::new(rate) }, burst);
         let mut time = START;
         let (mut first, mut last, mut admitted) = (u64::MAX, 0, 0);
         for (pause, behind, hits) in calls {
@@ -334,8 +338,8 @@ proptest! {
                 admitted += hits;
             }
         }
-        let inflow = u64::from(rate) * (last - first);
-        prop_assert!(admitted * PERIOD <= u64::from(burst) * PERIOD + inflow, "{admitted}");
+        let inflow = rate * (last - first);
+        prop_assert!(admitted * PERIOD <= burst * PERIOD + inflow, "{admitted}");
     }
 
     #[test]
@@ -366,11 +370,11 @@ proptest! {
     #[test]
     fn a_limit_that_was_another_for_a_moment_leaves_missing_what_was(
         history in any_history(),
-        (other, rate) in (0..9_u32, 1..9_u32),
+        (other, rate) in (0..9_u64, 1..9_u64),
     ) {
         let (mut counter, now) = after(BUCKET, 5, &history);
         let before = counter.look(now);
-        (counter.limit, counter.method) = (other, CounterKind::TokenBucket { rate });
+        (counter.limit, counter.method) = (other, CounterKind::TokenBucket { rate: Rate::new(rate) });
         counter.look(now);
         (counter.limit, counter.method) = (5, BUCKET);
         prop_assert_eq!(counter.look(now), before);
@@ -381,7 +385,7 @@ proptest! {
 #[track_caller]
 fn check(
     method: CounterKind,
-    limit: u32,
+    limit: u64,
     taken: &[(u64, u64)],
     (hits, now): (u64, u64),
     expected: (bool, u64, u64, Option<u64>),
@@ -461,7 +465,9 @@ fn a_look_at_a_give_back_counts_the_hits_ahead_of_it() {
 
 #[test]
 fn a_counter_expires_when_it_is_empty_and_not_before() {
-    let method = |rate| CounterKind::TokenBucket { rate };
+    let method = |rate| CounterKind::TokenBucket {
+        rate: Rate::new(rate),
+    };
     for (method, hits, expires_in) in [
         (CounterKind::FirstHit, 2, PERIOD),
         (CounterKind::SlidingLog, 2, PERIOD),
@@ -726,7 +732,7 @@ fn tokens_flow_in_evenly_to_the_millisecond() {
 #[test]
 fn tokens_that_are_no_whole_milliseconds_apart_are_kept_exactly() {
     // Three in ten seconds: one every 3,333 and a third.
-    let method = CounterKind::TokenBucket { rate: 3 };
+    let method = CounterKind::TokenBucket { rate: Rate::new(3) };
     let mut counter = Counter::with(method, 2, 2, START);
     let mut now = START;
     for wait in [3_334, 3_333, 3_333, 3_334] {
@@ -739,7 +745,9 @@ fn tokens_that_are_no_whole_milliseconds_apart_are_kept_exactly() {
 #[test]
 fn tokens_that_are_missing_flow_at_a_new_rate() {
     let mut counter = Counter::with(BUCKET, 5, 5, START);
-    counter.method = CounterKind::TokenBucket { rate: 50 };
+    counter.method = CounterKind::TokenBucket {
+        rate: Rate::new(50),
+    };
     let observed = counter.send(Hits::ONE, START);
     assert_eq!((observed.held, observed.retry_in), (5, Some(200)));
 }
@@ -747,15 +755,27 @@ fn tokens_that_are_missing_flow_at_a_new_rate() {
 #[test]
 fn two_clocks_a_millisecond_apart_share_what_flows_in() {
     // Two tokens a millisecond, and a burst of 200.
-    let rate = u32::try_from(2 * PERIOD).unwrap();
-    let mut counter = Counter::new(CounterKind::TokenBucket { rate }, 200);
+    let rate = 2 * PERIOD;
+    let mut counter = Counter::new(
+        CounterKind::TokenBucket {
+            rate: Rate::new(rate),
+        },
+        200,
+    );
     let passes = (0..1_500).map(|call| counter.send(Hits::ONE, START + call / 2 % 2).passes);
     assert_eq!(passes.filter(|passes| *passes).count(), 202);
 }
 
 #[test]
 fn a_bucket_whose_limit_is_lowered_is_empty_at_most_and_fills_at_the_new_rate() {
-    let mut counter = Counter::with(CounterKind::TokenBucket { rate: 1_000 }, 1_000, 900, START);
+    let mut counter = Counter::with(
+        CounterKind::TokenBucket {
+            rate: Rate::new(1_000),
+        },
+        1_000,
+        900,
+        START,
+    );
     (counter.limit, counter.method) = (5, BUCKET);
     let observed = counter.send(Hits::ONE, START);
     assert_eq!(
@@ -770,7 +790,7 @@ fn a_bucket_whose_limit_is_lowered_is_empty_at_most_and_fills_at_the_new_rate() 
 fn a_bucket_is_still_as_empty_as_it_was_after_a_moment_without_a_limit() {
     let mut counter = Counter::with(BUCKET, 5, 4, START);
     // A limit of 0 arrives in this form.
-    (counter.limit, counter.method) = (0, CounterKind::TokenBucket { rate: 1 });
+    (counter.limit, counter.method) = (0, CounterKind::TokenBucket { rate: Rate::new(1) });
     assert!(!counter.send(Hits::ONE, START).passes);
     (counter.limit, counter.method) = (5, BUCKET);
     assert_eq!(counter.look(START).held, 4);
@@ -779,16 +799,18 @@ fn a_bucket_is_still_as_empty_as_it_was_after_a_moment_without_a_limit() {
 #[test]
 fn no_number_is_too_large() {
     for method in ALL {
-        let mut counter = Counter::new(method, u32::MAX);
-        let many = spec(method, u32::MAX, Hits::add(u64::MAX));
+        // The largest bucket that a rule may have; see `MAX_TOKEN_MILLIS` of `config/algorithm.rs`.
+        let limit = match method {
+            CounterKind::TokenBucket { .. } => (1 << 53) / PERIOD,
+            _ => Limit::MAX_REQUESTS,
+        };
+        let mut counter = Counter::new(method, limit);
+        let many = spec(method, limit, Hits::add(u64::MAX));
         for now in [0, START, u64::MAX] {
             counter.state.charge(&many, now);
             counter.state.charge(&many, now);
             let observed = counter.look(now);
-            assert!(
-                observed.held >= u64::from(u32::MAX) || now != START,
-                "{observed:?}"
-            );
+            assert!(observed.held >= limit || now != START, "{observed:?}");
             counter.send(Hits::give_back(u64::MAX), now);
         }
     }

@@ -10,8 +10,8 @@ pub struct IncrementSpec {
     pub operation: Operation,
     /// The hits of the operation, at most [`Hits::MAX`].
     pub hits: u64,
-    /// The most hits that the limit admits; see `Limit::capacity`.
-    pub limit: u32,
+    /// The most hits that the limit admits, at most [`Limit::MAX_REQUESTS`]; see `Limit::capacity`.
+    pub limit: u64,
     pub method: CounterKind,
     pub enforcement: Enforcement,
     /// The answer while the store does not reply.
@@ -65,7 +65,7 @@ impl IncrementSpec {
     /// refuses hits that are given back.
     pub fn refuses(&self, held: i64) -> bool {
         !self.operation.takes_off()
-            && held.saturating_add_unsigned(self.added()) > i64::from(self.limit)
+            && held.saturating_add_unsigned(self.added()) > self.limit.cast_signed()
     }
 
     /// The look at what the increment would lead to, which changes nothing. Hits that it would take off stay.

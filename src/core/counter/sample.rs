@@ -4,7 +4,7 @@ use super::{Charge, CounterKind, Enforcement, IncrementSpec, Operation};
 use crate::core::{limit::OnStoreLoss, request::Hits, window::Timestamp};
 
 /// An increment of a counter of the first minute, whose rule sets no options.
-pub(crate) fn spec(limit: u32, hits: Hits) -> IncrementSpec {
+pub(crate) fn spec(limit: u64, hits: Hits) -> IncrementSpec {
     IncrementSpec {
         descriptor_bytes: 0,
         operation: Operation::of(hits, Charge::Always),

@@ -73,9 +73,9 @@ impl CounterState {
 
     /// Whether the hits that led to this count, of which `added` were to be added, are too many for `limit`. A look
     /// without hits is over only if the count itself is.
-    pub fn is_over(self, limit: u32, added: u64) -> bool {
+    pub fn is_over(self, limit: u64, added: u64) -> bool {
         let missing = if self.is_charged { 0 } else { added };
-        self.count().saturating_add_unsigned(missing) > i64::from(limit)
+        self.count().saturating_add_unsigned(missing) > limit.cast_signed()
     }
 
     /// Whether the hits of `spec` are in its counter: a rule that allows them while the store does not reply counts

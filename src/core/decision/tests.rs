@@ -14,7 +14,7 @@ use crate::core::{
 
 const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
-fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
+fn limit(requests_per_unit: u64, unit: Unit) -> Limit {
     Limit::fixed(requests_per_unit, unit)
 }
 
@@ -53,7 +53,7 @@ fn within(limits: &[Limit]) -> Allows {
 }
 
 #[track_caller]
-fn check_one(count: u64, code: Code, remaining: u32) {
+fn check_one(count: u64, code: Code, remaining: u64) {
     let rules = Rules::default().limits("k", &[limit(10, Unit::Minute)]);
     let decision = rules.decide(&["k"], &[count], Modes::default());
     assert_eq!(decision.overall, code);
@@ -114,8 +114,8 @@ fn a_limit_of_zero_refuses_every_hit_but_not_a_look() {
 
 #[test]
 fn the_largest_limit_is_not_passed_by_its_own_count() {
-    let rules = Rules::default().limits("k", &[limit(u32::MAX, Unit::Day)]);
-    let at = u64::from(u32::MAX);
+    let rules = Rules::default().limits("k", &[limit(Limit::MAX_REQUESTS, Unit::Day)]);
+    let at = Limit::MAX_REQUESTS;
     assert_eq!(rules.overall(&["k"], &[at], Modes::default()), Code::Ok);
     assert_eq!(
         rules.overall(&["k"], &[at + 1], Modes::default()),
@@ -125,7 +125,7 @@ fn the_largest_limit_is_not_passed_by_its_own_count() {
 
 /// The binding limit of 3/second, 20/minute and 300/30 minutes at these counts.
 #[track_caller]
-fn check_binding(counts: [u64; 3], expected: usize, remaining: u32, reset_secs: u64) {
+fn check_binding(counts: [u64; 3], expected: usize, remaining: u64, reset_secs: u64) {
     let half_hours = Period::new(Unit::Minute, NonZeroU32::new(30).unwrap()).unwrap();
     let slow = Limit::fixed(300, half_hours);
     let limits = [limit(3, Unit::Second), limit(20, Unit::Minute), slow];
@@ -159,7 +159,7 @@ fn a_descriptor_without_a_limit_is_ok() {
         .iter()
         .map(|status| status.remaining)
         .collect();
-    assert_eq!(remaining, [u32::MAX, 0]);
+    assert_eq!(remaining, [u32::MAX.into(), 0]);
     assert!(
         decision
             .statuses
@@ -267,7 +267,7 @@ fn a_replaced_limit_is_not_counted() {
 }
 
 #[track_caller]
-fn check_tally(limit_per_unit: u32, before: u64, hits: u64, expected: [u64; 3]) {
+fn check_tally(limit_per_unit: u64, before: u64, hits: u64, expected: [u64; 3]) {
     let limit = limit(limit_per_unit, Unit::Minute);
     let count = (before + hits).into();
     let tally = tally(&limit, NearRatio::default(), Hits::add(hits), count);
@@ -317,7 +317,7 @@ fn branches(limit: u64, near: u64, before: u64, after: u64) -> Tally {
 proptest! {
     #[test]
     fn tallies_are_those_of_the_branches(
-        per_unit in prop_oneof![0_u32..50, any::<u32>()],
+        per_unit in prop_oneof![0_u64..50, 0..=Limit::MAX_REQUESTS],
         before in prop_oneof![0_u64..60, 0..=u64::from(u32::MAX)],
         hits in prop_oneof![0_u64..60, 0..=u64::from(u32::MAX)],
     ) {
@@ -328,14 +328,14 @@ proptest! {
         let expected = if hits == 0 {
             Tally::default()
         } else {
-            branches(per_unit.into(), near, before, before + hits)
+            branches(per_unit, near, before, before + hits)
         };
         prop_assert_eq!(tally, expected);
     }
 }
 
 #[track_caller]
-fn check_retry(requests_per_unit: u32, times: usize, retry_secs: Option<u64>) {
+fn check_retry(requests_per_unit: u64, times: usize, retry_secs: Option<u64>) {
     let rules = Rules::default().limits("k", &[limit(requests_per_unit, Unit::Minute)]);
     // The counters held as many hits before.
     let counts: Vec<_> = (1..=times as u64)
@@ -352,7 +352,7 @@ fn check_retry(requests_per_unit: u32, times: usize, retry_secs: Option<u64>) {
 #[test]
 fn a_descriptor_that_stands_more_often_than_its_limit_allows_never_passes() {
     for times in [1, 2, 15, 16, 40] {
-        let fits = u32::try_from(times).unwrap();
+        let fits = u64::try_from(times).unwrap();
         check_retry(fits, times, Some(20));
         check_retry(fits - 1, times, None);
     }

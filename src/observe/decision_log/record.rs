@@ -82,7 +82,7 @@ struct LoggedDescriptor<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     limits: Vec<LoggedLimit<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    remaining: Option<u32>,
+    remaining: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reset_secs: Option<u64>,
 }

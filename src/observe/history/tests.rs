@@ -67,7 +67,7 @@ impl Served {
     }
 }
 
-fn matcher(rules: usize, limits: u32) -> Matcher {
+fn matcher(rules: usize, limits: u64) -> Matcher {
     let mut matcher = Matcher::default();
     let root = matcher.insert_domain(b"d");
     for index in 0..rules {

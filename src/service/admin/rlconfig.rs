@@ -27,7 +27,7 @@ fn lines(rule: &Rule) -> String {
     let mut page = String::new();
     // A rule's value can be any text, but a line must stay one line.
     let path = rule.path.replace(char::is_control, "?");
-    let mut line = |unit: &str, requests_per_unit: u32, more: &str| {
+    let mut line = |unit: &str, requests_per_unit: u64, more: &str| {
         let _ = writeln!(
             page,
             "{}: unit={} requests_per_unit={requests_per_unit}, shadow_mode: {}, quota_mode: {}{more}",

@@ -138,7 +138,7 @@ pub(crate) struct ExplainedSibling {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ExplainedLimit {
     pub(crate) name: Option<String>,
-    pub(crate) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u64,
     pub(crate) unit: String,
     pub(crate) unit_multiplier: u32,
     pub(crate) rate: String,
@@ -149,7 +149,7 @@ pub(crate) struct ExplainedLimit {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) calendar: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) burst: Option<u32>,
+    pub(crate) burst: Option<u64>,
     /// The current window, if the algorithm aligns windows to the clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) window: Option<ExplainedWindow>,

@@ -6,7 +6,10 @@ use prost::{
     encoding::{decode_varint, encoded_len_varint},
 };
 
-use super::wire::{RequestBounds, unit_number};
+use super::{
+    proto::saturated,
+    wire::{RequestBounds, unit_number},
+};
 use crate::core::{
     decision::{Code, Decision, Status},
     limit::Limit,
@@ -194,7 +197,7 @@ fn status_length(status: &Status) -> usize {
     let binding = status.binding.as_ref().map_or(0, |binding| {
         part_length(limit_length(&binding.limit)) + part_length(number_length(binding.reset_secs))
     });
-    2 + binding + number_length(status.remaining.into())
+    2 + binding + number_length(saturated(status.remaining).into())
 }
 
 fn write_status(status: &Status, room: &mut &mut [u8]) {
@@ -203,7 +206,7 @@ fn write_status(status: &Status, room: &mut &mut [u8]) {
         write_field(part_of(2), limit_length(&binding.limit) as u64, room);
         write_limit(&binding.limit, room);
     }
-    write_number(3, status.remaining.into(), room);
+    write_number(3, saturated(status.remaining).into(), room);
     if let Some(binding) = &status.binding {
         write_field(part_of(4), number_length(binding.reset_secs) as u64, room);
         write_number(1, binding.reset_secs, room);
@@ -213,7 +216,7 @@ fn write_status(status: &Status, room: &mut &mut [u8]) {
 fn limit_length(limit: &Limit) -> usize {
     let name = limit.name.as_ref().filter(|name| !name.is_empty());
     let multiplier = limit.period.multiplier().get();
-    number_length(limit.requests_per_unit.into())
+    number_length(saturated(limit.requests_per_unit).into())
         + 2
         + name.map_or(0, |name| part_length(name.len()))
         + if multiplier > 1 {
@@ -224,7 +227,7 @@ fn limit_length(limit: &Limit) -> usize {
 }
 
 fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
-    write_number(1, limit.requests_per_unit.into(), room);
+    write_number(1, saturated(limit.requests_per_unit).into(), room);
     write_number(2, unit_number(limit.period.unit()) as u64, room);
     if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
         write_field(part_of(3), name.len() as u64, room);
@@ -337,7 +340,7 @@ mod tests {
     fn any_limit() -> impl Strategy<Value = Limit> {
         let unit = prop::sample::select(Unit::ALL.to_vec());
         let name = prop::option::of("[a-z]{0,3}");
-        (any::<u32>(), unit, 1_u32..200, name).prop_map(|(requests_per_unit, unit, n, name)| {
+        (any::<u64>(), unit, 1_u32..200, name).prop_map(|(requests_per_unit, unit, n, name)| {
             let period = Period::new(unit, NonZeroU32::new(n).unwrap()).unwrap();
             Limit {
                 name: name.map(Into::into),
@@ -357,7 +360,7 @@ mod tests {
             reset_secs: reset_secs.into(),
             is_over: false,
         });
-        (any_code(), prop::option::of(binding), any::<u32>()).prop_map(
+        (any_code(), prop::option::of(binding), any::<u64>()).prop_map(
             |(code, binding, remaining)| Status {
                 code,
                 binding,

@@ -32,7 +32,7 @@ pub(super) struct ShownLimit {
     /// The hits that pass in [`Self::window_secs`].
     hits: u64,
     window_secs: u64,
-    remaining: u32,
+    remaining: u64,
     /// The time for which `remaining` holds.
     effective_secs: u64,
     /// Whether it is the limit that the whole response reports.
@@ -101,9 +101,9 @@ pub(super) fn shown_limits(
         let (hits, window_secs) = allowance(report.limit);
         limits.push(ShownLimit {
             name: unique(name(report.limit), &limits),
-            hits,
+            hits: hits.min(MAX_INTEGER),
             window_secs,
-            remaining: report.remaining,
+            remaining: report.remaining.min(MAX_INTEGER),
             effective_secs: effective_secs(&report),
             is_binding: Some(counter) == binding,
             refuses,
@@ -115,12 +115,12 @@ pub(super) fn shown_limits(
 /// The hits that pass in a time, and the time in seconds. A bucket that holds more than a period's tokens allows all of
 /// them in the time that fills it, at the same rate; so no more hits remain than pass.
 fn allowance(limit: &Limit) -> (u64, u64) {
-    let (hits, period) = (u64::from(limit.requests_per_unit), limit.period.secs());
+    let (hits, period) = (limit.requests_per_unit, limit.period.secs());
     match limit.algorithm {
-        Algorithm::TokenBucket { burst } if hits > 0 && u64::from(burst) > hits => {
+        Algorithm::TokenBucket { burst } if hits > 0 && burst > hits => {
             let filled_in = (u128::from(period) * u128::from(burst)).div_ceil(hits.into());
             let secs = u64::try_from(filled_in).unwrap_or(u64::MAX);
-            (burst.into(), secs.min(MAX_INTEGER))
+            (burst, secs.min(MAX_INTEGER))
         }
         _ => (hits, period),
     }

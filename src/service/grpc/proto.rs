@@ -52,3 +52,8 @@ pub mod google {
         tonic::include_proto!("google.rpc");
     }
 }
+
+/// A number as a field of 32 bits reports it: a larger one is reported as the largest.
+pub(crate) fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -59,12 +59,12 @@ pub(crate) struct ReportedCause {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReportedLimit {
-    pub(crate) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u64,
     pub(crate) unit: String,
     pub(crate) unit_multiplier: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
-    pub(crate) remaining: u32,
+    pub(crate) remaining: u64,
     pub(crate) reset_secs: u64,
     pub(crate) over: bool,
 }

@@ -6,13 +6,16 @@ use std::{collections::BTreeMap, num::NonZeroU32};
 use prost::bytes::Bytes;
 use prost_types::{Duration, ListValue, Struct, value::Kind};
 
-use super::proto::envoy::{
-    config::core::v3::HeaderValue,
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
-    service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{self, DescriptorStatus, RateLimit, rate_limit},
+use super::proto::{
+    envoy::{
+        config::core::v3::HeaderValue,
+        extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{self, DescriptorStatus, RateLimit, rate_limit},
+        },
     },
+    saturated,
 };
 use crate::{
     core::{
@@ -129,7 +132,7 @@ fn limit(message: &rate_limit_descriptor::RateLimitOverride) -> Result<Limit, Ba
     let unit = unit(message.unit).ok_or(BadRequest::UnknownUnit(message.unit))?;
     let period = multiplier.and_then(|multiplier| Period::new(unit, multiplier));
     let period = period.ok_or(BadRequest::BadPeriod)?;
-    Ok(Limit::fixed(message.requests_per_unit, period))
+    Ok(Limit::fixed(message.requests_per_unit.into(), period))
 }
 
 fn unit(number: i32) -> Option<Unit> {
@@ -400,7 +403,7 @@ fn status(status: Status) -> DescriptorStatus {
     DescriptorStatus {
         code: code(status.code).into(),
         current_limit: status.binding.map(current_limit),
-        limit_remaining: status.remaining,
+        limit_remaining: saturated(status.remaining),
         duration_until_reset: reset_secs.map(|secs| Duration {
             // A window is never longer than `Period::MAX_SECS`.
             seconds: i64::try_from(secs).unwrap_or(i64::MAX),
@@ -414,7 +417,7 @@ fn current_limit(Binding { limit, .. }: Binding) -> RateLimit {
     let multiplier = limit.period.multiplier().get();
     RateLimit {
         name: limit.name.map_or_else(String::new, |name| name.to_string()),
-        requests_per_unit: limit.requests_per_unit,
+        requests_per_unit: saturated(limit.requests_per_unit),
         unit: unit_number(limit.period.unit()).into(),
         unit_multiplier: (multiplier > 1).then_some(multiplier),
     }
@@ -676,12 +679,12 @@ mod tests {
             let status = |_| Status {
                 code: Code::OverLimit,
                 binding: Some(Binding {
-                    limit: Limit::fixed(u32::MAX, period),
+                    limit: Limit::fixed(u64::MAX, period),
                     counter: 0,
                     reset_secs: Period::MAX_SECS,
                     is_over: true,
                 }),
-                remaining: u32::MAX,
+                remaining: u64::MAX,
                 retry_secs: Some(Period::MAX_SECS),
             };
             let decision = Decision {

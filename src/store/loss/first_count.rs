@@ -53,7 +53,7 @@ impl FirstCountInputs {
         now: Timestamp,
     ) -> FirstHits {
         let unknown_until = self.unknown_until(known).min(now);
-        let used_up = u64::from(share.limit).saturating_sub(1);
+        let used_up = share.limit.saturating_sub(1);
         let Some(seen) = &known.seen else {
             let is_new = matters_since(spec, now) >= unknown_until;
             let (held, at) = match is_new {
@@ -144,7 +144,7 @@ fn matters_since(spec: &IncrementSpec, now: Timestamp) -> Timestamp {
 pub(super) fn longest_life(spec: &IncrementSpec) -> Duration {
     let period = spec.period_millis;
     let rate = match spec.method {
-        CounterKind::TokenBucket { rate } => rate.max(1),
+        CounterKind::TokenBucket { rate } => rate.get().max(1),
         _ => 1,
     };
     Duration::from_millis(match spec.method.facts().life {

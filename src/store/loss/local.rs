@@ -94,7 +94,7 @@ impl LocalCounters {
 /// This replica's part of a limit: at least one hit of a limit that admits any.
 pub(super) fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
     IncrementSpec {
-        limit: spec.limit.div_ceil(replicas),
+        limit: spec.limit.div_ceil(replicas.into()),
         method: spec.method.divided(replicas),
         ..*spec
     }
@@ -106,7 +106,7 @@ pub(super) fn scaled_to_limit(
     share: &IncrementSpec,
     count: CounterState,
 ) -> CounterState {
-    let (limit, part) = (u64::from(spec.limit), u64::from(share.limit));
+    let (limit, part) = (spec.limit, share.limit);
     let after = match part.checked_sub(count.after) {
         Some(left) if count.is_charged || !count.is_over(share.limit, share.added()) => {
             limit - left.min(limit)

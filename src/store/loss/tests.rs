@@ -111,14 +111,14 @@ fn check(limit: &Limit, replicas: u32, known: u64, hits: &[u64], expected: &[Opt
         let counts = loss.count(&batch("a", limit, hits, NOW), moment(NOW));
         let count = counts[0];
         assert!(count.is_degraded);
-        let left = u64::from(limit.capacity()).saturating_sub(count.after);
+        let left = limit.capacity().saturating_sub(count.after);
         (!count.is_over(limit.capacity(), hits.added())).then_some(left)
     };
     let remaining: Vec<_> = hits.iter().map(remaining).collect();
     assert_eq!(remaining, expected);
 }
 
-fn with(algorithm: Algorithm, requests_per_unit: u32) -> Limit {
+fn with(algorithm: Algorithm, requests_per_unit: u64) -> Limit {
     Limit {
         algorithm,
         ..Limit::fixed(requests_per_unit, Unit::Year)

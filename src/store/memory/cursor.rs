@@ -326,7 +326,7 @@ fn sketched_state(
 ) -> CounterState {
     let after = in_window(spec, sketched);
     let resets_in = window_end(spec, now).millis().saturating_sub(now.millis());
-    let (added, limit) = (spec.added(), u64::from(spec.limit));
+    let (added, limit) = (spec.added(), spec.limit);
     let is_over = after.saturating_add(added) > limit;
     let retry_in = if is_over { resets_in } else { 0 };
     CounterState {
@@ -349,7 +349,7 @@ fn signed(hits: u64) -> i64 {
 fn in_window(spec: &IncrementSpec, sketched: u64) -> u64 {
     match spec.method {
         CounterKind::TokenBucket { rate } => {
-            sketched.saturating_add(spec.limit.saturating_sub(rate).into())
+            sketched.saturating_add(spec.limit.saturating_sub(rate.get()))
         }
         _ => sketched,
     }

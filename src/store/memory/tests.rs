@@ -66,7 +66,7 @@ fn a_full_store_counts_exactly_what_it_knows_and_the_rest_in_a_sketch() {
 fn one(
     value: &str,
     algorithm: &Algorithm,
-    per_minute: u32,
+    per_minute: u64,
     charge: Charge,
     now: Timestamp,
 ) -> Batch {
@@ -219,7 +219,7 @@ proptest! {
             }
             // A full bucket and the inflow of the minute.
             let most = match algorithm {
-                Algorithm::TokenBucket { burst } => u64::from(*burst) + 5,
+                Algorithm::TokenBucket { burst } => (*burst) + 5,
                 // The end of one window and the beginning of the next.
                 Algorithm::FirstHit => 10,
                 _ => 5,
@@ -302,7 +302,7 @@ proptest! {
             let (unit, times) = PERIODS[period];
             let limit = Limit {
                 algorithm: algorithm.clone(),
-                ..Limit::fixed(LIMIT, Period::new(unit, NonZeroU32::new(times).unwrap()).unwrap())
+                ..Limit::fixed(LIMIT.into(), Period::new(unit, NonZeroU32::new(times).unwrap()).unwrap())
             };
             let charge = match algorithm.looks_first() {
                 true => Charge::Within,
@@ -434,7 +434,7 @@ proptest! {
             u64::from(!count.is_over(spec.limit, spec.added()))
         };
         let limit = match algorithm {
-            Algorithm::TokenBucket { burst } => (*burst).into(),
+            Algorithm::TokenBucket { burst } => *burst,
             _ => 5,
         };
         for _ in 0..before {

@@ -37,7 +37,7 @@ enum OverState {
     Holds(u64),
     /// One hit does not pass under exactly this limit.
     Full {
-        limit: u32,
+        limit: u64,
         method: CounterKind,
         /// When one hit passes.
         passes_at: SteadyTime,
@@ -62,7 +62,7 @@ impl OverEntry {
             return None;
         }
         let may_be_given_back = spec.operation == Operation::Add(Charge::Admitted) && !is_one_step;
-        let has_rest = count.count() < spec.limit.into();
+        let has_rest = count.count() < spec.limit.cast_signed();
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }
@@ -100,10 +100,10 @@ impl OverEntry {
                     resets_in: until(resets_at),
                     retry_in: Some(until(passes_at)),
                 };
-                (spec.limit.into(), Some(ends))
+                (spec.limit, Some(ends))
             }
             OverState::Holds(count) => (count, None),
-            OverState::Doubted => (spec.limit.into(), None),
+            OverState::Doubted => (spec.limit, None),
         };
         CounterState {
             is_charged: false,
@@ -142,7 +142,7 @@ impl OverEntry {
             OverState::Doubted => false,
             // A look is over only if the count is.
             OverState::Holds(count) => {
-                count.saturating_add(increment.added().min(1)) > u64::from(increment.limit)
+                count.saturating_add(increment.added().min(1)) > increment.limit
             }
             OverState::Full { limit, method, .. } => {
                 (increment.added(), increment.limit, increment.method) == (1, limit, method)

@@ -72,7 +72,7 @@ fn fixture(max_bytes: usize) -> Fixture {
     }
 }
 
-fn batch(counters: &[(&str, u32)], hits: Hits, now: Timestamp) -> Batch {
+fn batch(counters: &[(&str, u64)], hits: Hits, now: Timestamp) -> Batch {
     let mut batch = Batch::default();
     for (value, requests_per_unit) in counters {
         let limit = Limit::fixed(*requests_per_unit, Unit::Minute);
@@ -90,7 +90,7 @@ fn add<S: Store>(store: &S, batch: &Batch, now: Timestamp) -> Vec<(u64, bool)> {
 
 impl Fixture {
     #[track_caller]
-    fn check(&self, counters: &[(&str, u32)], hits: Hits, expected: &[(u64, bool)]) {
+    fn check(&self, counters: &[(&str, u64)], hits: Hits, expected: &[(u64, bool)]) {
         let now = Timestamp::from_secs(0);
         assert_eq!(add(&self.cache, &batch(counters, hits, now), now), expected);
     }
@@ -286,7 +286,7 @@ fn memory_is_bounded() {
 struct One {
     descriptor: u32,
     algorithm: Algorithm,
-    requests_per_unit: u32,
+    requests_per_unit: u64,
     charge: Charge,
     hits: Hits,
 }
@@ -341,7 +341,7 @@ impl One {
         batch
     }
 
-    fn within(&self, requests_per_unit: u32) -> Self {
+    fn within(&self, requests_per_unit: u64) -> Self {
         Self {
             requests_per_unit,
             ..self.clone()
@@ -515,8 +515,8 @@ fn rule(limits: &[Limit], change: impl FnOnce(&mut Rule)) -> (Vec<Limit>, Rule) 
 
 /// One rule for each of the keys 0 to 9, with every algorithm, and with limits that are higher by
 /// `more`.
-fn rules(more: u32) -> Matcher {
-    let limit = |requests_per_unit: u32, unit, algorithm| Limit {
+fn rules(more: u64) -> Matcher {
+    let limit = |requests_per_unit: u64, unit, algorithm| Limit {
         algorithm: match algorithm {
             Algorithm::TokenBucket { .. } => Algorithm::TokenBucket {
                 burst: requests_per_unit + more,

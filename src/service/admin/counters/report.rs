@@ -166,7 +166,7 @@ impl CounterReport {
     /// The effect of a grant; `None` if no grant was requested, or the store was not asked.
     pub(super) fn grant_effect(&self) -> Option<GrantEffect> {
         let (spec, limit) = (self.spec.as_ref()?, self.limit.as_ref()?);
-        let of = (limit.capacity().into(), spec.method);
+        let of = (limit.capacity(), spec.method);
         Some(GrantEffect::new(self.asked?, of, self.before?, self.state?))
     }
 
@@ -206,7 +206,7 @@ impl CounterReport {
         if let (Some(state), Some(spec)) = (self.state, &self.spec) {
             put("hits", state.after.into());
             if let Some(limit) = &self.limit {
-                let capacity = u64::from(limit.capacity());
+                let capacity = limit.capacity();
                 let remaining = capacity.saturating_sub(state.after);
                 put("remaining", remaining.saturating_add(state.owed).into());
             }
@@ -306,7 +306,7 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         hits: 0,
         limit: match method {
             CounterKind::TokenBucket { .. } => 0,
-            _ => u32::MAX,
+            _ => u32::MAX.into(),
         },
         method,
         enforcement: Enforcement::Silent,

@@ -45,7 +45,7 @@ fn fields(
     headers(choice, &decision, &basis, NOW)
 }
 
-fn named(name: &str, requests_per_unit: u32, unit: Unit) -> Limit {
+fn named(name: &str, requests_per_unit: u64, unit: Unit) -> Limit {
     Limit {
         name: (!name.is_empty()).then(|| name.into()),
         ..Limit::fixed(requests_per_unit, unit)
@@ -134,7 +134,7 @@ fn a_bucket_larger_than_its_rate_has_the_time_that_fills_it() {
     assert_eq!(allowance(&bucket(0, 5)), (0, 1));
     let longest = Limit {
         period: Period::new(Unit::Year, 10_000.try_into().unwrap()).unwrap(),
-        ..bucket(1, u32::MAX)
+        ..bucket(1, u32::MAX.into())
     };
     assert_eq!(allowance(&longest), (u32::MAX.into(), MAX_INTEGER));
 }
@@ -225,8 +225,8 @@ fn any_name() -> impl Strategy<Value = String> {
 
 fn any_limit() -> impl Strategy<Value = Limit> {
     let unit = prop::sample::select(Unit::ALL.to_vec());
-    let burst = prop::option::of(1_u32..);
-    (any_name(), any::<u32>(), unit, burst).prop_map(|(name, requests_per_unit, unit, burst)| {
+    let burst = prop::option::of(1_u64..);
+    (any_name(), any::<u64>(), unit, burst).prop_map(|(name, requests_per_unit, unit, burst)| {
         let limit = named(&name, requests_per_unit, unit);
         match burst {
             Some(burst) => Limit {

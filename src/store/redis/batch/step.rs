@@ -118,7 +118,7 @@ pub(crate) fn write_fields(
         .number(period_millis)
         .number(match method {
             CounterKind::Window => ttl_secs(),
-            CounterKind::TokenBucket { rate } => rate.into(),
+            CounterKind::TokenBucket { rate } => rate.get(),
             _ => 0,
         });
 }
