@@ -142,7 +142,19 @@ const LIMITS: &[(&str, bool)] = &[
     ("rate_limit: {unit: day, requests_per_unit: 5.5}", false),
     ("rate_limit: {unit: day, requests_per_unit: '5'}", false),
     (
-        "rate_limit: {unit: day, requests_per_unit: 4294967296}",
+        "rate_limit: {unit: day, requests_per_unit: 9007199254740991}",
+        true,
+    ),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 4294967296, algorithm: sliding_window}",
+        false,
+    ),
+    ("rate_limits: [5000000000/month, 1.5M/day, 20k/h]", true),
+    ("rate_limits: [1.5/day]", false),
+    ("rate_limits: [1.5K/day]", false),
+    ("rate_limits: [1.2345k/day]", false),
+    (
+        "rate_limit: {unit: day, requests_per_unit: 9007199254740992}",
         false,
     ),
     (

@@ -75,6 +75,10 @@ fn of_limits() -> Value {
                     "then": {"properties": {"requests_per_unit": {"maximum": Algorithm::MAX_LOGGED}}},
                 },
                 {
+                    "if": with("algorithm", json!({"const": "sliding_window"})),
+                    "then": {"properties": {"requests_per_unit": {"maximum": u32::MAX}}},
+                },
+                {
                     "if": with("algorithm", json!({"enum": looking_first()})),
                     "then": {"properties": {"window": {"type": "null"}, "calendar": {"not": {"const": true}}}},
                     "else": of_fixed_windows(),
