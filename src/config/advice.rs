@@ -2,7 +2,7 @@
 
 use super::{
     fault::Fault,
-    keys::{Key, KeyKind, KeyLevel},
+    keys::{Key, KeyKind, KeyLevel, is_scalar},
     node::{NodeKind, YamlNode},
     odd_characters::odd_characters,
     scalar::{Scalar, describe, resolve},
@@ -80,7 +80,7 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
         ("domain", NodeKind::List(items)) if items.len() > 1 => {
             "a document has one domain; begin one for each with `---`".to_owned()
         }
-        (_, NodeKind::List(items)) => match &items.as_slice() {
+        (_, NodeKind::List(items)) if is_scalar(key) => match &items.as_slice() {
             [
                 YamlNode {
                     kind: NodeKind::Scalar { text, .. },

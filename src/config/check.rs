@@ -123,7 +123,7 @@ impl YamlReader<'_> {
         let Some(known) = Key::find(text) else {
             return self.report(key.offset, &node_path.path(), unknown_key(text, level));
         };
-        if known.kind == KeyKind::FreeForm {
+        if matches!(known.kind, KeyKind::FreeForm | KeyKind::Texts) {
             self.check_free_form(value, key.offset, node_path);
         } else {
             let known = Value {

@@ -219,6 +219,14 @@ pub enum Fault {
     BodyTooLong(usize),
     #[error("the body would not be JSON: {0}; correct it, or its `content_type`")]
     BodyNotJson(String),
+    #[error("a rule cannot set the header `{0}`; use another name")]
+    HeaderName(String),
+    #[error(
+        "the value of the header `{0}` must be a text of printable ASCII; write numbers and booleans in quotes"
+    )]
+    HeaderValue(String),
+    #[error("more than {0} headers; remove some")]
+    TooManyHeaders(usize),
     #[error("two limits with a period of {0} and the same algorithm; keep the lower one")]
     SamePeriod(String),
     #[error("unknown {key} '{text}'{}", instead(*.meant, expected))]

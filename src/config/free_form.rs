@@ -65,7 +65,7 @@ fn merge_metadata(node: &YamlNode<'_>, into: &mut BTreeMap<Box<str>, MetadataVal
 }
 
 /// A key as text: `n` is a boolean in YAML 1.1, and becomes the text "false".
-fn metadata_key(node: &YamlNode<'_>) -> String {
+pub(super) fn metadata_key(node: &YamlNode<'_>) -> String {
     match &node.kind {
         NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
             Scalar::Bool(value) => value.to_string(),

@@ -57,9 +57,11 @@ pub(super) enum KeyKind {
     Limits,
     /// A map with any content.
     FreeForm,
+    /// A map with any keys, whose values are texts.
+    Texts,
 }
 
-use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text};
+use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text, Texts};
 use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Starts};
 
 /// Merges another map into this one.
@@ -69,7 +71,7 @@ pub(super) const MERGE: &str = "<<";
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
-const KEYS: [Key; 34] = [
+const KEYS: [Key; 35] = [
     key("domain", &[File], Text)
         .about("The set of rules that requests name.")
         .examples(&["shop"]),
@@ -169,6 +171,9 @@ const KEYS: [Key; 34] = [
     key("status", &[Refusal], Number)
         .about("The status that the body shows; Envoy's `rate_limited_status` decides that of the response.")
         .between(400, 599).or("429").examples(&["503"]),
+    key("headers", &[Refusal], Texts)
+        .about("Headers that the refused response gets besides.")
+        .examples(&["{x-should-retry: 'false'}"]),
 ];
 
 const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> Key {
@@ -252,7 +257,7 @@ impl KeyKind {
             Boolean => "true or false",
             Number => "a whole number",
             List(_) | Limits => "a list",
-            Map(_) | FreeForm => "a map",
+            Map(_) | FreeForm | Texts => "a map",
         }
     }
 
@@ -261,7 +266,7 @@ impl KeyKind {
         match self {
             Map(level) | List(level) => Some(level),
             Limits => Some(RateLimit),
-            Text | Boolean | Number | FreeForm => None,
+            Text | Boolean | Number | FreeForm | Texts => None,
         }
     }
 }

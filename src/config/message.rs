@@ -1,7 +1,10 @@
 //! Resources that a control plane pushed → the mirror of the file format, which is then compiled as files are. Each
 //! resource stands for a file, and its name for the name of the file.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use prost::Message as _;
 use prost_types::{Any, Struct, value::Kind};
@@ -12,8 +15,8 @@ use super::{
     file::{File, ParsedFile},
     files::{Loaded, SourceCount, finish},
     mirror::{
-        BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedNumber,
-        LocatedText, RateLimit, RefusalKeys, RuleDocument,
+        BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader,
+        LocatedNumber, LocatedText, RateLimit, RefusalKeys, RuleDocument,
     },
     options::Options,
     path::joined,
@@ -258,7 +261,20 @@ fn refusal(message: &proto::Refusal) -> Box<RefusalKeys> {
         body: word(&message.body),
         content_type: word(&message.content_type),
         status: message.status.map(number),
+        headers: headers(&message.headers),
     })
+}
+
+/// In the order of their names.
+fn headers(message: &HashMap<String, String>) -> Vec<LocatedHeader> {
+    let header = |(name, value): (&String, &String)| LocatedHeader {
+        at: None,
+        name: name.clone(),
+        value: Some(value.clone()),
+    };
+    let mut headers: Vec<_> = message.iter().map(header).collect();
+    headers.sort_by(|one, other| one.name.cmp(&other.name));
+    headers
 }
 
 /// `None` if the text is empty.

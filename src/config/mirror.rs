@@ -30,6 +30,16 @@ pub(super) struct RefusalKeys {
     pub(super) body: BoxedOption<LocatedText>,
     pub(super) content_type: BoxedOption<LocatedText>,
     pub(super) status: BoxedOption<LocatedNumber>,
+    pub(super) headers: Vec<LocatedHeader>,
+}
+
+/// A header of refused responses.
+#[derive(Debug)]
+pub(super) struct LocatedHeader {
+    pub(super) at: Option<usize>,
+    pub(super) name: String,
+    /// `None` if it is no text.
+    pub(super) value: Option<String>,
 }
 
 /// One node of the tree of rules.

@@ -3,11 +3,14 @@
 use super::{
     algorithm::{Faults, unknown},
     fault::Fault,
-    mirror::{BoxedOption, LocatedNumber, LocatedText, RefusalKeys},
+    mirror::{BoxedOption, LocatedHeader, LocatedNumber, LocatedText, RefusalKeys},
     suggest::closest,
 };
-use crate::core::refusal::{
-    MAX_BODY, Placeholder, RefusalBody, RefusalValues, RuleRefusal, Syntax, Template,
+use crate::{
+    core::refusal::{
+        MAX_BODY, Placeholder, RefusalBody, RefusalValues, RuleRefusal, Syntax, Template,
+    },
+    foundation::header_text::{is_free_name, is_value},
 };
 
 /// The status that Envoy answers with unless its filter has a `rate_limited_status`.
@@ -15,6 +18,9 @@ const TOO_MANY_REQUESTS: u16 = 429;
 
 /// The statuses that Envoy can answer with.
 const STATUSES: std::ops::RangeInclusive<u16> = 400..=599;
+
+/// The most headers of a refusal.
+const MAX_HEADERS: usize = 16;
 
 const CONTENT_TYPES: &str =
     "text/plain, text/html, application/json, or another type of text, XML or JSON";
@@ -29,11 +35,14 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
     let type_at = content_type.as_ref().map(|word| word.at);
     let status_at = keys.status.as_ref().map(|number| number.at);
     let status = status(&keys.status, faults);
+    let headers = headers(&keys.headers, faults);
+    let headers_at = keys.headers.first().map(|header| header.at);
     match body.text.as_str() {
         "none" => {
             let with = "`body: none`";
             reject("content_type", type_at, with, "remove it", faults);
             reject("status", status_at, with, "remove it", faults);
+            reject("headers", headers_at, with, "remove them", faults);
             None
         }
         "problem+json" => {
@@ -43,6 +52,7 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
                 content_type: "application/problem+json".to_owned(),
                 body: RefusalBody::Problem,
                 status,
+                headers,
             })
         }
         _ => {
@@ -63,6 +73,7 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
                 content_type,
                 body: RefusalBody::Template(template),
                 status,
+                headers,
             })
         }
     }
@@ -77,6 +88,28 @@ fn reject(
     faults: &mut Faults,
 ) {
     faults.extend(at.map(|at| (at, Fault::DoesNotGo { key, with, fix })));
+}
+
+/// The headers that can be sent; the others are faults. `Retry-After` has a setting of its own.
+fn headers(keys: &[LocatedHeader], faults: &mut Faults) -> Box<[(String, String)]> {
+    if let Some(header) = keys.get(MAX_HEADERS) {
+        faults.push((header.at, Fault::TooManyHeaders(MAX_HEADERS)));
+    }
+    let mut headers: Vec<(String, String)> = Vec::new();
+    for LocatedHeader { at, name, value } in keys.iter().take(MAX_HEADERS) {
+        let is_same = |other: &str| name.eq_ignore_ascii_case(other);
+        let is_known = is_same("retry-after") || headers.iter().any(|(other, _)| is_same(other));
+        let fault = if is_known || !is_free_name(name) {
+            Fault::HeaderName(name.chars().take(64).collect())
+        } else if let Some(value) = value.as_ref().filter(|value| is_value(value)) {
+            headers.push((name.clone(), value.clone()));
+            continue;
+        } else {
+            Fault::HeaderValue(name.chars().take(64).collect())
+        };
+        faults.push((*at, fault));
+    }
+    headers.into()
 }
 
 fn status(number: &BoxedOption<LocatedNumber>, faults: &mut Faults) -> u16 {

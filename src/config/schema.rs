@@ -169,6 +169,9 @@ fn value_schema(key: &Key, is_required: bool) -> Value {
             json!({"type": ["array", "null"], "minItems": 1, "items": {"anyOf": [short, map]}})
         }
         (KeyKind::FreeForm, _) => json!({"type": ["object", "null"]}),
+        (KeyKind::Texts, _) => {
+            json!({"type": ["object", "null"], "additionalProperties": {"type": "string"}})
+        }
     }
 }
 
@@ -197,7 +200,7 @@ mod tests {
                     KeyKind::Text => value.is_string(),
                     KeyKind::Boolean => value.is_boolean(),
                     KeyKind::Number => value.is_u64(),
-                    KeyKind::Map(_) | KeyKind::FreeForm => value.is_object(),
+                    KeyKind::Map(_) | KeyKind::FreeForm | KeyKind::Texts => value.is_object(),
                     KeyKind::List(_) | KeyKind::Limits => value.is_array(),
                 };
                 assert!(is_fine, "{}: {value}", key.name);

@@ -13,7 +13,8 @@ use super::{
     free_form,
     keys::{KeyKind, KeyLevel, is_meant, is_scalar},
     mirror::{
-        CalendarStarts, DefaultKeys, DescriptorNode, Limits, RateLimit, RefusalKeys, RuleDocument,
+        CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit, RefusalKeys,
+        RuleDocument,
     },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
@@ -185,9 +186,30 @@ impl YamlReader<'_> {
             body: self.word(&own, "body", path),
             content_type: self.word(&own, "content_type", path),
             status: self.number(&own, "status", path),
+            headers: self.headers(&own, path),
         };
         let is_readable = is_text(&own, "body") && is_text(&own, "content_type");
         (is_readable && !is_misspelt(&own, "body")).then_some(keys)
+    }
+
+    fn headers(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Vec<LocatedHeader> {
+        let Some(node) = fields.get("headers").filter(|node| !node.is_null()) else {
+            return Vec::new();
+        };
+        let NodeKind::Map(entries) = &node.kind else {
+            let at = node.offset.or(fields.at("headers"));
+            self.report_type(at, path, "headers", KeyKind::Texts.expected(), node);
+            return Vec::new();
+        };
+        let header = |(key, value): &(YamlNode<'_>, YamlNode<'_>)| LocatedHeader {
+            at: value.offset.or(key.offset),
+            name: free_form::metadata_key(key),
+            value: match free_form::metadata(value) {
+                MetadataValue::Text(text) => Some(text),
+                _ => None,
+            },
+        };
+        entries.iter().map(header).collect()
     }
 
     fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<Arc<Metadata>> {

@@ -16,6 +16,8 @@ pub struct RuleRefusal {
     pub body: RefusalBody,
     /// The status of the client's response, as the body says it. Envoy decides the status itself.
     pub status: u16,
+    /// Names and values of the headers that the response gets besides.
+    pub headers: Box<[(String, String)]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

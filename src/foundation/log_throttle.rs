@@ -158,4 +158,21 @@ mod tests {
         assert_eq!([(); 2].map(|()| throttle.may_log()), [Some(2), Some(0)]);
         assert_eq!(throttle.may_log(), None);
     }
+
+    #[test]
+    fn a_return_is_logged_if_its_loss_was() {
+        let throttle = LossThrottle::new();
+        assert!(throttle.may_log_return());
+        let lost = [(); 3].map(|()| (throttle.may_log_loss(), throttle.may_log_return()));
+        assert_eq!(lost, [(Some(0), true), (Some(0), true), (None, false)]);
+        assert!(!throttle.may_log_reason());
+        assert!(LossThrottle::new().may_log_reason());
+    }
+
+    #[test]
+    fn omitted_lines_are_named_if_there_are_any() {
+        assert_eq!(Omitted(0, "loads").to_string(), "");
+        let said = "; 3 loads before it are not logged";
+        assert_eq!(Omitted(3, "loads").to_string(), said);
+    }
 }

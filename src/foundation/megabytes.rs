@@ -11,3 +11,9 @@ impl fmt::Display for Megabytes {
         write!(f, "{} MB", self.0.div_ceil(1_000_000))
     }
 }
+
+#[cfg(test)]
+#[test]
+fn bytes_are_rounded_up_to_megabytes() {
+    assert_eq!(Megabytes(1_000_001).to_string(), "2 MB");
+}

@@ -10,3 +10,17 @@ pub(crate) trait Named: Copy + PartialEq + Send + Sync + 'static {
         found.map_or("", |(name, _)| name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Named for bool {
+        const NAMES: &'static [(&'static str, Self)] = &[("on", true), ("off", false)];
+    }
+
+    #[test]
+    fn each_choice_has_its_name() {
+        assert_eq!([true, false].map(Named::name), ["on", "off"]);
+    }
+}

@@ -81,6 +81,23 @@ mod tests {
         assert_eq!(on_its_lines("a\nb\r"), "a\nb\\r");
     }
 
+    #[test]
+    fn the_name_of_a_file_is_no_command_of_a_workflow() {
+        for (name, shown) in [
+            ("a b.yaml", "a b.yaml"),
+            ("::error", "./::error"),
+            (" #x", "./ #x"),
+        ] {
+            assert_eq!(file_name(name), shown);
+        }
+    }
+
+    #[test]
+    fn a_noun_agrees_with_its_number() {
+        let shown = [0, 1, 2].map(|number| CountOf(number, "filter").to_string());
+        assert_eq!(shown, ["0 filters", "1 filter", "2 filters"]);
+    }
+
     #[track_caller]
     fn check(bytes: &[u8], expected: &str) {
         assert_eq!(Shown(bytes).to_string(), expected);

@@ -55,6 +55,67 @@ fn a_body_is_a_problem_or_a_text_of_a_known_type() {
 }
 
 #[test]
+fn a_refusal_has_headers_of_its_own() {
+    let headers = |own: &str| refusal("", own).unwrap().headers;
+    let own = "refusal: {body: problem+json, headers: {x-should-retry: 'false', x-Code: a b}}";
+    let expected = [("x-should-retry", "false"), ("x-Code", "a b")];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(*headers(own), expected);
+    assert!(headers("refusal: {body: no, headers: {}}").is_empty());
+    assert!(headers("refusal: {body: no, headers: }").is_empty());
+}
+
+#[test]
+fn a_header_that_cannot_be_sent_is_told() {
+    let name = |name: &str| format!("a rule cannot set the header `{name}`; use another name");
+    let value = |name: &str| {
+        format!(
+            "the value of the header `{name}` must be a text of printable ASCII; write numbers and booleans in quotes"
+        )
+    };
+    for (headers, said) in [
+        ("{content-type: a}", name("content-type")),
+        ("{Transfer-Encoding: a}", name("Transfer-Encoding")),
+        ("{Retry-After: '5'}", name("Retry-After")),
+        ("{':status': '200'}", name(":status")),
+        ("{'a b': c}", name("a b")),
+        ("{'': c}", name("")),
+        ("{x: a, X: b}", name("X")),
+        ("{x: false}", value("x")),
+        ("{x: 5}", value("x")),
+        ("{x: [a]}", value("x")),
+        ("{x: }", value("x")),
+        ("{x: \"a\\r\\nb\"}", value("x")),
+        ("{x: \u{e9}}", value("x")),
+    ] {
+        let body = format!("refusal: {{body: no, headers: {headers}}}\nrate_limits: [5/day]");
+        let text = super::descriptor(&body);
+        let problems = super::compile_texts(&[&text], super::Options::default()).unwrap_err();
+        assert_eq!(problems.len(), 1, "{headers}: {problems:?}");
+        assert!(
+            problems[0].to_string().ends_with(&said),
+            "{headers}: {problems:?}"
+        );
+    }
+    let many: Vec<_> = (0..17).map(|number| format!("x{number}: a")).collect();
+    let many = format!(
+        "refusal: {{body: no, headers: {{{}}}}}\nrate_limits: [5/day]",
+        many.join(", ")
+    );
+    check_bodies(&[
+        (&many, "4:158: d.k: more than 16 headers; remove some"),
+        (
+            "refusal: {body: none, headers: {x: a}}\nrate_limits: [5/day]",
+            "4:40: d.k: `headers` does not go with `body: none`; remove them",
+        ),
+        (
+            "refusal: {body: 'no', headers: [x]}\nrate_limits: [5/day]",
+            "4:37: d.k: `headers` must be a map, not a list",
+        ),
+    ]);
+}
+
+#[test]
 fn a_body_can_have_several_lines() {
     let own = "refusal:
       content_type: application/json

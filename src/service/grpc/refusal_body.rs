@@ -58,9 +58,13 @@ fn body_of_refusal(
         reset_secs: *reset_secs,
     };
     let RuleRefusal {
-        content_type, body, ..
+        content_type,
+        body,
+        headers,
+        ..
     } = refusal;
     Some(RefusalText {
+        headers: headers.clone(),
         content_type: content_type.clone(),
         text: match body {
             RefusalBody::Template(template) => template.render(&values),

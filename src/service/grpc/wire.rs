@@ -257,16 +257,24 @@ pub(super) fn add_headers(reply: &mut RateLimitResponse, headers: Vec<(&'static 
     reply.response_headers_to_add.extend(headers);
 }
 
-/// The body of a refusal, and the header that names its type.
+/// The body of a refusal, the header that names its type, and further headers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RefusalText {
     pub(super) content_type: String,
     pub(super) text: String,
+    pub(super) headers: Box<[(String, String)]>,
 }
 
 /// Adds the body of the client's response to `reply`. Only with its type: without one, Envoy would call it plain text.
 pub(super) fn add_body(reply: &mut RateLimitResponse, body: RefusalText) {
-    let RefusalText { content_type, text } = body;
+    let RefusalText {
+        content_type,
+        text,
+        headers,
+    } = body;
+    let headers = headers.into_iter();
+    let headers = headers.filter_map(|(name, value)| header(&name, value));
+    reply.response_headers_to_add.extend(headers);
     if is_value(&content_type) {
         reply.response_headers_to_add.push(HeaderValue {
             key: "content-type".to_owned(),

@@ -37,6 +37,7 @@ fn rule(id: RuleId, key: &str) -> Rule {
             content_type: "text/plain".to_owned(),
             body: RefusalBody::Template(template),
             status: 429,
+            headers: Box::default(),
         })),
         metric: Default::default(),
         metadata: Default::default(),
@@ -135,6 +136,7 @@ fn a_problem_names_the_limits_that_are_over_and_nothing_of_the_request() {
             content_type: "application/problem+json".to_owned(),
             body: RefusalBody::Problem,
             status: 503,
+            headers: Box::default(),
         }));
     };
     let body = |changes: &[Change], counts: &[u64]| {
@@ -176,6 +178,7 @@ fn a_body_appended_to_a_reply_is_read_as_part_of_it() {
     let text = || RefusalText {
         content_type: "text/html; charset=utf-8".to_owned(),
         text: "no".to_owned(),
+        headers: [("x-should-retry".to_owned(), "false".to_owned())].into(),
     };
     let bytes = plain_with(&decision, text());
     let mut expected = wire::response(decision, &Default::default(), &wire::Extras::default());
@@ -184,6 +187,13 @@ fn a_body_appended_to_a_reply_is_read_as_part_of_it() {
     let read = |bytes: &[u8]| RateLimitResponse::decode(&bytes[5..]).unwrap();
     assert_eq!(read(&bytes), read(&expected));
     assert_eq!(&*read(&bytes).raw_body, b"no");
+    let headers = read(&bytes).response_headers_to_add;
+    let headers: Vec<_> = headers
+        .iter()
+        .map(|header| (&*header.key, &*header.value))
+        .collect();
+    let html = ("content-type", "text/html; charset=utf-8");
+    assert_eq!(headers, [("x-should-retry", "false"), html]);
 }
 
 #[test]
@@ -192,6 +202,7 @@ fn a_type_that_would_break_the_response_is_not_sent() {
     let body = RefusalText {
         content_type: "text/html\r\nx: y".to_owned(),
         text: "no".to_owned(),
+        headers: Box::default(),
     };
     wire::add_body(&mut reply, body);
     assert_eq!(reply, RateLimitResponse::default());
