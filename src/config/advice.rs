@@ -2,7 +2,7 @@
 
 use super::{
     fault::Fault,
-    keys::{Key, KeyKind, KeyLevel, is_scalar},
+    keys::{Key, KeyKind, KeyLevel},
     node::{NodeKind, YamlNode},
     odd_characters::odd_characters,
     scalar::{Scalar, describe, resolve},
@@ -80,7 +80,7 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
         ("domain", NodeKind::List(items)) if items.len() > 1 => {
             "a document has one domain; begin one for each with `---`".to_owned()
         }
-        (_, NodeKind::List(items)) if is_scalar(key) => match &items.as_slice() {
+        (_, NodeKind::List(items)) if !is_for_maps(key) => match &items.as_slice() {
             [
                 YamlNode {
                     kind: NodeKind::Scalar { text, .. },
@@ -95,6 +95,11 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
         _ => return None,
     };
     Some(fixed)
+}
+
+/// Whether the value of the key is a map.
+fn is_for_maps(key: &str) -> bool {
+    Key::find(key).is_some_and(|key| key.kind.expected() == KeyKind::FreeForm.expected())
 }
 
 /// The boolean that a text or a number in its place means.

@@ -144,7 +144,7 @@ descriptors:
   - key: api_key
     value: page-*
     rate_limits: [{ name: 'a "name" & <b>', unit: year, requests_per_unit: 1 }]
-    refusal: { content_type: text/html, body: "<p>{limit}</p>{{limit}}" }
+    refusal: { content_type: text/html, body: "<p>{limit}</p>{{limit}}", headers: { X-Should-Retry: "false" } }
 "#;
 
 #[test]
@@ -156,6 +156,7 @@ fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
         let first = ask(front, key);
         assert_eq!((first.status, &*first.body), (200, ""));
         assert_eq!(first.header("content-type"), None);
+        assert_eq!(first.header("x-should-retry"), None);
         let refused = ask(front, key);
         assert_eq!(refused.status, 429);
         let length = refused.body.len().to_string();
@@ -192,6 +193,7 @@ fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
         let refused = refused(key);
         let content_type = refused.header("content-type");
         assert_eq!(content_type, Some("text/html; charset=utf-8"));
+        assert_eq!(refused.header("x-should-retry"), Some("false"));
         let name = "a &quot;name&quot; &amp; &lt;b&gt;";
         assert_eq!(refused.body, format!("<p>{name}</p>{{{name}}}"));
     }

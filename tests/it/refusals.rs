@@ -19,7 +19,7 @@ descriptors:
     rate_limits: [{ name: 'of "one"', unit: year, requests_per_unit: 1 }]
   - key: text
     rate_limits: [1/year]
-    refusal: { body: "{limit}\n{requests} of {period}" }
+    refusal: { body: "{limit}\n{requests} of {period}", headers: { x-should-retry: "false" } }
   - key: none
     rate_limits: [1/year]
     refusal: { body: none }
@@ -102,6 +102,7 @@ fn other_headers_do_not_change_the_body() {
         "Retry-After",
         "RateLimit-Policy",
         "RateLimit",
+        "x-should-retry",
         "content-type",
     ];
     assert_eq!(names, expected);
@@ -130,13 +131,16 @@ fn json_and_ask_show_the_body() {
     assert_eq!(refused.status, 429);
     // `1/year`, a line break, `1 of 31536000`.
     assert_eq!(refused.json()["rawBody"], "MS95ZWFyCjEgb2YgMzE1MzYwMDA=");
-    let headers = json!([{"key": "content-type", "value": "text/plain; charset=utf-8"}]);
+    let headers = json!([
+        {"key": "x-should-retry", "value": "false"},
+        {"key": "content-type", "value": "text/plain; charset=utf-8"},
+    ]);
     assert_eq!(refused.json()["responseHeadersToAdd"], headers);
     let url = format!("http://{}", server.grpc);
     let ask = ["ask", "--server", &url, "--domain", "d", "-d", "text=v"];
     let output = finish(program().args(ask));
     let text = String::from_utf8(output.stdout).unwrap();
-    let expected =
-        "\n  header content-type: text/plain; charset=utf-8\n  body: 1/year\\n1 of 31536000\n";
+    let expected = "\n  header x-should-retry: false\n  header content-type: text/plain; charset=utf-8\n  \
+                    body: 1/year\\n1 of 31536000\n";
     assert!(text.ends_with(expected), "{text}");
 }
