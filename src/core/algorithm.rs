@@ -16,7 +16,7 @@
 
 use std::collections::VecDeque;
 
-use crate::core::counter::{CounterKind, IncrementSpec, Operation, ResetTimes};
+use crate::core::counter::{CounterKind, IncrementSpec, ResetTimes};
 
 mod dated;
 mod first_hit;
@@ -164,7 +164,6 @@ impl AlgorithmState {
         let held = self.held(spec, now);
         let above = u64::try_from(held.saturating_sub(spec.limit.cast_signed())).unwrap_or(0);
         let mut spec = IncrementSpec {
-            operation: Operation::GiveBack,
             hits: spec.hits.saturating_add(above),
             ..*spec
         };

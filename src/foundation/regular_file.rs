@@ -40,3 +40,33 @@ pub(crate) fn open_regular(
         Err(error) => Err(error),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+
+    use super::*;
+
+    #[test]
+    fn only_a_regular_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name| folder.path().join(name);
+        std::fs::write(path("file"), "text").unwrap();
+        symlink(path("file"), path("link")).unwrap();
+        let _socket = UnixListener::bind(path("socket")).unwrap();
+        let opens = |name, links| {
+            let opened = open_regular(&path(name), OpenOptions::new().read(true), links);
+            opened
+                .map(|file| file.is_some())
+                .map_err(|error| error.kind())
+        };
+        for links in [Links::Followed, Links::Refused] {
+            assert_eq!(opens("file", links), Ok(true));
+            assert_eq!(opens("socket", links), Ok(false));
+            assert_eq!(opens("", links), Ok(false));
+            assert_eq!(opens("missing", links), Err(io::ErrorKind::NotFound));
+        }
+        assert_eq!(opens("link", Links::Followed), Ok(true));
+        assert_eq!(opens("link", Links::Refused), Ok(false));
+    }
+}

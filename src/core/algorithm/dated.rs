@@ -262,11 +262,36 @@ mod tests {
             let mut state = AlgorithmState::new(kind).unwrap();
             state.charge(&late(&spec(kind, 5), PERIOD), 1_000_000);
             assert_eq!(state.held(&spec(kind, 0), 1_000_000), 0, "{kind:?}");
+            assert_eq!(state.heap_bytes(), 0, "{kind:?}");
         }
         let kind = CounterKind::SlidingWindow;
         let mut state = AlgorithmState::new(kind).unwrap();
         state.charge(&late(&spec(kind, 5), 2 * PERIOD), 1_000_000);
         assert_eq!(state.held(&spec(kind, 0), 1_000_000), 0);
+    }
+
+    #[test]
+    fn hits_whose_time_is_over_leave_a_counter_as_it_is() {
+        for kind in [CounterKind::FirstHit, CounterKind::SlidingLog] {
+            let mut state = AlgorithmState::new(kind).unwrap();
+            let (whole, now) = (spec(kind, 0), 1_000_000);
+            state.charge(&spec(kind, 3), now);
+            state.charge(&late(&spec(kind, 5), PERIOD), now + 1);
+            let held = [now + 1, now + PERIOD - 1].map(|now| state.held(&whole, now));
+            assert_eq!(held, [3, 3], "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn hits_that_are_given_back_late_leave() {
+        for kind in CounterKind::ALL {
+            let Some(mut state) = AlgorithmState::new(kind) else {
+                continue;
+            };
+            state.charge(&spec(kind, 5), 1_000_000);
+            state.charge(&late(&spec(kind, -2), 1), 1_000_000);
+            assert_eq!(state.held(&spec(kind, 0), 1_000_000), 3, "{kind:?}");
+        }
     }
 
     #[test]
