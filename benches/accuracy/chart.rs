@@ -33,8 +33,8 @@ struct Bar {
 
 fn bars(contestant: &Contestant) -> Vec<Bar> {
     let limit = Limit {
-        algorithm: (contestant.algorithm)(LIMIT),
-        ..Limit::fixed(LIMIT, seconds(PERIOD_SECS))
+        algorithm: (contestant.algorithm)(LIMIT.into()),
+        ..Limit::fixed(LIMIT.into(), seconds(PERIOD_SECS))
     };
     let counter = Simulated::new(limit);
     let first = START_MILLIS - BEFORE;

@@ -59,7 +59,7 @@ struct Arguments {
 #[derive(Clone, Debug)]
 struct Contestant {
     name: &'static str,
-    algorithm: fn(u32) -> Algorithm,
+    algorithm: fn(u64) -> Algorithm,
     /// Whether its state estimates the number of hits in the last period.
     tells_rate: bool,
 }
@@ -181,8 +181,8 @@ struct Found {
 fn replay(shape: Shape, contestant: &Contestant, arguments: &Arguments) -> Found {
     let sources = arguments.sources.get();
     let limit = Limit {
-        algorithm: (contestant.algorithm)(shape.limit()),
-        ..Limit::fixed(shape.limit(), Unit::Minute)
+        algorithm: (contestant.algorithm)(shape.limit().into()),
+        ..Limit::fixed(shape.limit().into(), Unit::Minute)
     };
     let counter = Simulated::new(limit);
     let mut logs = vec![Logs::default(); sources];
@@ -208,7 +208,7 @@ fn rate_of_all(shape: Shape, arguments: &Arguments) -> Found {
     let sources = arguments.sources.get();
     let counter = Simulated::new(Limit {
         algorithm: Algorithm::SlidingWindow,
-        ..Limit::fixed(u32::MAX, Unit::Minute)
+        ..Limit::fixed(u32::MAX.into(), Unit::Minute)
     });
     let mut logs = vec![VecDeque::new(); sources];
     let mut found = Found::default();
