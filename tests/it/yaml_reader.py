@@ -31,7 +31,8 @@ WORDS = {
     "year": ("y", "yr", "yrs"),
 }
 SHORT = {word: unit for unit, words in WORDS.items() for word in (*words, unit, unit + "s")}
-LIMIT = re.compile(r"^\s*\+?(\d+)\s*(?:/| per )\s*(\d*)\s*([a-z]+)\s*$", re.IGNORECASE)
+LIMIT = re.compile(r"^\s*\+?(\d+)(?:\.(\d+))?([kMG]?)\s*(?:/| per )\s*(\d*)\s*([a-zA-Z]+)\s*$")
+ZEROS = {"": 0, "k": 3, "M": 6, "G": 9}
 TRUE = {"y", "yes", "true", "on"}
 
 
@@ -83,8 +84,9 @@ def is_true(node):
 def limit(node):
     """A pair of a number and seconds; None if everything passes."""
     if isinstance(node, yaml.ScalarNode) and not is_null(node):
-        requests, count, unit = LIMIT.match(node.value).groups()
-        return [int(requests), int(count or 1) * SECONDS[SHORT[unit.lower()]]]
+        whole, part, suffix, count, unit = LIMIT.match(node.value).groups()
+        requests = int(whole + (part or "").ljust(ZEROS[suffix], "0"))
+        return [requests, int(count or 1) * SECONDS[SHORT[unit.lower()]]]
     keys = fields(node)
     if is_true(keys.get("unlimited")):
         return None
