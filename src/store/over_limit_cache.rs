@@ -6,7 +6,7 @@
 //! - Either all limits of a request are known to refuse it, or the store is asked for all of them.
 //! - A count only grows until its window ends, unless hits are given back. A give-back makes the
 //!   caches of all workers doubt that counter, before it is sent and after it is answered. Replies of
-//!   the store in between are not remembered.
+//!   the store in between are not remembered, if they are about counters of the same 256th of the keys.
 //! - A full counter is remembered by its count, so that a higher limit asks the store. A counter
 //!   without a window in its key is only known to refuse one hit under the same limit, until one
 //!   could pass.
@@ -22,14 +22,18 @@
 //! worker. So no entry is believed for longer than a second while the store can be asked. That second, and the times
 //! in an entry, are of a clock that cannot be set.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{
-        AtomicBool, AtomicU64,
-        Ordering::{Relaxed, SeqCst},
+use std::{
+    hash::BuildHasher as _,
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
 };
 
+use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use super::contract::{Deadline, Store, StoreError, StoreState};
@@ -69,6 +73,33 @@ pub(crate) struct Caches {
     all: Mutex<Vec<Arc<WorkerCache>>>,
     /// How many requests with hits given back the store has answered.
     given_back: AtomicU64,
+    /// What that number was at the last one for a counter of each slice of the keys.
+    last_given_back: GivenBackSlices,
+}
+
+/// A number for each of 256 slices of the keys, so that a give-back to one counter casts no doubt on most others.
+#[derive(Debug)]
+struct GivenBackSlices {
+    last: [AtomicU64; 256],
+    hasher: RandomState,
+}
+
+impl Default for GivenBackSlices {
+    fn default() -> Self {
+        Self {
+            last: [const { AtomicU64::new(0) }; 256],
+            hasher: RandomState::default(),
+        }
+    }
+}
+
+impl GivenBackSlices {
+    fn of(&self, key: &[u8]) -> &AtomicU64 {
+        let slices = self.last.len() as u64;
+        #[expect(clippy::cast_possible_truncation, reason = "less than 256")]
+        let slice = (self.hasher.hash_one(key) % slices) as usize;
+        &self.last[slice]
+    }
 }
 
 /// The counters that one worker knows to be over.
@@ -125,7 +156,7 @@ impl<S: Store> Store for OverLimitCache<S> {
         let answered = self.store.add_into(counts, batch, now, deadline).await;
         if gives_back {
             // After an error too: the hits may have been given back nevertheless.
-            self.caches.given_back.fetch_add(1, SeqCst);
+            self.caches.record_given_back(batch);
             self.caches.doubt(batch);
         } else if answered.is_ok() {
             let question = StoreQuestion {
@@ -216,7 +247,7 @@ impl<S: Store> OverLimitCache<S> {
         None
     }
 
-    /// Remembers counters that are over, unless hits were given back since the `question`.
+    /// Remembers counters that are over, but for those that may have been given back hits since the `question`.
     fn remember(
         &self,
         known: &WorkerCache,
@@ -234,10 +265,14 @@ impl<S: Store> OverLimitCache<S> {
         let is_one_step = self.store.state().is_one_step;
         let mut entries = lock(&known.entries);
         // A give-back is counted first, and only then waits for this lock.
-        if self.caches.given_back.load(SeqCst) != question.given_back {
-            return;
-        }
+        let is_any_given_back = self.caches.given_back.load(SeqCst) != question.given_back;
         for (increment, count) in batch.iter().zip(counts) {
+            if is_any_given_back {
+                let last = self.caches.last_given_back.of(increment.key);
+                if last.load(SeqCst) > question.given_back {
+                    continue;
+                }
+            }
             // A store that does not reply may know better as soon as it does.
             if count.is_degraded || !count.is_charged && is_repeated(batch, &increment) {
                 continue;
@@ -278,6 +313,15 @@ impl Caches {
             rest.append_one(rest_of_one);
         }
         rest
+    }
+
+    /// Records that the store has answered a request that gives back hits.
+    fn record_given_back(&self, batch: &Batch) {
+        let number = self.given_back.fetch_add(1, SeqCst) + 1;
+        for increment in batch.iter().filter(|one| one.taken_off() > 0) {
+            let last = self.last_given_back.of(increment.key);
+            last.fetch_max(number, SeqCst);
+        }
     }
 
     /// Makes all caches stop answering for counters to which `batch` gives back.
