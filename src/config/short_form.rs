@@ -79,7 +79,8 @@ pub(super) fn limit_fault(text: &str) -> Fault {
 
 /// How to write a limit, for error texts.
 const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or \
-     300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)";
+     300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; \
+     plurals too)";
 
 fn unit_names() -> impl Iterator<Item = &'static str> {
     Unit::ALL.iter().map(|unit| unit.name())

@@ -73,7 +73,7 @@ pub(crate) struct Caches {
     all: Mutex<Vec<Arc<WorkerCache>>>,
     /// How many requests with hits given back the store has answered.
     given_back: AtomicU64,
-    /// What that number was at the last one for a counter of each slice of the keys.
+    /// That number at the last one for a counter of each slice of the keys.
     last_given_back: GivenBackSlices,
 }
 

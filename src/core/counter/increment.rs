@@ -10,7 +10,7 @@ pub struct IncrementSpec {
     pub operation: Operation,
     /// The hits of the operation, at most [`Hits::MAX`].
     pub hits: u64,
-    /// The most hits that the limit admits, at most [`Limit::MAX_REQUESTS`]; see `Limit::capacity`.
+    /// The most hits that the limit admits, at most 2^53 − 1; see `Limit::capacity`.
     pub limit: u64,
     pub method: CounterKind,
     pub enforcement: Enforcement,
