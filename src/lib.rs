@@ -43,6 +43,7 @@ mod core {
     pub(crate) mod decision;
     pub(crate) mod descriptor_text;
     pub(crate) mod kind;
+    pub(crate) mod lease;
     pub(crate) mod limit;
     pub(crate) mod matcher;
     pub(crate) mod metadata;
@@ -100,6 +101,7 @@ mod config {
     pub(crate) mod problems;
     mod reader;
     mod refusal;
+    mod reserve;
     mod rule_defaults;
     mod scalar;
     pub(crate) mod schema;
@@ -171,6 +173,7 @@ mod store {
         }
     }
     pub(crate) mod replicas;
+    pub(crate) mod returns;
     mod split;
 }
 
@@ -194,6 +197,7 @@ mod service {
     pub(crate) mod explain;
     pub(crate) mod grpc;
     pub(crate) mod held_bytes;
+    pub(crate) mod leases;
     pub(crate) mod limiter;
 }
 
@@ -331,6 +335,7 @@ pub use service::{
         unary::{UnaryMethod, framed},
         wire,
     },
+    leases::LeaseBook,
     limiter::{Basis, Limiter, RuleSet, Rules},
 };
 pub use settings::{
@@ -352,4 +357,5 @@ pub use store::{
             watcher::TopologyWatcher,
         },
     },
+    returns::Returns,
 };

@@ -13,9 +13,9 @@ use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
     Basis, Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined,
-    KeyFormat, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request, Rule,
-    RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp, decide, decide_into,
-    fast_path, framed,
+    KeyFormat, LeaseBook, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request,
+    Returns, Rule, RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp,
+    decide, decide_into, fast_path, framed,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -162,6 +162,8 @@ impl Rooms {
         let limiter = Limiter {
             decision_log: Default::default(),
             talkers: Default::default(),
+            leases: LeaseBook::of_memory(),
+            returns: Returns::none(),
             rules: rules.clone(),
             immediate: Some(store.clone()),
             store,

@@ -7,6 +7,7 @@
 //! part.
 
 mod actions;
+mod addend;
 mod document;
 mod finding;
 pub(super) mod inputs;

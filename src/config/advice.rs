@@ -74,6 +74,10 @@ fn fix(key: &str, found: &YamlNode<'_>) -> Option<String> {
             "problem+json" | "none" => format!("write `refusal: {{body: {text}}}`"),
             _ => "write it as its `body`".to_owned(),
         },
+        ("reserve", NodeKind::Scalar { text, .. }) => match text.parse::<u64>() {
+            Ok(estimate) => format!("write `reserve: {{estimate: {estimate}}}`"),
+            Err(_) => "write `reserve: {}`".to_owned(),
+        },
         ("key" | "value", NodeKind::List(items)) if items.len() > 1 => {
             format!("a {key} is one text; write a descriptor for each")
         }

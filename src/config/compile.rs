@@ -20,13 +20,15 @@ use super::{
     path::joined,
     position::Position,
     problems::Problems,
+    reserve::reserve,
     rule_defaults::RuleDefaults,
     short_form::unit_fault,
 };
 use crate::core::{
     counter::KeyFormat,
     kind::Algorithm,
-    limit::{Allows, Limit, Metric, OnStoreLoss, Rule},
+    lease::order,
+    limit::{Allows, CountPolicy, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId, RuleOrigin},
     window::{Period, Unit},
 };
@@ -49,6 +51,7 @@ pub(super) fn compile(
         file_name: Arc::default(),
         names: HashMap::new(),
         replacers: Vec::new(),
+        reserving: HashSet::new(),
         defaults: RuleDefaults::default(),
         lacks_replicas: options.lacks_replicas,
         problems,
@@ -104,6 +107,8 @@ struct Compiler<'a, 'p> {
     /// Shared texts of the names of limits.
     names: HashMap<String, Arc<str>>,
     replacers: Vec<Replacer<'a>>,
+    /// Names of limits whose hits are reserved.
+    reserving: HashSet<Arc<str>>,
     /// The file's defaults for all its rules.
     defaults: RuleDefaults,
     lacks_replicas: bool,
@@ -177,6 +182,10 @@ impl<'a> Compiler<'a, '_> {
         if descriptor.key.is_empty() {
             return self.report(file, at, path, Fault::EmptyKey);
         }
+        if descriptor.key.as_bytes().starts_with(order::PREFIX) {
+            let fault = Fault::OrderKey(descriptor.key.clone());
+            self.report(file, at, path, fault);
+        }
         let text = joined(&descriptor.key, &descriptor.value);
         let path: Arc<str> = format!("{path}.{text}").into();
         let (key, value) = (descriptor.key.as_bytes(), descriptor.value.as_bytes());
@@ -232,7 +241,7 @@ impl<'a> Compiler<'a, '_> {
             reports_values,
         } = level;
         let limits = match &descriptor.limits {
-            Limits::None => return,
+            Limits::None => return self.without_limits(file, path, descriptor),
             Limits::One(limit) => std::slice::from_ref(&**limit),
             Limits::List(limits) => limits,
         };
@@ -260,6 +269,15 @@ impl<'a> Compiler<'a, '_> {
             };
             self.report(file, refusal.at, path, fault);
         }
+        let mut faults = Vec::new();
+        let reserve = reserve(descriptor, &compiled, is_unlimited, &mut faults);
+        for (at, fault) in faults {
+            self.report(file, at, path, fault);
+        }
+        if reserve.is_some() {
+            let names = compiled.iter().filter_map(|limit| limit.name.clone());
+            self.reserving.extend(names);
+        }
         if compiled.is_empty() && !is_unlimited {
             // Every limit had an error, so this matcher will not be used.
             return;
@@ -275,7 +293,11 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
-            counts: rule_defaults.counts,
+            counts: match reserve {
+                Some(_) => CountPolicy::Admitted,
+                None => rule_defaults.counts,
+            },
+            reserve,
             on_store_loss: rule_defaults.on_store_loss,
             refusal: rule_defaults.refusal,
             metric: match (descriptor.detailed_metric, reports_values) {
@@ -285,6 +307,18 @@ impl<'a> Compiler<'a, '_> {
             },
             metadata: descriptor.metadata.clone(),
         });
+    }
+
+    /// Reports settings of limits that are not there.
+    fn without_limits(&mut self, file: &File, path: &str, descriptor: &DescriptorNode) {
+        if let Some(reserve) = &descriptor.reserve {
+            let fault = Fault::DoesNotGo {
+                key: "reserve",
+                with: "a descriptor without limits",
+                fix: "write it beside `rate_limits`",
+            };
+            self.report(file, reserve.at, path, fault);
+        }
     }
 
     fn unlimited(&mut self, file: &'a File, path: &str, limit: &RateLimit, is_list: bool) {
@@ -433,7 +467,13 @@ impl<'a> Compiler<'a, '_> {
             .collect();
         let mut found = Vec::new();
         for by in &self.replacers {
-            let fault = if !self.names.contains_key(&by.replaces) {
+            let fault = if self.reserving.contains(by.replaces.as_str()) {
+                Fault::DoesNotGo {
+                    key: "replaces",
+                    with: "a limit of a rule with `reserve`",
+                    fix: "replace another one: what this limit had not charged would be given back to it",
+                }
+            } else if !self.names.contains_key(&by.replaces) {
                 Fault::ReplacesUnknown(by.replaces.clone())
             } else if let Some(own) = by
                 .own_names

@@ -176,6 +176,11 @@ pub enum Fault {
     DuplicateDomain { domain: String, first: String },
     #[error("descriptor has empty key; write `key: NAME`")]
     EmptyKey,
+    #[error(
+        "keys that begin with `tollgate.` are what Envoy asks of tollgate at the end of a stream, such as \
+             `tollgate.release`; give '{0}' another name"
+    )]
+    OrderKey(String),
     #[error("duplicate descriptor composite key '{path}', already defined at {first}")]
     Duplicate { path: String, first: String },
     #[error("`unit` is missing ({UNITS})")]

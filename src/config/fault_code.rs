@@ -36,6 +36,7 @@ impl Fault {
             Self::EmptyDomain => "no-domain",
             Self::DuplicateDomain { .. } => "duplicate-domain",
             Self::EmptyKey => "no-key",
+            Self::OrderKey(_) => "order-key",
             Self::Duplicate { .. } => "duplicate-descriptor",
             Self::NoUnit => "no-unit",
             Self::InvalidUnit { .. } => "unknown-unit",

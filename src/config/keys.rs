@@ -40,6 +40,7 @@ pub(super) enum KeyLevel {
     RateLimit,
     Replaces,
     Starts,
+    Reserve,
     Refusal,
 }
 
@@ -62,7 +63,7 @@ pub(super) enum KeyKind {
 }
 
 use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text, Texts};
-use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Starts};
+use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Reserve, Starts};
 
 /// Merges another map into this one.
 pub(super) const MERGE: &str = "<<";
@@ -71,7 +72,7 @@ pub(super) const MERGE: &str = "<<";
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
-const KEYS: [Key; 35] = [
+const KEYS: [Key; 38] = [
     key("domain", &[File], Text)
         .about("The set of rules that requests name.")
         .examples(&["shop"]),
@@ -110,6 +111,9 @@ const KEYS: [Key; 35] = [
         .about("Whether metrics name the value of this entry."),
     key("share_threshold", &[Descriptor], Boolean)
         .about("Whether all values that the wildcard matches share one counter."),
+    key("reserve", &[Descriptor], Map(Reserve))
+        .about("Charges hits before they are used, and settles them with their cost at the end of the stream.")
+        .examples(&["{estimate: 800}", "{}"]),
     key("metadata", &[Descriptor], FreeForm)
         .about("Data that is returned with the decision, for Envoy's later filters.")
         .examples(&["{team: search}"]),
@@ -161,6 +165,13 @@ const KEYS: [Key; 35] = [
     key("hour", &[Starts], Number)
         .about("The first hour of a day.")
         .between(0, 23).or("0"),
+
+    key("estimate", &[Reserve], Number)
+        .about("The hits to reserve for a request that brings no number of its own.")
+        .between(1, Limit::MAX_REQUESTS).or("1").examples(&["800"]),
+    key("missing", &[Reserve], Text)
+        .about("The cost of a stream that is released without one: what was reserved, or nothing.")
+        .words(&["estimate", "zero"]).or("estimate"),
 
     key("body", &[Refusal], Text)
         .about("The body: `problem+json` (RFC 9457), `none`, or a text with placeholders such as `{retry_after}`.")
@@ -240,6 +251,7 @@ impl Key {
             Descriptor => "beside the `key` of a descriptor",
             RateLimit | Replaces => "inside `rate_limit`",
             Starts => "inside `starts`",
+            Reserve => "inside `reserve`",
             Refusal => "inside `refusal`",
         }
     }

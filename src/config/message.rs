@@ -16,7 +16,7 @@ use super::{
     files::{Loaded, SourceCount, finish},
     mirror::{
         BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader,
-        LocatedNumber, LocatedText, RateLimit, RefusalKeys, RuleDocument,
+        LocatedNumber, LocatedText, RateLimit, RefusalKeys, ReserveKeys, RuleDocument,
     },
     options::Options,
     path::joined,
@@ -204,6 +204,7 @@ impl MessageReader<'_> {
             detailed_metric: descriptor.detailed_metric,
             value_to_metric: descriptor.value_to_metric,
             metadata: descriptor.metadata.as_ref().map(|from| Arc::new(map(from))),
+            reserve: descriptor.reserve.as_ref().map(reserve),
             own: DefaultKeys {
                 count: word(&descriptor.count),
                 on_store_loss: word(&descriptor.on_store_loss),
@@ -253,6 +254,14 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
             hour: starts.hour.map(number),
         },
     }
+}
+
+fn reserve(message: &proto::Reserve) -> Box<ReserveKeys> {
+    Box::new(ReserveKeys {
+        at: None,
+        estimate: message.estimate.map(number),
+        missing: word(&message.missing),
+    })
 }
 
 fn refusal(message: &proto::Refusal) -> Box<RefusalKeys> {

@@ -23,6 +23,14 @@ pub(super) struct DefaultKeys {
     pub(super) refusal: BoxedOption<RefusalKeys>,
 }
 
+/// How a rule reserves hits.
+#[derive(Debug)]
+pub(super) struct ReserveKeys {
+    pub(super) at: Option<usize>,
+    pub(super) estimate: BoxedOption<LocatedNumber>,
+    pub(super) missing: BoxedOption<LocatedText>,
+}
+
 /// The body that clients get with a refusal, and its type.
 #[derive(Debug)]
 pub(super) struct RefusalKeys {
@@ -55,6 +63,7 @@ pub(super) struct DescriptorNode {
     pub(super) detailed_metric: bool,
     pub(super) value_to_metric: bool,
     pub(super) metadata: Option<Arc<Metadata>>,
+    pub(super) reserve: BoxedOption<ReserveKeys>,
     pub(super) own: DefaultKeys,
     pub(super) descriptors: Vec<Self>,
 }

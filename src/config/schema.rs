@@ -14,11 +14,12 @@ use conditions::conditions;
 use patterns::{any_case, one_of, short_form_pattern};
 
 /// The levels with a definition of their own; that of the file is the schema itself.
-const DEFINED: [KeyLevel; 5] = [
+const DEFINED: [KeyLevel; 6] = [
     KeyLevel::Descriptor,
     KeyLevel::RateLimit,
     KeyLevel::Replaces,
     KeyLevel::Starts,
+    KeyLevel::Reserve,
     KeyLevel::Refusal,
 ];
 
@@ -45,6 +46,7 @@ fn name(level: KeyLevel) -> &'static str {
         KeyLevel::RateLimit => "rate_limit",
         KeyLevel::Replaces => "replaces",
         KeyLevel::Starts => "starts",
+        KeyLevel::Reserve => "reserve",
         KeyLevel::Refusal => "refusal",
     }
 }
@@ -60,7 +62,7 @@ fn required(level: KeyLevel) -> &'static [&'static str] {
         KeyLevel::Descriptor => &["key"],
         KeyLevel::Replaces => &["name"],
         KeyLevel::Refusal => &["body"],
-        KeyLevel::RateLimit | KeyLevel::Starts => &[],
+        KeyLevel::RateLimit | KeyLevel::Starts | KeyLevel::Reserve => &[],
     }
 }
 
@@ -89,7 +91,9 @@ fn level_schema(level: KeyLevel) -> Value {
 /// Null is as good as no map, but not in a list.
 fn map_types(level: KeyLevel) -> Value {
     match level {
-        KeyLevel::File | KeyLevel::Descriptor | KeyLevel::Replaces => json!("object"),
+        KeyLevel::File | KeyLevel::Descriptor | KeyLevel::Replaces | KeyLevel::Reserve => {
+            json!("object")
+        }
         KeyLevel::RateLimit | KeyLevel::Starts | KeyLevel::Refusal => {
             json!(["object", "null"])
         }

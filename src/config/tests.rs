@@ -19,6 +19,7 @@ use jiff::civil::Weekday;
 mod mistaken_values;
 mod mistakes;
 mod refusals;
+mod reserves;
 mod unmeant;
 
 fn compile_texts(texts: &[&str], options: Options) -> Result<Loaded, Vec<Problem>> {
@@ -366,7 +367,7 @@ fn an_unknown_key_is_answered_with_those_of_its_level() {
         (
             "penalty: 3",
             "'penalty' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, \
-             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata)",
+             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, metadata)",
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 1, replaces: [{penalty: 3}]}",

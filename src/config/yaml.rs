@@ -14,7 +14,7 @@ use super::{
     keys::{KeyKind, KeyLevel, is_meant, is_scalar},
     mirror::{
         CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit, RefusalKeys,
-        RuleDocument,
+        ReserveKeys, RuleDocument,
     },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
@@ -153,6 +153,7 @@ impl YamlReader<'_> {
             detailed_metric: self.boolean(&fields, "detailed_metric", &path),
             value_to_metric: self.boolean(&fields, "value_to_metric", &path),
             metadata: self.metadata(&fields, &path),
+            reserve: self.reserve(&fields, &path).map(Box::new),
             own: self.defaults(&fields, &path),
             descriptors: self.descriptors(&fields, &path),
             key,
@@ -176,6 +177,22 @@ impl YamlReader<'_> {
             on_store_loss: self.word(fields, "on_store_loss", path),
             refusal: self.refusal(fields, path).map(Box::new),
         }
+    }
+
+    fn reserve(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<ReserveKeys> {
+        let (_, node) = fields.entry("reserve")?;
+        let at = fields.at("reserve");
+        if node.is_null() {
+            // Without a report it would turn off what the writer wants.
+            self.report_type(at, path, "reserve", KeyKind::FreeForm.expected(), node);
+            return None;
+        }
+        let own = self.fields(node, path, "reserve", KeyLevel::Reserve)?;
+        Some(ReserveKeys {
+            at,
+            estimate: self.number(&own, "estimate", path),
+            missing: self.word(&own, "missing", path),
+        })
     }
 
     fn refusal(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<RefusalKeys> {

@@ -7,9 +7,10 @@ use smallvec::SmallVec;
 
 use crate::core::{
     counter::{Batch, CounterState, IncrementSpec},
+    lease::token::LeasePart,
     limit::{HitRange, Limit, Modes, NearRatio},
     metadata::Metadata,
-    plan::{Outcome, Plan, PlannedDescriptor},
+    plan::{Outcome, Plan, PlannedDescriptor, PlannedLease, PlannedLeases},
     request::{Hits, InlineList},
     window::Timestamp,
 };
@@ -33,6 +34,8 @@ pub struct Decision {
     pub retry_secs: Option<u64>,
     /// The metadata of the rules that let the request pass; the first value of a key wins.
     pub metadata: Metadata,
+    /// The leases of this request, each with the index of its descriptor.
+    pub leased: Vec<(usize, LeasePart)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +121,29 @@ pub fn decide_into(
     if modes.metadata {
         decision.metadata = metadata(plan, statuses);
     }
+    if let Some(leases) = &plan.leases {
+        decision.leased = leased(leases, plan, counts);
+    }
+}
+
+/// The leases of the descriptors whose counters were all charged.
+#[cold]
+fn leased(
+    leases: &PlannedLeases<'_>,
+    plan: &Plan<'_>,
+    counts: &[CounterState],
+) -> Vec<(usize, LeasePart)> {
+    let part = |lease: &PlannedLease| {
+        let (index, mark) = (lease.descriptor as usize, lease.mark);
+        let Some(Outcome::Counted(counted)) = plan.outcomes.get(index) else {
+            return None;
+        };
+        let was_counted = |at: usize| counts[at].was_counted(plan.batch.spec(at));
+        let is_leased = !lease.is_ambiguous && counted.counters.clone().all(was_counted);
+        let hits = counted.hits.added();
+        is_leased.then_some((index, LeasePart { mark, hits }))
+    };
+    leases.reserved.iter().filter_map(part).collect()
 }
 
 fn status(
@@ -128,7 +154,7 @@ fn status(
     now: Timestamp,
 ) -> Status {
     match outcome {
-        Outcome::Unmatched(_) | Outcome::Replaced(_) => Status {
+        Outcome::Unmatched(_) | Outcome::Replaced(_) | Outcome::Ordered => Status {
             code: Code::Ok,
             binding: None,
             remaining: 0,
@@ -289,7 +315,7 @@ fn is_refused(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> bool {
     let mut quotas = 0;
     let mut quotas_over = 0;
     for (outcome, status) in plan.outcomes.iter().zip(statuses) {
-        if let Outcome::Unlimited(_) = outcome {
+        if let Outcome::Unlimited(_) | Outcome::Ordered = outcome {
             continue;
         }
         let is_over = status.code == Code::OverLimit;
@@ -314,7 +340,7 @@ fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64>
         })?;
     let quotas = limited()
         .filter(|(outcome, _)| is_quota(outcome, modes))
-        .filter(|(outcome, _)| !matches!(outcome, Outcome::Unlimited(_)));
+        .filter(|(outcome, _)| !matches!(outcome, Outcome::Unlimited(_) | Outcome::Ordered));
     let mut is_any_quota = false;
     let first = quotas
         .inspect(|_| is_any_quota = true)
@@ -331,7 +357,9 @@ fn retry_secs(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<u64>
 pub(crate) fn is_quota(outcome: &Outcome<'_>, modes: Modes) -> bool {
     let has_own = match outcome {
         Outcome::Counted(counted) => counted.rule.is_some_and(|rule| rule.quota_mode),
-        Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) => false,
+        Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) | Outcome::Ordered => {
+            false
+        }
     };
     modes.quota || has_own
 }

@@ -26,6 +26,8 @@ pub struct Rule {
     pub quota_mode: bool,
     /// Which hits its limits count.
     pub counts: CountPolicy,
+    /// Whether its hits are charged before they are used, and settled later.
+    pub reserve: Option<Reserve>,
     /// The answer while the store does not reply.
     pub on_store_loss: OnStoreLoss,
     /// The body that clients get when this rule refuses.
@@ -48,6 +50,7 @@ impl Rule {
             shadow_mode: false,
             quota_mode: false,
             counts: CountPolicy::default(),
+            reserve: None,
             on_store_loss: OnStoreLoss::default(),
             refusal: None,
             metric: Metric::default(),
@@ -105,6 +108,28 @@ pub enum CountPolicy {
     All,
     /// Hits of requests that pass: if a limit refuses the request, this rule charges no counter.
     Admitted,
+}
+
+/// How a rule reserves hits at the request, whose cost is known at the end of its stream only (`reserve`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reserve {
+    /// The hits of a request that brings no addend, at least 1; one hit if it is `None`.
+    pub estimate: Option<u64>,
+    pub missing: MissingCost,
+}
+
+/// The cost of a stream that ends without one (`missing`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissingCost {
+    /// As much as was reserved.
+    #[default]
+    Estimate,
+    Zero,
+}
+
+impl crate::foundation::named::Named for MissingCost {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("estimate", Self::Estimate), ("zero", Self::Zero)];
 }
 
 /// The answer of a rule while the store does not reply (`on_store_loss`).

@@ -7,10 +7,15 @@ use smallvec::SmallVec;
 use crate::{
     core::{
         counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined, Operation},
-        limit::{Allows, CountPolicy, Limit, Metric, Modes, Rule},
+        lease::{
+            mark::mark,
+            order::{Order, OrderKind, OrderTarget},
+            token::LeaseToken,
+        },
+        limit::{Allows, CountPolicy, Limit, Metric, Modes, Reserve, Rule},
         matcher::{Domain, Match, Matcher, NoMatch},
         metric_key,
-        request::{Descriptor, Hits, InlineList, Request},
+        request::{Descriptor, Entry, Hits, InlineList, Request},
         window::Timestamp,
     },
     foundation::object_pool::Pooled,
@@ -24,6 +29,26 @@ pub struct Plan<'a> {
     /// The limit of each increment of [`Plan::batch`], in order.
     pub limits: SmallVec<[&'a Limit; 8]>,
     pub batch: Pooled<Batch>,
+    /// `None` if it neither leases nor orders anything.
+    pub leases: Option<Box<PlannedLeases<'a>>>,
+}
+
+/// The leases of a request, and what it orders for earlier ones.
+#[derive(Debug, Default)]
+pub struct PlannedLeases<'a> {
+    pub reserved: SmallVec<[PlannedLease; 2]>,
+    pub orders: Vec<Order<'a>>,
+}
+
+/// A descriptor whose hits are reserved.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannedLease {
+    /// Its index in the request.
+    pub descriptor: u32,
+    pub mark: u32,
+    /// Whether other counters of the request have this mark, too. Then a token could not tell them apart, so none of
+    /// them has a part in it.
+    pub is_ambiguous: bool,
 }
 
 #[derive(Debug)]
@@ -33,6 +58,8 @@ pub enum Outcome<'a> {
     Unlimited(&'a Rule),
     /// Another rule of the same request replaces every limit of this one.
     Replaced(&'a Rule),
+    /// It orders the end of a lease, and counts nothing itself.
+    Ordered,
     Counted(PlannedDescriptor<'a>),
 }
 
@@ -56,6 +83,7 @@ impl Default for Plan<'_> {
             batch: Pooled::default(),
             outcomes: InlineList::new(),
             limits: SmallVec::new(),
+            leases: None,
         }
     }
 }
@@ -90,7 +118,7 @@ impl<'a> Plan<'a> {
         // One quota that is never over lets all of them pass.
         let is_open = |found: &LimitSource<'_>| match found {
             LimitSource::Nothing(_) => modes.quota,
-            LimitSource::Override(_) => false,
+            LimitSource::Override(_) | LimitSource::Order(..) => false,
             LimitSource::Rule(Match { rule, .. }) if rule.is_replaced(&replaced) => modes.quota,
             LimitSource::Rule(Match { rule, .. }) => {
                 rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
@@ -106,6 +134,7 @@ impl<'a> Plan<'a> {
             identity: Identity::new(matcher.key_format),
             limits: &mut self.limits,
             batch: &mut self.batch,
+            leases: &mut self.leases,
         };
         for ((index, found), descriptor) in (0..).zip(&found).zip(request.descriptors()) {
             let outcome = builder.outcome(index, found, &descriptor, &replaced);
@@ -119,6 +148,8 @@ enum LimitSource<'a> {
     Nothing(NoMatch),
     Override(&'a Limit),
     Rule(Match<'a>),
+    /// The order, the entries that name its counters, and their rule if they have one.
+    Order(OrderKind<'a>, &'a [Entry<'a>], Option<Match<'a>>),
 }
 
 /// `rules` are those of the request's domain, if there are any.
@@ -131,11 +162,20 @@ fn find<'a>(
         return LimitSource::Nothing(NoMatch::UnknownDomain);
     };
     if let Some(limit) = descriptor.limit {
-        return LimitSource::Override(limit);
+        // An order with a limit of its own names no rule.
+        return match OrderKind::of(descriptor.entries) {
+            None => LimitSource::Override(limit),
+            Some((_, target)) => LimitSource::Order(OrderKind::Unknown, target, None),
+        };
     }
     match rules.find(descriptor.entries, joined) {
         Ok(found) => LimitSource::Rule(found),
-        Err(reason) => LimitSource::Nothing(reason),
+        Err(reason) => match OrderKind::of(descriptor.entries) {
+            None => LimitSource::Nothing(reason),
+            Some((kind, target)) => {
+                LimitSource::Order(kind, target, rules.find(target, joined).ok())
+            }
+        },
     }
 }
 
@@ -160,6 +200,7 @@ struct PlanBuilder<'a, 'p> {
     identity: Identity,
     limits: &'p mut SmallVec<[&'a Limit; 8]>,
     batch: &'p mut Batch,
+    leases: &'p mut Option<Box<PlannedLeases<'a>>>,
 }
 
 impl<'a> PlanBuilder<'a, '_> {
@@ -172,6 +213,10 @@ impl<'a> PlanBuilder<'a, '_> {
     ) -> Outcome<'a> {
         let (rule, limits, shared): (_, _, &[_]) = match found {
             LimitSource::Nothing(reason) => return Outcome::Unmatched(*reason),
+            LimitSource::Order(kind, target, found) => {
+                self.order(*kind, target, found.as_ref(), descriptor);
+                return Outcome::Ordered;
+            }
             LimitSource::Override(limit) => (None, std::slice::from_ref(*limit), &[]),
             LimitSource::Rule(Match { rule, shared }) => match &rule.allows {
                 Allows::Unlimited => return Outcome::Unlimited(rule),
@@ -180,7 +225,14 @@ impl<'a> PlanBuilder<'a, '_> {
         };
         let first = self.limits.len();
         self.identity.set(self.domain, descriptor.entries, shared);
-        let hits = descriptor.hits;
+        let mut hits = descriptor.hits;
+        if let Some(Rule {
+            reserve: Some(reserve),
+            ..
+        }) = rule
+        {
+            hits = self.reserve(index, reserve, limits, descriptor);
+        }
         for limit in limits {
             if rule.is_some() && limit.is_replaced(replaced) {
                 continue;
@@ -201,10 +253,78 @@ impl<'a> PlanBuilder<'a, '_> {
             _ => Outcome::Counted(PlannedDescriptor {
                 metric_key: self.metric_key(rule, descriptor),
                 rule,
-                hits: descriptor.hits,
+                hits,
                 counters: first..self.limits.len(),
             }),
         }
+    }
+
+    /// Plans the lease of a descriptor whose identity is set, and returns its hits. No more descriptors lease than a
+    /// token has parts; the others are charged as sent.
+    #[cold]
+    fn reserve(
+        &mut self,
+        index: u32,
+        reserve: &Reserve,
+        limits: &[Limit],
+        descriptor: &Descriptor<'_>,
+    ) -> Hits {
+        let leases = self.leases.get_or_insert_default();
+        if descriptor.hits.added() == 0 || leases.reserved.len() == LeaseToken::MAX_PARTS {
+            return descriptor.hits;
+        }
+        let mut lease = PlannedLease {
+            descriptor: index,
+            mark: mark(&self.identity, limits),
+            is_ambiguous: false,
+        };
+        let has_mark = |other: &&mut PlannedLease| other.mark == lease.mark;
+        for other in leases.reserved.iter_mut().filter(has_mark) {
+            let mut increments = self.batch.iter();
+            let first = increments.find(|increment| increment.descriptor == other.descriptor);
+            let identity = first.map(|first| &first.key[..first.descriptor_bytes as usize]);
+            lease.is_ambiguous |= other.is_ambiguous || identity != Some(self.identity.bytes());
+        }
+        if lease.is_ambiguous {
+            let others = leases.reserved.iter_mut();
+            others
+                .filter(|other| other.mark == lease.mark)
+                .for_each(|other| other.is_ambiguous = true);
+        }
+        leases.reserved.push(lease);
+        match reserve.estimate {
+            Some(estimate) if !descriptor.has_addend => Hits::add(estimate),
+            _ => descriptor.hits,
+        }
+    }
+
+    #[cold]
+    fn order(
+        &mut self,
+        kind: OrderKind<'a>,
+        entries: &'a [Entry<'a>],
+        found: Option<&Match<'a>>,
+        descriptor: &Descriptor<'_>,
+    ) {
+        let target = found.and_then(|Match { rule, shared }| {
+            let Allows::Within(limits) = &rule.allows else {
+                return None;
+            };
+            let reserve = rule.reserve.filter(|_| kind != OrderKind::Unknown)?;
+            let mut identity = Identity::new(self.identity.format());
+            identity.set(self.domain, entries, shared);
+            Some(OrderTarget {
+                rule,
+                reserve,
+                limits,
+                mark: mark(&identity, limits),
+                identity,
+            })
+        });
+        // A cost has no sign.
+        let cost = descriptor.has_addend.then(|| descriptor.hits.count());
+        let leases = self.leases.get_or_insert_default();
+        leases.orders.push(Order { kind, cost, target });
     }
 
     fn charge(&self, rule: Option<&Rule>, limit: &Limit) -> Charge {

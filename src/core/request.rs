@@ -24,6 +24,7 @@ struct DescriptorPart {
     /// The index at which its entries end and those of the next descriptor begin.
     end: usize,
     hits: Hits,
+    has_addend: bool,
     /// Boxed, because few requests bring one.
     limit: Option<Box<Limit>>,
 }
@@ -34,6 +35,8 @@ struct DescriptorPart {
 pub struct Descriptor<'r> {
     pub entries: &'r [Entry<'r>],
     pub hits: Hits,
+    /// Whether the request brings the number of hits; without one they are one hit.
+    pub has_addend: bool,
     /// The limit that the request itself brings; it replaces every configured one.
     pub limit: Option<&'r Limit>,
 }
@@ -52,19 +55,22 @@ impl<'a> Request<'a> {
         self.entries.push(entry);
     }
 
-    /// Adds a descriptor of the entries that were pushed since the last one.
-    pub fn push_descriptor(&mut self, hits: Hits, limit: Option<Limit>) {
+    /// Adds a descriptor of the entries that were pushed since the last one. Without an addend it is one hit.
+    pub fn push_descriptor(&mut self, addend: impl Into<Option<Hits>>, limit: Option<Limit>) {
+        let addend = addend.into();
         self.parts.push(DescriptorPart {
             end: self.entries.len(),
-            hits,
+            hits: addend.unwrap_or(Hits::ONE),
+            has_addend: addend.is_some(),
             limit: limit.map(Box::new),
         });
     }
 
-    /// Sets the hits of all descriptors.
+    /// Sets the addend of all descriptors.
     pub fn set_hits(&mut self, hits: Hits) {
         for part in &mut self.parts {
             part.hits = hits;
+            part.has_addend = true;
         }
     }
 
@@ -82,6 +88,7 @@ impl<'a> Request<'a> {
         self.parts.iter().map(move |part| Descriptor {
             entries: &self.entries[mem::replace(&mut start, part.end)..part.end],
             hits: part.hits,
+            has_addend: part.has_addend,
             limit: part.limit.as_deref(),
         })
     }

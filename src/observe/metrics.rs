@@ -40,6 +40,7 @@ pub(crate) mod mogrifier;
 pub(crate) mod process;
 pub(crate) mod prometheus;
 mod recorder;
+mod reservation_stats;
 mod rule_stats;
 mod server;
 pub(crate) mod statsd;

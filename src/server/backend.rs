@@ -22,6 +22,7 @@ use crate::{
         per_second::PerSecond,
         redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
         replicas::Replicas,
+        returns::Returns,
     },
 };
 
@@ -47,6 +48,7 @@ pub(super) type StoreTask = Pin<Box<dyn Future<Output = Infallible> + Send>>;
 /// The store of one worker, and the tasks that it needs.
 pub(super) struct WorkerStore {
     pub(super) store: AnyStore,
+    pub(super) returns: Returns,
     pub(super) tasks: StoreTasks,
 }
 
@@ -114,8 +116,11 @@ impl StoreBackend {
         let mut tasks = StoreTasks::default();
         let (all, per_second, caches) = match self {
             Self::Memory(store) => {
-                let store = AnyStore::Memory(store.clone());
-                return WorkerStore { store, tasks };
+                return WorkerStore {
+                    store: AnyStore::Memory(store.clone()),
+                    returns: Returns::none(),
+                    tasks,
+                };
             }
             Self::Redis {
                 all,
@@ -124,6 +129,8 @@ impl StoreBackend {
             } => (all, per_second, caches),
         };
         let options = settings.redis.options();
+        let (returns, task) = Returns::new();
+        tasks.on_worker.push(Box::pin(task.run()));
         let mut store = |backend: &RedisBackend| {
             let (store, batchers) = RedisStore::new(&backend.servers, &options);
             tasks.on_worker.push(Box::pin(batchers.run()));
@@ -139,7 +146,7 @@ impl StoreBackend {
             };
             let reconciles = Box::pin(reconciler.run(move || clock.now()));
             tasks.once.push((Task::Reconciler, reconciles));
-            OnLoss::new(store, loss)
+            OnLoss::new(store, loss, returns.clone())
         };
         let store_of_all = store(all);
         let per_second = per_second.as_ref().map(&mut store);
@@ -152,6 +159,7 @@ impl StoreBackend {
         let store = OverLimitCache::new(both, cache_bytes, caches, stats);
         WorkerStore {
             store: AnyStore::Redis(Arc::new(store)),
+            returns,
             tasks,
         }
     }

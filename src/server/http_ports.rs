@@ -116,5 +116,6 @@ fn counters(
         clock: service.clock.clone(),
         blocking: statistics.blocking.clone(),
         access: settings.listen.change_access(),
+        leases: parts.leases.clone(),
     }
 }

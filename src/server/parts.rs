@@ -14,7 +14,7 @@ use crate::{
     control::{reload::Intake, rule_memory::RuleMemory},
     core::limit::NearRatio,
     observe::{decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers},
-    service::limiter::Rules,
+    service::{leases::LeaseBook, limiter::Rules},
     settings::{memory::MemoryShares, serve::Settings, top_talkers::TopTalkers},
 };
 
@@ -28,6 +28,7 @@ pub(super) struct Parts<'a> {
     pub(super) backend: StoreBackend,
     pub(super) decision_log: DecisionLog,
     pub(super) talkers: Arc<Talkers>,
+    pub(super) leases: LeaseBook,
 }
 
 impl<'a> Parts<'a> {
@@ -65,6 +66,10 @@ impl<'a> Parts<'a> {
         let source = RuleSource::new(settings, &intake, &metrics)?;
         let backend = StoreBackend::new(settings, &memory.counters, &metrics)?;
         let (decision_log, lines) = decision_lines::start(&settings.process, &metrics, tasks)?;
+        let leases = match backend {
+            StoreBackend::Memory(_) => LeaseBook::of_memory(),
+            StoreBackend::Redis { .. } => LeaseBook::of_shared_store(),
+        };
         let parts = Self {
             settings,
             memory,
@@ -74,6 +79,7 @@ impl<'a> Parts<'a> {
             backend,
             decision_log,
             talkers: Arc::new(talkers),
+            leases,
         };
         Ok((parts, source, lines))
     }

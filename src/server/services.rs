@@ -17,7 +17,7 @@ use crate::{
         bounds::{MAX_DESCRIPTORS, MAX_ENTRIES},
         serve::Settings,
     },
-    store::any::AnyStore,
+    store::{any::AnyStore, returns::Returns},
 };
 
 /// Creates the service of thread number `thread`, and the tasks of its store. The first threads are the workers; the
@@ -30,13 +30,18 @@ pub(super) fn thread_service(
     let Parts {
         settings, metrics, ..
     } = parts;
-    let WorkerStore { store, tasks } = parts.backend.worker_store(settings, metrics);
-    (service(parts, store, thread, tracer), tasks)
+    let WorkerStore {
+        store,
+        returns,
+        tasks,
+    } = parts.backend.worker_store(settings, metrics);
+    (service(parts, store, returns, thread, tracer), tasks)
 }
 
 fn service(
     parts: &Parts<'_>,
     store: AnyStore,
+    returns: Returns,
     thread: usize,
     tracer: &Tracer,
 ) -> grpc::Service<AnyStore> {
@@ -64,6 +69,8 @@ fn service(
             metrics: parts.metrics.clone().recorder(thread),
             decision_log: parts.decision_log.clone(),
             talkers: parts.talkers.recorder(thread),
+            leases: parts.leases.clone(),
+            returns,
         },
         bounds: wire::RequestBounds {
             descriptors: MAX_DESCRIPTORS,

@@ -42,7 +42,7 @@ use json::{answer_json, plain};
 use origin::refuse_foreign;
 
 /// Routes of the HTTP port. Without a service there is no `/json`.
-pub(crate) fn http<S: Store>(
+pub(crate) fn http<S: Store + Clone>(
     health: Health,
     components: Components,
     service: Option<Arc<grpc::Service<S>>>,

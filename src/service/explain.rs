@@ -96,7 +96,7 @@ pub(crate) struct LookedAt {
 /// # Errors
 ///
 /// If the request is invalid or no rules are loaded. That a store does not answer is part of the explanation.
-pub(crate) async fn look<S: Store>(
+pub(crate) async fn look<S: Store + Clone>(
     service: &grpc::Service<S>,
     message: &RateLimitRequest,
 ) -> Result<LookedAt, Unexplained> {

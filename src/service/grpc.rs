@@ -11,7 +11,7 @@ use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
 use crate::{
-    core::{decision::Decision, request::Request, window::Timestamp},
+    core::{decision::Decision, lease::token::LeaseToken, request::Request, window::Timestamp},
     observe::{
         metrics::Recorder,
         traces::{CallSummary, TracedCall, Tracer},
@@ -114,7 +114,7 @@ pub struct CallStart {
     span: Option<Box<TracedCall>>,
 }
 
-impl<S: Store> UnaryMethod for Service<S> {
+impl<S: Store + Clone> UnaryMethod for Service<S> {
     const PATH: &'static str = SHOULD_RATE_LIMIT;
 
     type CallStart = CallStart;
@@ -146,7 +146,7 @@ impl<S: Store> UnaryMethod for Service<S> {
         let reply = self
             .limiter
             .check_at_once(store, &request, now, began, |decision, basis| {
-                plain(decision, basis, now)
+                self.plain(decision, basis, now)
             })
             .map_err(status);
         self.record(start.began.elapsed(), start.timeout);
@@ -162,6 +162,7 @@ impl<S: Store> UnaryMethod for Service<S> {
         let deadline = Deadline {
             began,
             timeout: timeout.map(timeout::for_decision),
+            is_for_lease: false,
         };
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
         let reply = match span {
@@ -181,6 +182,7 @@ impl<S: Store> UnaryMethod for Service<S> {
         let deadline = Deadline {
             began: start.began,
             timeout: start.timeout.map(timeout::for_decision),
+            is_for_lease: false,
         };
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
         let reply = match codec::decode(message) {
@@ -211,7 +213,7 @@ impl Drop for AbandonedCall<'_> {
     }
 }
 
-impl<S: Store> Service<S> {
+impl<S: Store + Clone> Service<S> {
     /// Records an answered call, whose caller allowed `timeout`.
     fn record(&self, took: Duration, timeout: Option<Duration>) {
         if timeout.is_some_and(|timeout| took > timeout) {
@@ -229,7 +231,7 @@ impl<S: Store> Service<S> {
             let now = self.clock.at(deadline.began);
             let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
                 if !decision.is_degraded {
-                    return Ok(plain(decision, basis, now));
+                    return Ok(self.plain(decision, basis, now));
                 }
                 let message: RateLimitRequest = codec::decode(message.clone())?;
                 Ok(encoded(&self.reply(decision, basis, &message, now)))
@@ -296,12 +298,35 @@ impl<S: Store> Service<S> {
     ) -> RateLimitResponse {
         let fields = limit_fields::headers(self.extras.fields, decision, basis, now);
         let body = refusal_body::body(decision, basis, now);
+        let lease = self.token(decision, now);
         let mut reply = wire::response(mem::take(decision), message, &self.extras);
         wire::add_headers(&mut reply, fields);
         if let Some(body) = body {
             wire::add_body(&mut reply, body);
         }
+        if let Some(lease) = lease {
+            wire::add_lease(&mut reply, &lease);
+        }
         reply
+    }
+
+    /// The token of the hits that a decision leases.
+    fn token(&self, decision: &Decision, now: Timestamp) -> Option<LeaseToken> {
+        if decision.leased.is_empty() {
+            return None;
+        }
+        let parts = decision.leased.iter().map(|(_, part)| *part);
+        self.limiter.leases.token(parts, now)
+    }
+
+    /// Encodes a reply without metadata but those of a lease, and without headers unless it has a body.
+    fn plain(&self, decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
+        match refusal_body::body(decision, basis, now) {
+            None if decision.leased.is_empty() => framed(fast_path::length(decision), |buffer| {
+                fast_path::write(decision, buffer)
+            }),
+            body => plain_with(decision, body, self.token(decision, now)),
+        }
     }
 
     /// Like [`answer`](Self::answer), with a report on each descriptor.
@@ -328,21 +353,16 @@ impl<S: Store> Service<S> {
     }
 }
 
-/// Encodes a reply without metadata, and without headers unless it has a body.
-fn plain(decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
-    match refusal_body::body(decision, basis, now) {
-        None => framed(fast_path::length(decision), |buffer| {
-            fast_path::write(decision, buffer)
-        }),
-        Some(body) => plain_with(decision, body),
-    }
-}
-
-/// Appends the encoded body, because the fields of a message may follow each other in any order.
+/// Appends the encoded body and lease, because the fields of a message may follow each other in any order.
 #[cold]
-fn plain_with(decision: &Decision, body: RefusalText) -> Bytes {
+fn plain_with(decision: &Decision, body: Option<RefusalText>, lease: Option<LeaseToken>) -> Bytes {
     let mut more = RateLimitResponse::default();
-    wire::add_body(&mut more, body);
+    if let Some(body) = body {
+        wire::add_body(&mut more, body);
+    }
+    if let Some(lease) = lease {
+        wire::add_lease(&mut more, &lease);
+    }
     let length = fast_path::length(decision) + more.encoded_len();
     framed(length, |buffer| {
         fast_path::write(decision, buffer);

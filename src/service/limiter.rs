@@ -28,8 +28,14 @@ use crate::{
         metrics::{Metrics, Recorder, RuleSetStats},
         talkers::TalkerRecorder,
     },
-    store::contract::{Deadline, ImmediateStore, Store, StoreError},
+    service::leases::LeaseBook,
+    store::{
+        contract::{Deadline, ImmediateStore, Store, StoreError},
+        returns::Returns,
+    },
 };
+
+mod leasing;
 
 /// The rules in use, shared by all workers. Empty until the first good load.
 ///
@@ -132,6 +138,8 @@ pub struct Limiter<S> {
     pub metrics: Recorder,
     pub decision_log: DecisionLog,
     pub talkers: TalkerRecorder,
+    pub leases: LeaseBook,
+    pub returns: Returns,
 }
 
 /// All that a decision was made from.
@@ -153,7 +161,7 @@ pub enum NoDecision {
     Store(#[from] StoreError),
 }
 
-impl<S: Store> Limiter<S> {
+impl<S: Store + Clone> Limiter<S> {
     /// Answers one request: passes the decision and its basis to `render`, and returns the result.
     ///
     /// # Errors
@@ -172,7 +180,13 @@ impl<S: Store> Limiter<S> {
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
         let mut counts = Pooled::<CounterStates>::default();
-        let counted = self.count(&mut counts, &plan.batch, now, deadline).await;
+        let counted = if plan.leases.is_none() {
+            self.count(&mut counts, &plan.batch, now, deadline).await
+        } else {
+            // Boxed, or the future of every call would reserve the space that leases need.
+            let counting = self.count_with_leases(&mut counts, &mut plan, rules, now, deadline);
+            Box::pin(counting).await
+        };
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
         let times = RequestTimes {
             now,
@@ -200,6 +214,13 @@ impl<S: Store> Limiter<S> {
         self.plan(&mut plan, rules, request, now);
         let mut counts = CounterStates::new();
         let counted = store.add_at_once(&mut counts, &plan.batch, now);
+        if let Some(leases) = plan
+            .leases
+            .as_deref()
+            .filter(|leases| !leases.orders.is_empty())
+        {
+            self.carry_out_at_once(store, &leases.orders, rules, now);
+        }
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
         let times = RequestTimes { now, began };
         Ok(self.conclude(rules, request, &plan, &counts, times, render))

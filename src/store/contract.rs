@@ -30,6 +30,21 @@ pub trait Store: Send + Sync + 'static {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
+    /// [`Self::add_into`] for hits that are counted whatever their limits: no remembered answer takes their place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::add_into`].
+    fn charge_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        self.add_into(counts, batch, now, deadline)
+    }
+
     /// Convenience: [`Self::add_into`] with a new list, which is large to move, and the store's own
     /// deadline.
     ///
@@ -85,6 +100,9 @@ pub struct Deadline {
     pub began: Instant,
     /// How long after that a decision is of use; `None` if the caller set no timeout.
     pub timeout: Option<Duration>,
+    /// Whether the hits are leased. Then a store follows an answer that is on its way beyond the timeout, and gives
+    /// back what was charged: the caller does not know of it.
+    pub is_for_lease: bool,
 }
 
 impl Deadline {
@@ -93,6 +111,7 @@ impl Deadline {
         Self {
             began: Instant::now(),
             timeout: None,
+            is_for_lease: false,
         }
     }
 
@@ -114,6 +133,9 @@ pub enum StoreError {
     Timeout,
     #[error("the counter store is not reachable")]
     Unreachable,
+    /// No answer can be expected, so nothing was sent.
+    #[error("the counter store is not reachable")]
+    Unsent,
     #[error("the counter store refused a command")]
     Refused,
     /// Nothing was counted: some counters of one step are on this server already, and others are not
@@ -122,6 +144,24 @@ pub enum StoreError {
     Moving,
     #[error("too many requests are waiting for the counter store")]
     Overloaded,
+}
+
+impl StoreError {
+    /// Whether it is certain that nothing was counted.
+    pub(crate) fn is_unsent(self) -> bool {
+        match self {
+            Self::Unsent | Self::Moving | Self::Overloaded => true,
+            Self::Timeout | Self::Unreachable | Self::Refused => false,
+        }
+    }
+
+    /// The error of one of several parts, of which others may have been counted.
+    pub(crate) fn of_part(self) -> Self {
+        match self {
+            Self::Unsent => Self::Unreachable,
+            other => other,
+        }
+    }
 }
 
 /// Some keys of a store.
@@ -144,6 +184,16 @@ impl<S: Store> Store for Arc<S> {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         (**self).add_into(counts, batch, now, deadline)
+    }
+
+    fn charge_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).charge_into(counts, batch, now, deadline)
     }
 
     fn state(&self) -> StoreState {

@@ -12,7 +12,10 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::contract::{Deadline, Store, StoreError, StoreState};
+use super::{
+    contract::{Deadline, Store, StoreError, StoreState},
+    returns::Returns,
+};
 use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
@@ -46,12 +49,18 @@ pub(crate) struct OnLoss<S> {
     loss: Arc<Loss>,
     /// The last counts that this worker saw.
     seen: SharedRecent,
+    returns: Returns,
 }
 
 impl<S> OnLoss<S> {
-    pub(crate) fn new(store: S, loss: Arc<Loss>) -> Self {
+    pub(crate) fn new(store: S, loss: Arc<Loss>, returns: Returns) -> Self {
         let seen = loss.table();
-        Self { store, loss, seen }
+        Self {
+            store,
+            loss,
+            seen,
+            returns,
+        }
     }
 
     fn remember(&self, batch: &Batch, counts: &[CounterState], moment: &Moment) {
@@ -120,7 +129,48 @@ impl<S> OnLoss<S> {
     }
 }
 
-impl<S: Store> Store for OnLoss<S> {
+impl<S: Store + Clone> OnLoss<S> {
+    /// Charges leased hits. If the answer comes after the caller's deadline, what was charged is given back.
+    async fn lease_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        let mut leased = Batch::default();
+        leased.append(batch);
+        let (store, by) = (self.store.clone(), *deadline);
+        let mut asked = Box::pin(async move {
+            let mut counts = CounterStates::new();
+            let answered = store.add_into(&mut counts, &leased, now, &by).await;
+            (leased, counts, answered)
+        });
+        let answered = match deadline.timeout {
+            None => Ok(asked.as_mut().await),
+            Some(timeout) => {
+                let ends = (deadline.began + timeout).into();
+                tokio::time::timeout_at(ends, asked.as_mut()).await
+            }
+        };
+        if let Ok((_, answer, result)) = answered {
+            *counts = answer;
+            return result;
+        }
+        let store = self.store.clone();
+        self.returns.take(async move {
+            let (leased, counts, answered) = asked.await;
+            let returned = leased.returned(&counts);
+            if answered.is_ok() && !returned.is_empty() {
+                // Otherwise the hits stay charged until their window ends.
+                let _ = store.add(&returned, now).await;
+            }
+        });
+        Err(StoreError::Timeout)
+    }
+}
+
+impl<S: Store + Clone> Store for OnLoss<S> {
     async fn add_into(
         &self,
         counts: &mut CounterStates,
@@ -132,7 +182,13 @@ impl<S: Store> Store for OnLoss<S> {
             now,
             steady: deadline.steady(),
         };
-        match self.store.add_into(counts, batch, now, deadline).await {
+        let answered = if deadline.is_for_lease {
+            // Boxed, to keep the future of all other requests small.
+            Box::pin(self.lease_into(counts, batch, now, deadline)).await
+        } else {
+            self.store.add_into(counts, batch, now, deadline).await
+        };
+        match answered {
             Ok(()) => {
                 self.remember(batch, counts, &moment);
                 Ok(())
@@ -144,7 +200,7 @@ impl<S: Store> Store for OnLoss<S> {
                 match error {
                     StoreError::Overloaded => {}
                     StoreError::Timeout => self.loss.missed(moment.steady),
-                    _ => self.loss.failed(error, moment.steady),
+                    _ => self.loss.failed(error.of_part(), moment.steady),
                 }
                 *counts = self.instead(batch, moment, error)?;
                 Ok(())

@@ -169,6 +169,16 @@ impl<S: Store> Store for OverLimitCache<S> {
         answered
     }
 
+    async fn charge_into(
+        &self,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        self.store.add_into(counts, batch, now, deadline).await
+    }
+
     fn state(&self) -> StoreState {
         self.store.state()
     }

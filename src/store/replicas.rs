@@ -177,6 +177,7 @@ mod tests {
             let deadline = Deadline {
                 began: self.began + Duration::from_secs(secs),
                 timeout: None,
+                is_for_lease: false,
             };
             for replica in &mut self.all {
                 runtime.block_on(replica.look(now, &deadline)).unwrap();

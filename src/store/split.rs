@@ -202,7 +202,7 @@ impl Split {
                 }
             }
         }
-        error.map_or(Ok(()), Err)
+        error.map_or(Ok(()), |error: StoreError| Err(error.of_part()))
     }
 }
 

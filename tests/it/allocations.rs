@@ -7,8 +7,8 @@ use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
-    Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, RuleFiles, RuleOptions,
-    RuleSource, Rules, Service, Tracer, UnaryMethod as _,
+    LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns, RuleFiles,
+    RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -33,6 +33,8 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
         limiter: Limiter {
             decision_log: Default::default(),
             talkers: Default::default(),
+            leases: LeaseBook::of_memory(),
+            returns: Returns::none(),
             rules,
             immediate: Some(store.clone()),
             store,

@@ -125,6 +125,7 @@ mod redis;
 mod redis_tls;
 mod refusals;
 mod reload;
+mod reservations;
 mod rls;
 mod schema;
 mod seams;

@@ -8,8 +8,8 @@ use crate::{
     cli::counters::text::{duration, left},
     foundation::printable::on_one_line,
     service::explain::account::{
-        ExplainedDescriptor, ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedStep,
-        Explanation, LimitEffect, MatchResult, SourcePlace,
+        ExplainedDescriptor, ExplainedLimit, ExplainedNode, ExplainedReserve, ExplainedRule,
+        ExplainedStep, Explanation, LimitEffect, MatchResult, SourcePlace,
     },
 };
 
@@ -46,7 +46,11 @@ fn descriptor(one: &ExplainedDescriptor, text: &mut String) {
     match &one.result {
         MatchResult::Limited { rule: found } => {
             line(&format!("{code} by {}{}", rule(found), modes(one, found)));
+            if let Some(reserve) = &found.reserve {
+                line(&reserves(reserve));
+            }
         }
+        MatchResult::Order => line("an order for a reservation: it counts nothing of its own"),
         MatchResult::OwnLimit => line(&format!("{code} by the limit that the request brings")),
         MatchResult::NoLimit(cause) => {
             let advice = cause.advice.as_ref();
@@ -66,6 +70,16 @@ fn descriptor(one: &ExplainedDescriptor, text: &mut String) {
     let has_limit = !matches!(one.result, MatchResult::NoLimit(_));
     one.path.iter().for_each(|one| step(one, has_limit, text));
     one.limits.iter().for_each(|one| limit(one, text));
+}
+
+/// How a rule reserves hits, in words.
+fn reserves(reserve: &ExplainedReserve) -> String {
+    let estimate = reserve.estimate.unwrap_or(1);
+    let missing = match reserve.missing.as_str() {
+        "zero" => "gives them back",
+        _ => "keeps them",
+    };
+    format!("reserves {estimate} when no hits are sent; a stream without a cost {missing}")
 }
 
 /// The modes of a rule that change what its limits do.

@@ -37,11 +37,38 @@ pub(super) struct RateLimitItem<'d> {
     pub(super) holder: Holder,
     /// The domain that replaces the filter's.
     pub(super) domain: Option<&'d str>,
-    /// `None` if an action is unknown.
+    /// The order to tollgate that its last entry is.
+    pub(super) order: Option<OrderName>,
+    /// The entries before the order; `None` if an action is unknown.
     pub(super) entries: Option<KnownEntries<'d>>,
     /// The entries of a request without the values that a client can leave out, if such a request is limited by these
     /// entries only.
     pub(super) shorter: Option<KnownEntries<'d>>,
+    /// The request header that its hits are read from, if a client can leave it out.
+    pub(super) optional_addend: Option<&'d str>,
+}
+
+/// The orders that tollgate carries out for reservations, by the key of the last entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OrderName {
+    /// It settles a reservation.
+    Reservation,
+    Release,
+    Unreserved,
+}
+
+impl OrderName {
+    /// The order that an item of `rate_limits` gives.
+    pub(super) fn of(item: &DocumentValue<'_>) -> Option<Self> {
+        let actions = item.list("actions");
+        let entries = entries(actions.last()?)?;
+        match entries.last()?.0 {
+            "tollgate.reservation" => Some(Self::Reservation),
+            "tollgate.release" => Some(Self::Release),
+            "tollgate.unreserved" => Some(Self::Unreserved),
+            _ => None,
+        }
+    }
 }
 
 /// Keys, and their values where they are known.
@@ -49,9 +76,14 @@ pub(super) type KnownEntries<'d> = Vec<(&'d str, Option<&'d str>)>;
 
 impl<'d> RateLimitItem<'d> {
     pub(super) fn new(value: DocumentValue<'d>, holder: Holder, domain: Option<&'d str>) -> Self {
+        let order = OrderName::of(&value);
+        let mut actions = value.list("actions");
+        actions.truncate(actions.len() - usize::from(order.is_some()));
         Self {
-            entries: all_entries(&value.list("actions")),
+            order,
+            entries: all_entries(&actions),
             shorter: None,
+            optional_addend: None,
             domain: domain.filter(|domain| holder != Holder::Route && !domain.is_empty()),
             holder,
             value,
@@ -166,16 +198,50 @@ pub(super) fn early_localities<'d>(limit: &DocumentValue<'d>) -> Vec<DocumentVal
         .collect()
 }
 
+/// Whether Envoy leaves out the descriptor of an item unless there is some metadata.
+pub(super) fn needs_metadata(item: &DocumentValue<'_>) -> bool {
+    let actions = item.list("actions");
+    let mut metadata = actions.iter().filter_map(|action| action.get("metadata"));
+    metadata.any(|action| {
+        let default = action.text_of("default_value").unwrap_or_default();
+        default.is_empty() && !action.is_true("skip_if_absent")
+    })
+}
+
+/// Which hits a rule charges; each includes the demands of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum RuleCharging {
+    /// All hits, or the rule is not known.
+    #[default]
+    Any,
+    /// Those of admitted requests.
+    Admitted,
+    /// It reserves them.
+    Reserved,
+    /// It reserves them, and gives back those that no cost follows (`missing: zero`).
+    Released,
+}
+
 /// The rules that descriptors should match.
 #[derive(Debug)]
 pub(super) struct KnownRules<'m> {
     matcher: &'m Matcher,
+    /// Which hits each rule charges.
+    charging: Vec<RuleCharging>,
     joined: RefCell<Joined>,
 }
 
 impl<'m> KnownRules<'m> {
     pub(super) fn new(matcher: &'m Matcher) -> Self {
+        let charging = matcher.rules().iter().map(|rule| match rule.reserve {
+            // The default is to keep the estimate.
+            Some(reserve) if reserve.missing != Default::default() => RuleCharging::Released,
+            Some(_) => RuleCharging::Reserved,
+            None if rule.counts != Default::default() => RuleCharging::Admitted,
+            None => RuleCharging::Any,
+        });
         Self {
+            charging: charging.collect(),
             matcher,
             joined: RefCell::default(),
         }
@@ -194,9 +260,34 @@ impl<'m> KnownRules<'m> {
 
     /// Whether some request could turn `entries` into a descriptor that a rule matches.
     pub(super) fn may_answer(&self, domain: &str, entries: &[(&str, Option<&str>)]) -> bool {
-        let Some(domain) = self.matcher.domain(domain.as_bytes()) else {
-            return true;
-        };
+        let reached = self.reached(domain, entries);
+        reached.is_none_or(|mut reached| reached.next().is_some())
+    }
+
+    /// The most that a rule demands which some request could reach with `entries`.
+    pub(super) fn charging(&self, domain: &str, entries: &[(&str, Option<&str>)]) -> RuleCharging {
+        let most = self.charging.iter().copied().max().unwrap_or_default();
+        let mut charging = RuleCharging::Any;
+        // Without such rules there is nothing to try.
+        if most > charging {
+            for reached in self.reached(domain, entries).into_iter().flatten() {
+                charging = charging.max(reached);
+                if charging == most {
+                    break;
+                }
+            }
+        }
+        charging
+    }
+
+    /// How the rules charge that requests could reach with `entries`; `None` for a domain without rules, and if there
+    /// are too many combinations of values.
+    fn reached(
+        &self,
+        domain: &str,
+        entries: &[(&str, Option<&str>)],
+    ) -> Option<impl Iterator<Item = RuleCharging>> {
+        let domain = self.matcher.domain(domain.as_bytes())?;
         let values: Vec<Vec<String>> = entries
             .iter()
             .map(|(key, value)| match value {
@@ -208,21 +299,20 @@ impl<'m> KnownRules<'m> {
             combinations
                 .checked_mul(values.len())
                 .filter(|combinations| *combinations <= MAX_TRIES)
-        });
-        combinations.is_none_or(|combinations| {
-            (0..combinations).any(|mut combination| {
-                let pick = |(values, (key, _)): (&'_ Vec<String>, &(&'_ str, _))| {
-                    let value = values[combination % values.len()].clone();
-                    combination /= values.len();
-                    ((*key).to_owned(), value)
-                };
-                let picked: Vec<_> = values.iter().zip(entries).map(pick).collect();
-                self.matches(domain, &picked)
-            })
-        })
+        })?;
+        Some((0..combinations).filter_map(move |mut combination| {
+            let pick = |(values, (key, _)): (&'_ Vec<String>, &(&'_ str, _))| {
+                let value = values[combination % values.len()].clone();
+                combination /= values.len();
+                ((*key).to_owned(), value)
+            };
+            let picked: Vec<_> = values.iter().zip(entries).map(pick).collect();
+            self.find(domain, &picked)
+        }))
     }
 
-    fn matches(&self, domain: Domain<'_>, entries: &[(String, String)]) -> bool {
+    /// How the rule charges that these entries match.
+    fn find(&self, domain: Domain<'_>, entries: &[(String, String)]) -> Option<RuleCharging> {
         let entries: Vec<_> = entries
             .iter()
             .map(|(key, value)| Entry {
@@ -230,7 +320,8 @@ impl<'m> KnownRules<'m> {
                 value: value.as_bytes(),
             })
             .collect();
-        domain.find(&entries, &mut self.joined.borrow_mut()).is_ok()
+        let found = domain.find(&entries, &mut self.joined.borrow_mut()).ok()?;
+        Some(self.charging[found.rule.id.0])
     }
 
     /// Values to try for `key`: one that no rule contains, and each text that follows the key in a rule's path, with a

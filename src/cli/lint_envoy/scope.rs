@@ -5,7 +5,10 @@ use std::{
     rc::Rc,
 };
 
-use super::{actions::RateLimitItem, document::DocumentValue};
+use super::{
+    actions::{Holder, RateLimitItem},
+    document::DocumentValue,
+};
 
 /// The rate limit filters of a connection manager and the descriptors of its routes.
 #[derive(Debug, Default)]
@@ -37,6 +40,28 @@ impl Scope<'_> {
     pub(super) fn has_unknown_entry(&self) -> bool {
         let mut entries = self.entries.iter();
         entries.any(|entry| entry.limits == MayLimit::Unknown)
+    }
+
+    /// Whether the filter calls the service for some request.
+    pub(super) fn calls_service(&self, filter: &Filter<'_>) -> bool {
+        let is_asked = |item: &RateLimitItem<'_>| match item.holder {
+            Holder::Route => item.stage() == filter.stage,
+            Holder::PerRoute => true,
+            Holder::Filter => false,
+        };
+        filter.has_own || self.descriptors.iter().any(is_asked)
+    }
+
+    /// The domains of the rules that limit an item: its own, or those of the filters of its stage.
+    pub(super) fn domains_of<'s>(&'s self, item: &RateLimitItem<'s>) -> Vec<&'s str> {
+        let stage = item.stage();
+        let of_stage = self.filters.iter().filter(|filter| filter.stage == stage);
+        match item.domain {
+            Some(domain) => vec![domain],
+            None => of_stage
+                .filter_map(|filter| filter.domain.as_deref())
+                .collect(),
+        }
     }
 }
 

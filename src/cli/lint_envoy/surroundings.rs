@@ -2,6 +2,7 @@
 
 use super::{
     actions::{self, KnownEntries},
+    addend,
     document::DocumentValue,
 };
 
@@ -66,6 +67,13 @@ impl<'d> ItemList<'_, 'd> {
         values.filter(|value| !self.always_brings(value)).collect()
     }
 
+    /// The request header that the hits of `item` are read from, if a client can leave it out.
+    pub(super) fn optional_addend(&self, item: &DocumentValue<'d>) -> Option<&'d str> {
+        let names = addend::request_headers(item);
+        let is_certain = names.iter().any(|name| self.always_brings_header(name));
+        names.first().copied().filter(|_| !is_certain)
+    }
+
     /// Whether some item limits every request, even without optional values.
     pub(super) fn has_fallback(&self) -> bool {
         let includes_host = self.route.is_some_and(actions::includes_host);
@@ -124,12 +132,16 @@ impl<'d> ItemList<'_, 'd> {
     }
 
     fn always_brings(&self, value: &OptionalValue<'d>) -> bool {
-        let sets_headers = || self.manager.is_some_and(adds_headers);
         match value.kind {
-            ValueSource::Header if self.is_set_by_envoy(value.name) || sets_headers() => true,
-            ValueSource::Header => self.is_required(value.name, "headers"),
+            ValueSource::Header => self.always_brings_header(value.name),
             ValueSource::Parameter => self.is_required(value.name, "query_parameters"),
         }
+    }
+
+    fn always_brings_header(&self, name: &str) -> bool {
+        self.is_set_by_envoy(name)
+            || self.manager.is_some_and(adds_headers)
+            || self.is_required(name, "headers")
     }
 
     /// Whether Envoy itself sets the header in every request.

@@ -1,4 +1,5 @@
 mod lists;
+mod orders;
 mod patches;
 mod per_route;
 mod shapes;
@@ -7,10 +8,14 @@ mod unknown;
 use clap::ValueEnum as _;
 
 use super::{
+    actions::OrderName,
     finding::{Trap, TrapSeverity},
     *,
 };
-use crate::config::{files::Files, options::Options, position::Position};
+use crate::{
+    config::{files::Files, options::Options, position::Position},
+    core::{lease::order::OrderKind, request::Entry},
+};
 
 /// A filter without traps except those in `more`, in an EnvoyFilter or the like.
 fn filter(more: &str) -> String {
@@ -463,5 +468,28 @@ fn texts_are_phrases_that_a_fix_follows() {
             let is_name = part.starts_with("Envoy") || part.starts_with("CLUSTER");
             assert!(!first.is_uppercase() || is_name, "{trap}: {part}");
         }
+    }
+}
+
+/// This command has names of its own, so that it needs no counting.
+#[test]
+fn the_orders_are_those_that_tollgate_carries_out() {
+    for key in ["reservation", "release", "unreserved", "reserve", "x"] {
+        let key = format!("tollgate.{key}");
+        let entries = [Entry {
+            key: key.as_bytes(),
+            value: b"1",
+        }];
+        let (kind, _) = OrderKind::of(&entries).unwrap();
+        let text = format!("actions: [{{generic_key: {{descriptor_key: {key}}}}}]\n");
+        let documents = Document::parse_all(&text).unwrap();
+        let order = OrderName::of(&documents[0].root());
+        let expected = match kind {
+            OrderKind::Settle(_) => Some(OrderName::Reservation),
+            OrderKind::Release(_) => Some(OrderName::Release),
+            OrderKind::Unreserved => Some(OrderName::Unreserved),
+            OrderKind::Unknown => None,
+        };
+        assert_eq!(order, expected, "{key}");
     }
 }

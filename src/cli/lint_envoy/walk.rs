@@ -239,12 +239,18 @@ impl<'d> EnvoyWalk<'d> {
             manager: manager.as_ref(),
         };
         traps::items(&list, &mut self.findings);
+        let mut descriptors = Vec::with_capacity(items.len());
         for limit in list.items {
             traps::item(limit, holder, &mut self.findings);
             let mut item = RateLimitItem::new(limit.clone(), holder, value.text_of("domain"));
-            item.shorter = list.shorter(limit);
-            self.scope(place.scope).descriptors.push(item);
+            if item.order.is_none() {
+                item.shorter = list.shorter(limit);
+                item.optional_addend = list.optional_addend(limit);
+            }
+            descriptors.push(item);
         }
+        traps::costs(&descriptors, &mut self.findings);
+        self.scope(place.scope).descriptors.extend(descriptors);
     }
 }
 

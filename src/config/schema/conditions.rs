@@ -14,7 +14,7 @@ pub(super) fn conditions(level: KeyLevel) -> Vec<Value> {
         KeyLevel::Descriptor => of_descriptors(),
         KeyLevel::RateLimit => vec![of_limits()],
         KeyLevel::Refusal => of_refusals(),
-        KeyLevel::File | KeyLevel::Replaces | KeyLevel::Starts => Vec::new(),
+        KeyLevel::File | KeyLevel::Replaces | KeyLevel::Starts | KeyLevel::Reserve => Vec::new(),
     }
 }
 
@@ -32,7 +32,28 @@ fn of_descriptors() -> Vec<Value> {
             "if": with("share_threshold", json!({"const": true})),
             "then": {"anyOf": [in_value, in_key]},
         }),
+        of_reserving_rules(),
     ]
+}
+
+/// Limits that can be settled, which count what they admit.
+fn of_reserving_rules() -> Value {
+    let settled = json!({
+        "algorithm": {"enum": ["fixed_window", "token_bucket", null]},
+        "window": {"enum": ["aligned", null]},
+        "unlimited": {"enum": [false, null]},
+    });
+    json!({
+        "if": with("reserve", json!({"type": "object"})),
+        "then": {
+            "anyOf": [{"required": ["rate_limit"]}, {"required": ["rate_limits"]}],
+            "properties": {
+                "count": {"enum": ["admitted", null]},
+                "rate_limit": {"properties": settled},
+                "rate_limits": {"items": {"properties": settled}},
+            },
+        },
+    })
 }
 
 /// A type only for a template, and a status only for a body that shows it.

@@ -10,8 +10,9 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    increment::{DescriptorHits, IncrementSpec},
+    increment::{DescriptorHits, IncrementSpec, Operation},
     key::{Identity, Keys},
+    state::CounterState,
 };
 use crate::{
     core::{
@@ -71,10 +72,18 @@ impl Poolable for Batch {
 
 #[cfg(test)]
 impl Batch {
+    /// Makes each increment a reset.
+    pub(crate) fn give_back_all(&mut self) {
+        for planned in &mut self.increments {
+            planned.spec.operation = Operation::GiveBack;
+            planned.spec.hits = crate::core::request::Hits::MAX;
+        }
+    }
+
     /// Makes each increment a grant of `hits`.
     pub(crate) fn grant(&mut self, hits: u64) {
         for planned in &mut self.increments {
-            planned.spec.operation = super::Operation::Grant;
+            planned.spec.operation = Operation::Grant;
             planned.spec.hits = hits;
         }
     }
@@ -181,6 +190,18 @@ impl Batch {
         for planned in &mut self.increments {
             planned.spec = planned.spec.look();
         }
+    }
+
+    /// Gives back the hits that were counted, by these counts after them.
+    pub(crate) fn returned(&self, counts: &[CounterState]) -> Self {
+        let mut returned = Self::default();
+        for (mut increment, count) in self.iter().zip(counts) {
+            if increment.added() > 0 && count.was_counted(&increment) {
+                increment.spec.operation = Operation::GiveBack;
+                returned.append_one(increment);
+            }
+        }
+        returned
     }
 
     /// Appends a copy of `increment`.

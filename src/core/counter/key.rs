@@ -73,6 +73,10 @@ impl Identity {
         }
     }
 
+    pub(crate) fn format(&self) -> KeyFormat {
+        self.format
+    }
+
     /// Sets the identity of `entries`; those in `shared` are written as a pattern instead of their
     /// value.
     pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
@@ -88,6 +92,11 @@ impl Identity {
                 }
             }
         }
+    }
+
+    /// Its text: the part of a key that names the descriptor.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.text
     }
 
     /// How many bytes its text has: the part of a key that names the descriptor.

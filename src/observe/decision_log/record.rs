@@ -153,6 +153,7 @@ impl<'a> LoggedDescriptor<'a> {
             Outcome::Unmatched(NoMatch::NoLimit(_)) => ("no_limit", None),
             Outcome::Unlimited(rule) => ("unlimited", Some(*rule)),
             Outcome::Replaced(rule) => ("replaced", Some(*rule)),
+            Outcome::Ordered => ("order", None),
             Outcome::Counted(counted) => match counted.rule {
                 Some(rule) => ("rule", Some(rule)),
                 None => ("request", None),

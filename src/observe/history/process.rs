@@ -36,6 +36,8 @@ pub(crate) const STEP_VALUES: [&str; COUNTERS + QUANTILES.len() + GAUGES] = [
     "storeFailures",
     "calls",
     "late",
+    "strayOrders",
+    "lostSettlements",
     "degraded",
     "batches",
     "commands",
@@ -53,7 +55,7 @@ pub(crate) const STEP_VALUES: [&str; COUNTERS + QUANTILES.len() + GAUGES] = [
     "counterBytes",
 ];
 
-const COUNTERS: usize = 11;
+const COUNTERS: usize = 13;
 const QUANTILES: [f64; 4] = [0.5, 0.9, 0.99, 0.999];
 const GAUGES: usize = 7;
 

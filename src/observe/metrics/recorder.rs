@@ -4,8 +4,9 @@ use std::{ptr, sync::Arc, time::Duration};
 
 use crate::{
     core::{
-        counter::CounterState,
+        counter::{Batch, CounterKind, CounterState},
         decision::{Code, Decision, Tally, tally},
+        lease::order::{OrderOutcome, OrderedHits},
         limit::{Allows, Limit, Rule},
         matcher::{DomainId, NoMatch},
         plan::{Outcome, Plan, PlannedDescriptor},
@@ -83,7 +84,47 @@ impl Recorder {
                 _ => {}
             }
         }
+        for &(index, part) in &decision.leased {
+            if let Outcome::Counted(PlannedDescriptor {
+                rule: Some(rule), ..
+            }) = &plan.outcomes[index]
+            {
+                stats.rules[rule.id.0].reservations().made(part.hits);
+            }
+        }
         is_any_over
+    }
+
+    /// Records what became of orders.
+    pub(crate) fn record_orders(&self, stats: &RuleSetStats, hits: &OrderedHits<'_>) {
+        self.stats().add(CallCount::StrayOrders, hits.strays);
+        for &(rule, outcome, is_late) in &hits.outcomes {
+            stats.rules[rule.id.0]
+                .reservations()
+                .ended(outcome, is_late);
+        }
+    }
+
+    /// Records costs that buckets had no tokens for: `added` are the counts after `adds`, which belong to `outcomes`.
+    pub(crate) fn record_beyond(
+        &self,
+        stats: &RuleSetStats,
+        outcomes: &[(&Rule, OrderOutcome, bool)],
+        adds: &Batch,
+        added: &[CounterState],
+    ) {
+        for (spec, count) in adds.all_specs().zip(added) {
+            let beyond = count.after.saturating_sub(spec.limit).min(spec.hits);
+            let is_lost = beyond > 0 && matches!(spec.method, CounterKind::TokenBucket { .. });
+            if let (true, Some((rule, ..))) = (is_lost, outcomes.get(spec.descriptor as usize)) {
+                stats.rules[rule.id.0].reservations().lost(beyond);
+            }
+        }
+    }
+
+    /// Records costs, or hits to give back, that the store has perhaps not counted.
+    pub(crate) fn record_lost_settlement(&self) {
+        self.stats().add(CallCount::LostSettlements, 1);
     }
 
     /// Records hits near or over a limit, unless the request brought that limit itself.

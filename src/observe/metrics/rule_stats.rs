@@ -13,6 +13,7 @@ use crate::{
 
 use super::{
     limit_stats::{self, LimitStats, LimitTotals},
+    reservation_stats::ReservationStats,
     worker_stats::OwnCounts,
 };
 
@@ -22,6 +23,7 @@ use super::{
 pub(super) struct RuleStats {
     counts: Arc<[OnceLock<Box<OwnCounts<7>>>]>,
     limits: LimitStats,
+    reservations: Arc<OnceLock<Box<ReservationStats>>>,
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
@@ -43,6 +45,7 @@ impl RuleStats {
         Self {
             counts: (0..count).map(|_| OnceLock::new()).collect(),
             limits: LimitStats::default(),
+            reservations: Arc::default(),
         }
     }
 
@@ -55,12 +58,19 @@ impl RuleStats {
         {
             return old.clone();
         }
-        let counts = match old {
-            Some(old) => old.counts.clone(),
-            None => (0..workers).map(|_| OnceLock::new()).collect(),
+        let (counts, reservations) = match old {
+            Some(old) => (old.counts.clone(), old.reservations.clone()),
+            None => (
+                (0..workers).map(|_| OnceLock::new()).collect(),
+                Arc::default(),
+            ),
         };
         let limits = LimitStats::new(labels);
-        Arc::new(Self { counts, limits })
+        Arc::new(Self {
+            counts,
+            limits,
+            reservations,
+        })
     }
 
     /// Adds the hits of a request: `fell` says how many were within, near and over the binding limit, and `count` is
@@ -89,6 +99,11 @@ impl RuleStats {
     /// Adds hits that fell near or over the limit with this index.
     pub(super) fn record_limit(&self, limit: usize, fell: Tally, worker: usize) {
         self.limits.record(limit, fell, worker, self.counts.len());
+    }
+
+    /// The counts of the rule's reservations.
+    pub(super) fn reservations(&self) -> &ReservationStats {
+        self.reservations.get_or_init(Box::default)
     }
 
     /// The labels of the rule's limits.
@@ -141,6 +156,9 @@ pub(super) fn samples(
     for (path, stats) in rules {
         if stats.is_used() {
             stats.limits.samples(path, list);
+        }
+        if let Some(reservations) = stats.reservations.get() {
+            reservations.samples(path, list);
         }
     }
 }

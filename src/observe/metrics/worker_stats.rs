@@ -45,10 +45,12 @@ pub(super) enum CallCount {
     StoreFailures,
     Calls,
     LateCalls,
+    StrayOrders,
+    LostSettlements,
 }
 
 /// The names of [`CallCount`]s as statistics.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     "tollgate.decisions_total.ok",
     "tollgate.decisions_total.over_limit",
     "ratelimit.service.global_shadow_mode",
@@ -56,6 +58,8 @@ const NAMES: [&str; 7] = [
     "ratelimit.service.call.should_rate_limit.redis_error",
     "ratelimit_server.ShouldRateLimit.total_requests",
     "tollgate.late_calls_total",
+    "tollgate.stray_orders_total",
+    "tollgate.lost_settlements_total",
 ];
 
 /// The counters of one worker. Writing to one cache line from several cores would cost more than all other recording,

@@ -23,6 +23,7 @@ use crate::{
     service::{
         grpc::{RequestClock, wire::RequestBounds},
         held_bytes::Account,
+        leases::LeaseBook,
         limiter::Rules,
     },
     store::{
@@ -52,6 +53,7 @@ pub(crate) struct Counters {
     pub clock: RequestClock,
     pub blocking: BlockingQueue,
     pub access: ChangeAccess,
+    pub leases: LeaseBook,
 }
 
 /// Where the keys of counters are listed.

@@ -64,7 +64,7 @@ pub(crate) struct DebugPages<S> {
 }
 
 /// Routes of the debug port.
-pub(crate) fn debug<S: Store>(pages: DebugPages<S>) -> Router {
+pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
     let DebugPages {
         rules,
         statistics,
@@ -176,7 +176,7 @@ fn counter_routes(counters: Counters) -> Router {
 }
 
 /// `/explain`: the request to explain is in the query, or in a body as for `/json`.
-fn explain<S: Store>(
+fn explain<S: Store + Clone>(
     service: Arc<grpc::Service<S>>,
     blocking: BlockingQueue,
     bodies: BodyLimits,

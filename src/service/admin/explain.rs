@@ -64,7 +64,7 @@ pub(super) fn url_question(query: &str) -> Result<Question, String> {
 }
 
 /// Answers 200 with the explanation as JSON, or 400 if the request cannot be read.
-pub(super) async fn answer_question<S: Store>(
+pub(super) async fn answer_question<S: Store + Clone>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,
     account: &Arc<Account>,

@@ -46,7 +46,7 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
 
 /// Answers a request in proto3 JSON as the reference does: 200 or 429 with the reply as JSON, 400 with the reason for
 /// anything else.
-pub(super) async fn answer_json<S: Store>(
+pub(super) async fn answer_json<S: Store + Clone>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,
     account: &Arc<Account>,

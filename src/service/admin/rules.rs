@@ -11,7 +11,7 @@ use super::{
 use crate::{
     core::{
         kind::Algorithm,
-        limit::{Allows, CountPolicy, Limit, OnStoreLoss, Rule},
+        limit::{Allows, CountPolicy, Limit, OnStoreLoss, Reserve, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
     foundation::named::Named as _,
@@ -97,6 +97,7 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
         shadow_mode,
         quota_mode,
         counts,
+        reserve,
         on_store_loss,
         id: _,
         refusal: _,
@@ -116,6 +117,9 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
     }
     if *counts == CountPolicy::Admitted {
         fields["count"] = "admitted".into();
+    }
+    if let Some(Reserve { estimate, missing }) = reserve {
+        fields["reserve"] = json!({"estimate": estimate, "missing": missing.name()});
     }
     if !replaces.is_empty() {
         let names = replaces.iter().map(|name| Value::from(&**name));

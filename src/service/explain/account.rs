@@ -61,6 +61,8 @@ pub(crate) enum MatchResult {
     },
     /// The limit that the request brings.
     OwnLimit,
+    /// It orders the end of a reservation.
+    Order,
     NoLimit(ExplainedCause),
 }
 
@@ -91,6 +93,15 @@ pub(crate) struct ExplainedRule {
     pub(crate) shadow_mode: bool,
     pub(crate) quota_mode: bool,
     pub(crate) replaces: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reserve: Option<Box<ExplainedReserve>>,
+}
+
+/// How a rule reserves hits.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ExplainedReserve {
+    pub(crate) estimate: Option<u64>,
+    pub(crate) missing: String,
 }
 
 /// Where a rule is written, as far as known.

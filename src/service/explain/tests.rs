@@ -45,7 +45,7 @@ fn explained_rules(explanation: &Explanation) -> Vec<Option<String>> {
     let accounts = explanation.descriptors.iter();
     let rules = accounts.map(|account| match &account.result {
         MatchResult::Limited { rule } => Some(rule.path.clone()),
-        MatchResult::OwnLimit | MatchResult::NoLimit(_) => None,
+        MatchResult::OwnLimit | MatchResult::Order | MatchResult::NoLimit(_) => None,
     });
     rules.collect()
 }

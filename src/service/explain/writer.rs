@@ -7,8 +7,9 @@
 use super::{
     account::{
         Advice, CountBefore, ExplainedCause, ExplainedCounter, ExplainedDescriptor, ExplainedEntry,
-        ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedSibling, ExplainedStep,
-        ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult, SourcePlace, text,
+        ExplainedLimit, ExplainedNode, ExplainedReserve, ExplainedRule, ExplainedSibling,
+        ExplainedStep, ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult,
+        SourcePlace, text,
     },
     words::{dismissal_words, is_over, operation_words, settled},
 };
@@ -29,6 +30,7 @@ use crate::{
         request::{Descriptor, Entry, Request},
         window::Timestamp,
     },
+    foundation::named::Named as _,
     store::contract::StoreError,
 };
 
@@ -103,7 +105,7 @@ fn rule_of<'a>(outcome: &Outcome<'a>) -> Option<&'a Rule> {
     match *outcome {
         Outcome::Counted(PlannedDescriptor { rule, .. }) => rule,
         Outcome::Unlimited(rule) | Outcome::Replaced(rule) => Some(rule),
-        Outcome::Unmatched(_) => None,
+        Outcome::Unmatched(_) | Outcome::Ordered => None,
     }
 }
 
@@ -132,7 +134,7 @@ impl<'a> AccountBasis<'a, '_> {
         let trace = self.matcher.trace(self.domain, descriptor.entries);
         let result = self.result(outcome, &trace, descriptor.entries.len());
         let steps = match result {
-            MatchResult::OwnLimit => Vec::new(),
+            MatchResult::OwnLimit | MatchResult::Order => Vec::new(),
             _ => trace.steps(),
         };
         let limits = self.limits(outcome, descriptor);
@@ -172,6 +174,12 @@ impl<'a> AccountBasis<'a, '_> {
                 .iter()
                 .map(|name| text(name.as_bytes()))
                 .collect(),
+            reserve: rule.reserve.map(|reserve| {
+                Box::new(ExplainedReserve {
+                    estimate: reserve.estimate,
+                    missing: reserve.missing.name().to_owned(),
+                })
+            }),
         };
         let cause =
             match outcome {
@@ -180,6 +188,7 @@ impl<'a> AccountBasis<'a, '_> {
                         MatchResult::Limited { rule: rule(found) }
                     });
                 }
+                Outcome::Ordered => return MatchResult::Order,
                 Outcome::Replaced(_) => Cause::Replaced,
                 Outcome::Unlimited(_) | Outcome::Unmatched(_) => Cause::WithoutLimit,
             };

@@ -68,7 +68,9 @@ pub fn read_into<'a>(
         return None;
     }
     // Hits may come after their descriptors on the wire.
-    request.set_hits(Hits::add(u64::from(hits.max(1))));
+    if hits > 0 {
+        request.set_hits(Hits::add(hits.into()));
+    }
     Some(())
 }
 
@@ -87,7 +89,7 @@ fn read_descriptor<'a>(
             _ => return None,
         }
     }
-    request.push_descriptor(Hits::ONE, None);
+    request.push_descriptor(None, None);
     Some(())
 }
 

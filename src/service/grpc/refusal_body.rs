@@ -85,7 +85,9 @@ fn refusing<'a, 'm>(
     let index = headline.or_else(|| (0..statuses.len()).find(is_refused))?;
     match &basis.plan.outcomes[index] {
         Outcome::Counted(counted) => Some((counted.rule?, &statuses[index])),
-        Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) => None,
+        Outcome::Unmatched(_) | Outcome::Unlimited(_) | Outcome::Replaced(_) | Outcome::Ordered => {
+            None
+        }
     }
 }
 

@@ -121,6 +121,7 @@ fn part(
             cause: Cause::Replaced,
             matched: descriptor.entries.len(),
         }),
+        Outcome::Ordered => None,
         Outcome::Unmatched { .. } | Outcome::Unlimited(_) => {
             basis.matcher.cause(domain, descriptor.entries)
         }

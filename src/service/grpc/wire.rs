@@ -20,6 +20,7 @@ use super::proto::{
 use crate::{
     core::{
         decision::{Binding, Code, Decision, Status},
+        lease::token::LeaseToken,
         limit::Limit,
         metadata::{Metadata, MetadataValue},
         request::{Entry, Hits, Request},
@@ -96,15 +97,12 @@ fn push_descriptor<'a>(
         request.push_entry(entry(part, bounds)?);
     }
     // In the request's own number absent and 0 are equal on the wire, and both mean 1.
-    let hits = message
-        .hits_addend
-        .unwrap_or(u64::from(hits_of_request.max(1)));
-    let hits = if message.is_negative_hits {
-        Hits::give_back(hits)
-    } else {
-        Hits::add(hits)
+    let of_request = (hits_of_request > 0).then_some(hits_of_request.into());
+    let addend = match (message.hits_addend.or(of_request), message.is_negative_hits) {
+        (addend, false) => addend.map(Hits::add),
+        (addend, true) => Some(Hits::give_back(addend.unwrap_or(1))),
     };
-    request.push_descriptor(hits, message.limit.as_ref().map(limit).transpose()?);
+    request.push_descriptor(addend, message.limit.as_ref().map(limit).transpose()?);
     Ok(())
 }
 
@@ -282,6 +280,20 @@ pub(super) fn add_body(reply: &mut RateLimitResponse, body: RefusalText) {
             raw_value: Bytes::new(),
         });
         reply.raw_body = text.into();
+    }
+}
+
+/// Adds the token of a lease to the metadata of `reply`, and the number of hits if all its descriptors have as many:
+/// Envoy returns them at the end of the stream.
+pub(super) fn add_lease(reply: &mut RateLimitResponse, lease: &LeaseToken) {
+    let metadata = reply.dynamic_metadata.get_or_insert_default();
+    let mut add = |key: &str, value| metadata.fields.insert(key.to_owned(), to_value(value));
+    add("reservation", MetadataValue::Text(lease.to_string()));
+    let parts = lease.parts();
+    if parts.iter().all(|part| part.hits == parts[0].hits) {
+        #[expect(clippy::cast_precision_loss, reason = "a limit is below 2^53")]
+        let hits = parts[0].hits as f64;
+        add("reserved", MetadataValue::Number(hits));
     }
 }
 
@@ -586,6 +598,7 @@ mod tests {
             headline: Some(0),
             retry_secs: Some(800),
             metadata: Metadata::default(),
+            leased: Vec::new(),
         };
         let extras = Extras {
             headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
@@ -703,6 +716,7 @@ mod tests {
                 headline: None,
                 retry_secs: None,
                 metadata: Metadata::default(),
+                leased: Vec::new(),
             };
             let extras = Extras { dynamic_metadata: true, ..Extras::default() };
             let reply = response(decision, &message, &extras);

@@ -66,6 +66,7 @@ const CAUSES: [(StoreError, &str); 5] = [
 impl LossStats {
     /// Counts a request that the store did not answer.
     pub fn record(&self, error: StoreError) {
+        let error = error.of_part();
         let known = CAUSES.iter().zip(&self.causes);
         for (_, count) in known.filter(|((cause, _), _)| *cause == error) {
             count.fetch_add(1, Relaxed);
@@ -176,6 +177,8 @@ mod tests {
                 | StoreError::Refused
                 | StoreError::Moving
                 | StoreError::Overloaded => stats.record(error),
+                // Counted as unreachable.
+                StoreError::Unsent => {}
             }
             let total: u64 = stats.causes().map(|(_, count)| count).sum();
             assert_eq!(total, counted, "{error:?}");

@@ -32,6 +32,7 @@ fn arrived(now: Timestamp) -> Deadline {
     Deadline {
         began: *BEGAN + Duration::from_millis(now.millis()),
         timeout: None,
+        is_for_lease: false,
     }
 }
 

@@ -89,7 +89,7 @@ impl RedisStore {
         if view.map.is_cluster() {
             return Ok(None);
         }
-        let queue = view.queues.first().ok_or(StoreError::Unreachable)?;
+        let queue = view.queues.first().ok_or(StoreError::Unsent)?;
         queue.push(batch, now, deadline, Some(waker)).map(Some)
     }
 

@@ -44,11 +44,25 @@ pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> R
 ///
 /// If there is no reply.
 pub fn post_json(address: SocketAddr, path: &str, body: &str) -> io::Result<Reply> {
-    let head = format!(
+    post_json_with(address, path, &[], body)
+}
+
+/// Like [`post_json`], with further headers.
+pub fn post_json_with(
+    address: SocketAddr,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> io::Result<Reply> {
+    let mut head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n",
+         content-length: {}\r\nconnection: close\r\n",
         body.len()
     );
+    for (name, value) in headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
     exchange(address, &[head.as_bytes(), body.as_bytes()].concat())
 }
 

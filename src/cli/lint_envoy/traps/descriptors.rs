@@ -64,17 +64,8 @@ fn domain_without_answer<'s>(
     entries: &[(&str, Option<&str>)],
     rules: &KnownRules<'_>,
 ) -> Option<&'s str> {
-    let stage = item.stage();
-    let of_stage = scope.filters.iter().filter(|filter| filter.stage == stage);
-    let domains: Vec<_> = match item.domain {
-        Some(domain) => vec![domain],
-        None => of_stage
-            .filter_map(|filter| filter.domain.as_deref())
-            .collect(),
-    };
-    let mut known = domains
-        .into_iter()
-        .filter(|domain| rules.has_domain(domain));
+    let domains = scope.domains_of(item).into_iter();
+    let mut known = domains.filter(|domain| rules.has_domain(domain));
     let first = known.clone().next()?;
     let is_answered = known.any(|domain| rules.may_answer(domain, entries));
     (!is_answered).then_some(first)

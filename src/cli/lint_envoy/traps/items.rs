@@ -1,7 +1,7 @@
 //! Traps in items of `rate_limits`.
 
 use super::super::{
-    actions::{self, Holder},
+    actions::{self, Holder, OrderName},
     document::DocumentValue,
     finding::{Findings, Trap},
     surroundings::{ItemList, OptionalValue},
@@ -56,10 +56,14 @@ pub(crate) fn item(item: &DocumentValue<'_>, holder: Holder, found: &mut Finding
     if holder == Holder::Route
         && let Some(addend) = item.get("hits_addend")
     {
+        let consequence = match item.is_true("apply_on_stream_done") {
+            true => "the call at the end of the stream counts one hit",
+            false => "every request counts as one hit",
+        };
         found.error(
             Trap::HitsAddend,
             &addend,
-            "Envoy does not send `hits_addend` from here: every request counts as one hit",
+            format!("Envoy does not send `hits_addend` from here: {consequence}"),
             "move this item to a RateLimitPerRoute in `typed_per_filter_config`, or to the \
              filter's own `rate_limits`",
         );
@@ -72,7 +76,7 @@ pub(crate) fn item(item: &DocumentValue<'_>, holder: Holder, found: &mut Finding
             "add `apply_on_stream_done: true`, or use another source",
         );
     }
-    if item.is_true("apply_on_stream_done") {
+    if item.is_true("apply_on_stream_done") && OrderName::of(item).is_none() {
         found.advice(
             Trap::StreamDone,
             item,

@@ -8,7 +8,7 @@ use super::super::{
     finding::{Findings, Trap, TrapSeverity},
     scope::{CalledService, Filter, Scope},
 };
-use super::{descriptors::descriptors, no_filter::USUAL_NAME};
+use super::{descriptors::descriptors, no_filter::USUAL_NAME, orders::orders};
 use crate::foundation::printable::CountOf;
 
 /// Checks a connection manager as a whole, with the rules if they are known.
@@ -23,6 +23,7 @@ pub(crate) fn scope(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &m
     forged_address(scope, found);
     disabled_filters(scope, found);
     disabled_for_routes(scope, found);
+    orders(scope, rules, found);
     if let Some(rules) = rules {
         descriptors(scope, rules, found);
     }
@@ -82,7 +83,7 @@ fn filters_without_item(scope: &Scope<'_>, found: &mut Findings) {
         return;
     }
     let silent = scope.filters.iter();
-    for filter in silent.filter(|filter| !calls_service(scope, filter)) {
+    for filter in silent.filter(|filter| !scope.calls_service(filter)) {
         let Some((severity, hint)) = silence(scope, filter) else {
             continue;
         };
@@ -100,20 +101,10 @@ fn filters_without_item(scope: &Scope<'_>, found: &mut Findings) {
     }
 }
 
-/// Whether the filter calls the service for some request.
-fn calls_service(scope: &Scope<'_>, filter: &Filter<'_>) -> bool {
-    let is_asked = |item: &RateLimitItem<'_>| match item.holder {
-        Holder::Route => item.stage() == filter.stage,
-        Holder::PerRoute => true,
-        Holder::Filter => false,
-    };
-    filter.has_own || scope.descriptors.iter().any(is_asked)
-}
-
 /// The services that the filters of a connection manager call.
 pub(in super::super) fn called_services(scope: &Scope<'_>) -> BTreeSet<CalledService> {
     let filters = scope.filters.iter();
-    let calling = filters.filter(|filter| calls_service(scope, filter));
+    let calling = filters.filter(|filter| scope.calls_service(filter));
     calling
         .map(|filter| CalledService::of(&filter.value))
         .collect()

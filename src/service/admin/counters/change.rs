@@ -89,6 +89,12 @@ pub(super) async fn change(
     });
     let mut counts = CounterStates::new();
     let changes = batch(&answer.reports);
+    if change == Change::Reset {
+        // Before it, or what was reserved could be given back to a counter that is reset already.
+        for increment in changes.iter() {
+            counters.leases.record_reset(increment.key, answer.now);
+        }
+    }
     if !changes.is_empty() {
         let deadline = Deadline::of_store();
         let changed = counters

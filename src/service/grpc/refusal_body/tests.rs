@@ -32,6 +32,7 @@ fn rule(id: RuleId, key: &str) -> Rule {
         shadow_mode: false,
         quota_mode: false,
         counts: Default::default(),
+        reserve: None,
         on_store_loss: Default::default(),
         refusal: Some(Arc::new(RuleRefusal {
             content_type: "text/plain".to_owned(),
@@ -180,7 +181,7 @@ fn a_body_appended_to_a_reply_is_read_as_part_of_it() {
         text: "no".to_owned(),
         headers: [("x-should-retry".to_owned(), "false".to_owned())].into(),
     };
-    let bytes = plain_with(&decision, text());
+    let bytes = plain_with(&decision, Some(text()), None);
     let mut expected = wire::response(decision, &Default::default(), &wire::Extras::default());
     wire::add_body(&mut expected, text());
     let expected = framed(expected.encoded_len(), |room| expected.encode_raw(room));

@@ -74,7 +74,10 @@ impl Fleet {
                 store: shared.clone(),
                 loss: loss.clone(),
             };
-            (OnLoss::new(shared.clone(), loss), reconciler)
+            (
+                OnLoss::new(shared.clone(), loss, Returns::none()),
+                reconciler,
+            )
         };
         Self {
             replicas: (0..replicas).map(replica).collect(),
@@ -100,6 +103,7 @@ impl Fleet {
         let deadline = Deadline {
             began: *EPOCH + Duration::from_millis(self.now.get()),
             timeout: None,
+            is_for_lease: false,
         };
         let mut counts = CounterStates::new();
         let (store, _) = &self.replicas[replica];

@@ -153,7 +153,7 @@ impl Batcher {
             if !self.node.breaker.is_open() {
                 return Some(());
             }
-            self.queue.fail_all(StoreError::Unreachable);
+            self.queue.fail_all(StoreError::Unsent);
             self.work().await?;
         }
     }
@@ -175,7 +175,7 @@ impl Batcher {
                 None if self.role == Role::StandIn => Err(NodeFailure::Silent),
                 None => {
                     let _stuck = self.queue.stuck();
-                    self.queue.fail_all(StoreError::Unreachable);
+                    self.queue.fail_all(StoreError::Unsent);
                     connecting.await
                 }
             }
@@ -190,7 +190,7 @@ impl Batcher {
                     self.node.suspect(Duration::ZERO);
                 } else {
                     self.node.lose(failure);
-                    self.queue.fail_all(StoreError::Unreachable);
+                    self.queue.fail_all(StoreError::Unsent);
                 }
                 None
             }

@@ -124,7 +124,7 @@ impl NodeQueue {
     pub(crate) fn admit(&self) -> Result<(), StoreError> {
         if self.node.breaker.is_open() || self.stuck.load(Relaxed) > 0 {
             self.load.rejected_while_open.fetch_add(1, Relaxed);
-            return Err(StoreError::Unreachable);
+            return Err(StoreError::Unsent);
         }
         Ok(())
     }
@@ -145,12 +145,16 @@ impl NodeQueue {
         self.admit()?;
         let mut state = lock(&self.state);
         if state.is_over {
-            return Err(StoreError::Unreachable);
+            return Err(StoreError::Unsent);
         }
         self.permits.take()?;
         let began: Instant = deadline.began.into();
         let ends: Instant = deadline.ends(self.longest).into();
-        let slot = state.replies.take(began, ends, waker.cloned());
+        let if_sent = match deadline.is_for_lease {
+            true => (began + self.longest).saturating_duration_since(ends),
+            false => Duration::ZERO,
+        };
+        let slot = state.replies.take(began, (ends, if_sent), waker.cloned());
         state.batch.append(batch);
         state.slots.push(slot);
         state.now = Some(now);
@@ -227,7 +231,7 @@ impl NodeQueue {
     pub(crate) fn node_changed(&self) {
         if self.node.breaker.is_open() {
             // The batchers may be waiting for replies of their own.
-            self.fail_all(StoreError::Unreachable);
+            self.fail_all(StoreError::Unsent);
         }
         self.work.notify_waiters();
     }
@@ -251,7 +255,9 @@ impl NodeQueue {
         self.permits.give_back(slots.len());
         self.load.queued.store(state.slots.len() as u64, Relaxed);
         let replies = &mut state.replies;
-        if !slots.iter().all(|&slot| replies.is_waiting(slot)) {
+        if slots.iter().fold(false, |is_any_gone, &slot| {
+            is_any_gone | !replies.send(slot)
+        }) {
             // An increment that is not sent is not counted.
             let (_, left) = split(&mut batch, &mut slots, |_, slot| replies.is_waiting(slot));
             for slot in left {
@@ -592,6 +598,7 @@ mod tests {
         let deadline = Deadline {
             began: Instant::now().into_std(),
             timeout: None,
+            is_for_lease: false,
         };
         queue.push(&batch(increments), now, &deadline, None)
     }
@@ -617,7 +624,7 @@ mod tests {
         let second = Arc::new(queue_to(node, permits));
         let _answers = [push(&first, 1).unwrap(), push(&second, 1).unwrap()];
         assert_eq!(push(&first, 1).unwrap_err(), StoreError::Overloaded);
-        second.fail_all(StoreError::Unreachable);
+        second.fail_all(StoreError::Unsent);
         push(&first, 1).unwrap();
     }
 
@@ -698,14 +705,14 @@ mod tests {
     fn no_request_waits_where_there_is_no_hope() {
         let queue = queue(10);
         queue.node.lose(NodeFailure::Silent);
-        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unsent);
         queue.node.regain(false);
         push(&queue, 1).unwrap();
         let stuck = queue.stuck();
-        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unsent);
         drop(stuck);
         push(&queue, 1).unwrap();
         queue.end();
-        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unreachable);
+        assert_eq!(push(&queue, 1).unwrap_err(), StoreError::Unsent);
     }
 }

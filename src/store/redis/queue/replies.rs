@@ -3,7 +3,11 @@
 //! Two owners hold an entry: the request that waits, and the batch that brings the answer. It is free
 //! again when both have released it.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    mem,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -40,6 +44,8 @@ enum ReplyState {
         since: Instant,
         /// When the wait ends, later by the known pauses of this thread.
         ends: Instant,
+        /// How much longer it waits once it is sent.
+        if_sent: Duration,
         waker: Option<Waker>,
     },
     /// The time is over, and the request does not know yet. Both owners hold the entry.
@@ -51,9 +57,14 @@ enum ReplyState {
 }
 
 impl PendingReplies {
-    /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it, unless a later
-    /// poll brings another one.
-    pub(crate) fn take(&mut self, since: Instant, ends: Instant, waker: Option<Waker>) -> usize {
+    /// Takes an entry for a request that waits from `since` to `ends`, or longer if it is sent by then; `waker` wakes
+    /// it, unless a later poll brings another one.
+    pub(crate) fn take(
+        &mut self,
+        since: Instant,
+        (ends, if_sent): (Instant, Duration),
+        waker: Option<Waker>,
+    ) -> usize {
         let mut ends = ends;
         if let Some(Pause { from, to }) = self.last_pause
             && since < to
@@ -61,7 +72,12 @@ impl PendingReplies {
             // The request came before a pause that was noticed before the request was queued.
             ends += to.saturating_duration_since(from.max(since));
         }
-        let state = ReplyState::Waiting { since, ends, waker };
+        let state = ReplyState::Waiting {
+            since,
+            ends,
+            if_sent,
+            waker,
+        };
         match self.free.pop() {
             Some(free) => {
                 self.all[free].state = state;
@@ -123,6 +139,15 @@ impl PendingReplies {
     /// Whether a request waits there.
     pub(crate) fn is_waiting(&self, slot: usize) -> bool {
         matches!(self.all[slot].state, ReplyState::Waiting { .. })
+    }
+
+    /// Notes that a request is sent, if it still waits. Returns whether it does.
+    pub(crate) fn send(&mut self, slot: usize) -> bool {
+        let ReplyState::Waiting { ends, if_sent, .. } = &mut self.all[slot].state else {
+            return false;
+        };
+        *ends += mem::take(if_sent);
+        true
     }
 
     /// Stores the answer of the batch for a request that still waits. All `counts` are consumed, even if
@@ -229,8 +254,6 @@ impl PendingReplies {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const DEADLINE: Duration = Duration::from_millis(50);
@@ -240,7 +263,7 @@ mod tests {
     }
 
     fn take(replies: &mut PendingReplies, since: Instant) -> usize {
-        replies.take(since, since + DEADLINE, None)
+        replies.take(since, (since + DEADLINE, Duration::ZERO), None)
     }
 
     fn fail(replies: &mut PendingReplies, slot: usize) {

@@ -250,7 +250,7 @@ pub(crate) fn parts(
         };
         let slot = is_step.then_some(slot);
         let alone = (is_step && together == StepScope::Keys).then_some(key);
-        let node = node.ok_or(StoreError::Unreachable)?;
+        let node = node.ok_or(StoreError::Unsent)?;
         let part = (node, slot, alone);
         let known = parts.iter().position(|known| *known == part);
         endpoints.push(known.unwrap_or_else(|| {
@@ -418,6 +418,6 @@ mod tests {
             &batch(&["a"], Charge::Always),
             StepScope::Slots,
         );
-        assert_eq!(refused.unwrap_err(), StoreError::Unreachable);
+        assert_eq!(refused.unwrap_err(), StoreError::Unsent);
     }
 }

@@ -1,0 +1,93 @@
+//! The key `reserve` → a [`Reserve`], with every error.
+
+use super::{
+    algorithm::{Faults, unknown},
+    fault::Fault,
+    mirror::{DescriptorNode, LocatedText, ReserveKeys},
+};
+use crate::{
+    core::{
+        kind::Algorithm,
+        limit::{Limit, MissingCost, Reserve},
+    },
+    foundation::named::Named as _,
+};
+
+/// How the rule with these `limits` reserves hits; `None` if it does not. It is valid only if no fault was added.
+pub(super) fn reserve(
+    descriptor: &DescriptorNode,
+    limits: &[Limit],
+    is_unlimited: bool,
+    faults: &mut Faults,
+) -> Option<Reserve> {
+    let keys = descriptor.reserve.as_deref()?;
+    let mut reject = |at: Option<usize>, with, fix| {
+        let key = "reserve";
+        faults.push((at, Fault::DoesNotGo { key, with, fix }));
+    };
+    if is_unlimited {
+        let fix = "remove it: such a rule counts nothing";
+        reject(keys.at, "`unlimited`", fix);
+    }
+    let counts_all = |word: &&LocatedText| word.text == "all";
+    if let Some(word) = descriptor.own.count.as_deref().filter(counts_all) {
+        let fix = "remove `count: all`: hits that are reserved are counted if they are admitted";
+        reject(word.at, "`count: all`", fix);
+    }
+    if !limits.iter().all(is_settled) {
+        let fix = "only fixed windows without `first_hit`, calendars and token buckets can be settled exactly";
+        reject(keys.at, "the algorithm of a limit", fix);
+    }
+    Some(Reserve {
+        estimate: estimate(keys, limits, faults),
+        missing: missing(keys, faults),
+    })
+}
+
+/// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
+fn is_settled(limit: &Limit) -> bool {
+    match limit.algorithm {
+        Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => true,
+        Algorithm::FirstHit | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
+    }
+}
+
+/// An estimate above the smallest limit would never pass.
+fn estimate(keys: &ReserveKeys, limits: &[Limit], faults: &mut Faults) -> Option<u64> {
+    let number = keys.estimate.as_deref()?;
+    let value = number.value?;
+    let smallest = limits.iter().map(Limit::capacity).min();
+    let most = smallest.unwrap_or(Limit::MAX_REQUESTS).max(1);
+    let estimate = u64::try_from(value).ok();
+    let estimate = estimate.filter(|estimate| (1..=most).contains(estimate));
+    if estimate.is_none() {
+        let text = match smallest {
+            Some(smallest) if value > i128::from(smallest) => {
+                format!("{}: the smallest limit would never admit it", number.text)
+            }
+            _ => number.text.clone(),
+        };
+        let fault = Fault::OutOfRange {
+            key: "estimate",
+            low: 1,
+            high: most,
+            text,
+        };
+        faults.push((number.at, fault));
+    }
+    estimate
+}
+
+fn missing(keys: &ReserveKeys, faults: &mut Faults) -> MissingCost {
+    let Some(word) = keys.missing.as_deref() else {
+        return MissingCost::default();
+    };
+    let mut names = MissingCost::NAMES.iter();
+    match names.find(|(name, _)| *name == word.text) {
+        Some((_, missing)) => *missing,
+        None => {
+            faults.push(unknown("missing", word, "estimate or zero"));
+            MissingCost::default()
+        }
+    }
+}

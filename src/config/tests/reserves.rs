@@ -1,0 +1,106 @@
+//! Reservations in rule files.
+
+use super::{
+    load,
+    mistakes::{check, check_bodies},
+};
+use crate::core::limit::{CountPolicy, MissingCost, Reserve, Rule};
+
+/// The rule of `k`, with these settings.
+fn rule(own: &str) -> Rule {
+    let loaded = load(&format!("domain: d\ndescriptors:\n  - key: k\n    {own}\n"));
+    assert!(loaded.warnings.is_empty(), "{}", loaded.warnings[0]);
+    loaded.matcher.rules()[0].clone()
+}
+
+#[test]
+fn a_rule_that_reserves_counts_admitted_hits() {
+    let limits = "rate_limits: [1000/hour, {unit: day, requests_per_unit: 9, algorithm: token_bucket, burst: 900}]";
+    for (reserve, estimate, missing) in [
+        ("{}", None, MissingCost::Estimate),
+        ("{estimate: 900}", Some(900), MissingCost::Estimate),
+        ("{estimate: , missing: zero}", None, MissingCost::Zero),
+        (
+            "{estimate: 1, missing: estimate}",
+            Some(1),
+            MissingCost::Estimate,
+        ),
+    ] {
+        let rule = rule(&format!("reserve: {reserve}\n    {limits}"));
+        let expected = Reserve { estimate, missing };
+        assert_eq!(
+            (rule.reserve, rule.counts),
+            (Some(expected), CountPolicy::Admitted)
+        );
+    }
+    let own = "reserve: {}\n    count: admitted\n    rate_limit: {unit: month, requests_per_unit: 9, calendar: true, time_zone: UTC}";
+    assert!(rule(own).reserve.is_some());
+    assert_eq!(rule("rate_limits: [5/day]").reserve, None);
+}
+
+#[test]
+fn a_mistake_in_a_reservation_is_told_with_its_fix() {
+    const SETTLED: &str = "only fixed windows without `first_hit`, calendars and token buckets can be settled exactly";
+    let algorithm =
+        format!("4:5: d.k: `reserve` does not go with the algorithm of a limit; {SETTLED}");
+    check_bodies(&[
+        (
+            "reserve:\nrate_limits: [5/day]",
+            "4:13: d.k: `reserve` must be a map, not null; write `reserve: {}`",
+        ),
+        (
+            "reserve: 800\nrate_limits: [5/day]",
+            "4:14: d.k: `reserve` must be a map, not a number; write `reserve: {estimate: 800}`",
+        ),
+        (
+            "reserve: {estimat: 800}\nrate_limits: [5/day]",
+            "4:15: d.k: unknown key 'estimat' (expected `estimate`)",
+        ),
+        (
+            "reserve: {estimate: 6}\nrate_limits: [5/day, 9/hour]",
+            "4:25: d.k: `estimate` must be a whole number from 1 to 5, not 6: the smallest limit would never admit it",
+        ),
+        (
+            "reserve: {estimate: 0}\nrate_limits: [5/day]",
+            "4:25: d.k: `estimate` must be a whole number from 1 to 5, not 0",
+        ),
+        (
+            "reserve: {missing: nil}\nrate_limits: [5/day]",
+            "4:24: d.k: unknown missing 'nil' (estimate or zero)",
+        ),
+        (
+            "reserve: {}\ncount: all\nrate_limits: [5/day]",
+            "5:12: d.k: `reserve` does not go with `count: all`; remove `count: all`: hits that are reserved are counted \
+             if they are admitted",
+        ),
+        (
+            "reserve: {}\nrate_limit: {unlimited: true}",
+            "4:5: d.k: `reserve` does not go with `unlimited`; remove it: such a rule counts nothing",
+        ),
+        (
+            "reserve: {}\ndescriptors: [{key: x, rate_limits: [5/day]}]",
+            "4:5: d.k: `reserve` does not go with a descriptor without limits; write it beside `rate_limits`",
+        ),
+        (
+            "reserve: {}\nrate_limit: {unit: day, requests_per_unit: 5, algorithm: sliding_log}",
+            &algorithm,
+        ),
+        (
+            "reserve: {}\nrate_limit: {unit: day, requests_per_unit: 5, window: first_hit}",
+            &algorithm,
+        ),
+    ]);
+    check(&[
+        (
+            "domain: d\ndescriptors:\n  - key: tollgate.release\n    rate_limits: [5/day]\n",
+            "3:10: d: keys that begin with `tollgate.` are what Envoy asks of tollgate at the end of a stream, such as \
+             `tollgate.release`; give 'tollgate.release' another name",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: a\n    reserve: {}\n    rate_limits: [{name: n, unit: day, requests_per_unit: 5}]\n  \
+             - key: b\n    rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: n}]}\n",
+            "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve`; replace another one: what this limit \
+             had not charged would be given back to it",
+        ),
+    ]);
+}

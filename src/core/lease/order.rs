@@ -1,0 +1,288 @@
+//! Orders: Envoy asks for them at the end of a stream, by the last entry of a descriptor. The entries before it name
+//! the counters, as they did at the request.
+
+use smallvec::SmallVec;
+
+use super::{
+    settlement::{is_settled_by, settle},
+    token::{LeaseId, LeaseToken},
+};
+use crate::core::{
+    counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Operation},
+    limit::{Limit, MissingCost, OnStoreLoss, Reserve, Rule},
+    request::{Entry, Hits},
+    window::Timestamp,
+};
+
+/// The beginning of the keys of orders. No rule has such a key.
+pub(crate) const PREFIX: &[u8] = b"tollgate.";
+
+/// An order of Envoy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderKind<'a> {
+    /// To replace what the lease of this token charged by the cost.
+    Settle(&'a [u8]),
+    /// To end the lease of this token, unless the same message settles it.
+    Release(&'a [u8]),
+    /// To charge the cost, unless the same message settles a lease.
+    Unreserved,
+    /// Nothing that tollgate knows.
+    Unknown,
+}
+
+impl<'a> OrderKind<'a> {
+    /// The order of a descriptor, and the entries that name its counters; `None` if it is none.
+    pub fn of<'e>(entries: &'e [Entry<'a>]) -> Option<(Self, &'e [Entry<'a>])> {
+        let (last, target) = entries.split_last()?;
+        let name = last.key.strip_prefix(PREFIX)?;
+        let kind = match name {
+            b"reservation" => Self::Settle(last.value),
+            b"release" => Self::Release(last.value),
+            b"unreserved" => Self::Unreserved,
+            _ => Self::Unknown,
+        };
+        Some((kind, target))
+    }
+}
+
+/// An order of a message.
+#[derive(Debug)]
+pub struct Order<'a> {
+    pub kind: OrderKind<'a>,
+    /// The cost; `None` if the descriptor brings none.
+    pub cost: Option<u64>,
+    /// `None` if its entries name no rule that reserves.
+    pub target: Option<OrderTarget<'a>>,
+}
+
+/// The counters of an order.
+#[derive(Debug)]
+pub struct OrderTarget<'a> {
+    pub rule: &'a Rule,
+    pub reserve: Reserve,
+    pub limits: &'a [Limit],
+    pub identity: Identity,
+    pub mark: u32,
+}
+
+/// The result of the orders for one descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrderOutcome {
+    /// The cost replaces what was reserved.
+    Settled { leased: u64, cost: u64 },
+    /// The stream ended without a cost, and what was reserved is given back.
+    Released { leased: u64 },
+    /// No token of these counters came, so the cost is charged in full.
+    Unknown { cost: u64 },
+    /// Nothing was reserved, so the cost is charged in full.
+    Unreserved { cost: u64 },
+    /// It was settled before.
+    Repeated,
+}
+
+/// The increments that orders lead to.
+#[derive(Debug, Default)]
+pub(crate) struct OrderedHits<'a> {
+    /// Hits to add; the descriptor of each increment is the index of its outcome.
+    pub adds: Batch,
+    pub gives_back: Batch,
+    /// The results of orders, each with its rule, and whether a window ended between the reservation and the order.
+    pub outcomes: Vec<(&'a Rule, OrderOutcome, bool)>,
+    /// How many orders name no rule that reserves, or are not known.
+    pub strays: u64,
+}
+
+/// The memory of earlier leases.
+pub(crate) trait LeaseMemory {
+    /// That of the store.
+    fn epoch(&self) -> u32;
+
+    /// Whether this lease and mark are settled for the first time. It remembers them.
+    fn is_first(&mut self, id: LeaseId, mark: u32) -> bool;
+
+    /// Whether the counter of this key was reset at that time or later: then it no longer has what was charged before.
+    fn was_reset(&self, key: &[u8], since: Timestamp) -> bool;
+}
+
+/// The increments for the orders of one message.
+pub(crate) fn ordered_hits<'a>(
+    orders: &[Order<'a>],
+    memory: &mut impl LeaseMemory,
+    now: Timestamp,
+) -> OrderedHits<'a> {
+    let mut hits = OrderedHits::default();
+    let mut is_done = SmallVec::<[bool; 8]>::from_elem(false, orders.len());
+    for (index, order) in orders.iter().enumerate() {
+        let Some(target) = &order.target else {
+            hits.strays += 1;
+            continue;
+        };
+        if is_done[index] {
+            continue;
+        }
+        // A descriptor that stands twice was reserved as one.
+        let mut together = OrdersOfTarget::default();
+        for (order, is_done) in orders[index..].iter().zip(&mut is_done[index..]) {
+            let is_same =
+                |other: &OrderTarget<'_>| other.identity.bytes() == target.identity.bytes();
+            if order.target.as_ref().is_some_and(is_same) {
+                *is_done = true;
+                together.add(order);
+            }
+        }
+        together.carry_out(target, memory, now, &mut hits);
+    }
+    hits
+}
+
+/// The orders of a message for one descriptor.
+#[derive(Default)]
+struct OrdersOfTarget<'a> {
+    /// Each token and its costs, which are `None` if no order brings any.
+    settles: SmallVec<[(&'a [u8], Option<u64>); 1]>,
+    releases: SmallVec<[&'a [u8]; 1]>,
+    unreserved: Option<u64>,
+}
+
+impl<'a> OrdersOfTarget<'a> {
+    fn add(&mut self, order: &Order<'a>) {
+        let sum = |one: Option<u64>, other: u64| Some(one.unwrap_or(0).saturating_add(other));
+        match order.kind {
+            OrderKind::Settle(token) => {
+                let known = self.settles.iter_mut().find(|(other, _)| *other == token);
+                match (known, order.cost) {
+                    (Some((_, cost)), Some(more)) => *cost = sum(*cost, more),
+                    (Some(_), None) => {}
+                    (None, cost) => self.settles.push((token, cost)),
+                }
+            }
+            OrderKind::Release(token) => self.releases.push(token),
+            OrderKind::Unreserved => {
+                self.unreserved = sum(self.unreserved, order.cost.unwrap_or(1));
+            }
+            OrderKind::Unknown => {}
+        }
+    }
+
+    fn carry_out(
+        self,
+        target: &OrderTarget<'a>,
+        memory: &mut impl LeaseMemory,
+        now: Timestamp,
+        hits: &mut OrderedHits<'a>,
+    ) {
+        for (text, cost) in &self.settles {
+            let lease = target.lease(text, memory.epoch(), now);
+            let (outcome, is_late) = match lease {
+                Some((token, leased)) if memory.is_first(token.id, target.mark) => {
+                    // Without a number the cost is what was reserved.
+                    let cost = cost.unwrap_or(leased);
+                    let is_late = target.settle((leased, cost), token.at, memory, now, hits);
+                    (OrderOutcome::Settled { leased, cost }, is_late)
+                }
+                Some(_) => (OrderOutcome::Repeated, false),
+                None => {
+                    let cost = cost.unwrap_or(1);
+                    target.charge(cost, now, hits);
+                    (OrderOutcome::Unknown { cost }, false)
+                }
+            };
+            hits.outcomes.push((target.rule, outcome, is_late));
+        }
+        let is_settled = |text: &&[u8]| self.settles.iter().any(|(other, _)| other == text);
+        let releases = self.releases.iter().filter(|text| !is_settled(text));
+        for text in releases.filter(|_| target.reserve.missing == MissingCost::Zero) {
+            let lease = target.lease(text, memory.epoch(), now);
+            let (outcome, is_late) = match lease {
+                Some((token, leased)) if memory.is_first(token.id, target.mark) => {
+                    let is_late = target.settle((leased, 0), token.at, memory, now, hits);
+                    (OrderOutcome::Released { leased }, is_late)
+                }
+                Some(_) => (OrderOutcome::Repeated, false),
+                None => (OrderOutcome::Unknown { cost: 0 }, false),
+            };
+            hits.outcomes.push((target.rule, outcome, is_late));
+        }
+        if let (Some(cost), true) = (self.unreserved, self.settles.is_empty()) {
+            target.charge(cost, now, hits);
+            let outcome = OrderOutcome::Unreserved { cost };
+            hits.outcomes.push((target.rule, outcome, false));
+        }
+    }
+}
+
+impl OrderTarget<'_> {
+    /// The lease of these counters that `text` names, and its hits; `None` if it was made by another process, for
+    /// other counters or in the future, or if no window of it can matter any more.
+    fn lease(&self, text: &[u8], epoch: u32, now: Timestamp) -> Option<(LeaseToken, u64)> {
+        let token = LeaseToken::parse(text).filter(|token| token.epoch == epoch)?;
+        let leased = token.hits(self.mark);
+        // More than a limit admits was never charged.
+        let most = self.limits.iter().map(Limit::capacity).min()?;
+        let is_any_settled = |limit: &Limit| is_settled_by(limit, token.at, now);
+        let is_known = (1..=most).contains(&leased) && self.limits.iter().any(is_any_settled);
+        is_known.then_some((token, leased))
+    }
+
+    /// Replaces hits that were charged at `at` by their cost. Returns whether a window has ended since.
+    fn settle(
+        &self,
+        (leased, cost): (u64, u64),
+        at: Timestamp,
+        memory: &impl LeaseMemory,
+        now: Timestamp,
+        hits: &mut OrderedHits<'_>,
+    ) -> bool {
+        let mut is_late = false;
+        for limit in self.limits {
+            let settlement = settle(limit, leased, cost, at, now);
+            is_late |= settlement.is_late;
+            for (change, window) in [(settlement.then, at), (settlement.now, now)] {
+                let mut one = Batch::default();
+                self.push(limit, change, window, hits.outcomes.len(), &mut one);
+                let changes = one.iter();
+                for change in changes {
+                    if change.added() > 0 {
+                        hits.adds.append_one(change);
+                    } else if !memory.was_reset(change.key, at) {
+                        hits.gives_back.append_one(change);
+                    }
+                }
+            }
+        }
+        is_late
+    }
+
+    /// Charges a cost to the present windows.
+    fn charge(&self, cost: u64, now: Timestamp, hits: &mut OrderedHits<'_>) {
+        for limit in self.limits {
+            self.push(
+                limit,
+                Hits::add(cost),
+                now,
+                hits.outcomes.len(),
+                &mut hits.adds,
+            );
+        }
+    }
+
+    /// Appends a change for the next outcome, if there is any.
+    fn push(&self, limit: &Limit, hits: Hits, at: Timestamp, outcome: usize, batch: &mut Batch) {
+        if hits.is_peek() {
+            return;
+        }
+        let counting = DescriptorHits {
+            operation: Operation::of(hits, Charge::Always),
+            hits: hits.count(),
+            enforcement: Enforcement::Silent,
+            // A cost that is not counted must be known to be lost.
+            on_loss: match self.rule.on_store_loss {
+                OnStoreLoss::Local => OnStoreLoss::Local,
+                _ => OnStoreLoss::Error,
+            },
+            descriptor: u32::try_from(outcome).unwrap_or(u32::MAX),
+            age_millis: 0,
+        };
+        batch.push(&self.identity, limit, at, counting);
+    }
+}

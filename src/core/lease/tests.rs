@@ -1,0 +1,570 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::{
+    order::{LeaseMemory, OrderOutcome, ordered_hits},
+    token::{LeaseId, LeasePart, LeaseToken},
+};
+use crate::core::{
+    algorithm::AlgorithmState,
+    counter::{Batch, CounterState},
+    decision::{Decision, decide},
+    kind::{Algorithm, CounterKind},
+    limit::{Allows, Limit, MissingCost, Modes, Reserve, Rule},
+    matcher::{Matcher, tests::add_rule},
+    plan::{Outcome, Plan},
+    request::{Entry, Hits, Request},
+    window::{Period, Timestamp, Unit},
+};
+
+/// The beginning of an hour.
+const NOW: Timestamp = Timestamp::from_secs(1_000 * 3600);
+
+/// Counters as in a store, for rules with `count: admitted` and for settlements.
+#[derive(Clone, Debug, Default)]
+struct Counters {
+    windows: HashMap<Vec<u8>, i64>,
+    buckets: HashMap<Vec<u8>, AlgorithmState>,
+    /// Whether any bucket was charged more than it had: such hits are lost.
+    is_any_lost: bool,
+}
+
+impl Counters {
+    fn held(&mut self, batch: &Batch, now: Timestamp) -> Vec<i64> {
+        let held = |increment: crate::core::counter::Increment<'_>| match increment.method {
+            CounterKind::Window => self.windows.get(increment.key).copied().unwrap_or(0),
+            method => {
+                let state = self.buckets.entry(increment.key.to_vec());
+                let state = state.or_insert_with(|| AlgorithmState::new(method).unwrap());
+                state.held(&increment, now.millis())
+            }
+        };
+        batch.iter().map(held).collect()
+    }
+
+    fn apply(&mut self, batch: &Batch, now: Timestamp) {
+        for (index, increment) in batch.iter().enumerate() {
+            let held = self.held(batch, now)[index];
+            if increment.method == CounterKind::Window {
+                let moved = increment.moves(held);
+                self.windows.insert(increment.key.to_vec(), moved);
+                continue;
+            }
+            self.is_any_lost |= increment.refuses(held);
+            let state = self.buckets.get_mut(increment.key).unwrap();
+            state.charge(&increment, now.millis());
+        }
+    }
+
+    /// Charges a batch if none of its limits refuses it.
+    fn admit(&mut self, batch: &Batch, now: Timestamp) -> Vec<CounterState> {
+        let held = self.held(batch, now);
+        let refused =
+            |(spec, held): (&crate::core::counter::IncrementSpec, &i64)| spec.refuses(*held);
+        let is_refused = batch.all_specs().zip(&held).any(refused);
+        if !is_refused {
+            self.apply(batch, now);
+        }
+        let state = |(spec, held): (&crate::core::counter::IncrementSpec, i64)| CounterState {
+            is_charged: !is_refused,
+            ..CounterState::from(spec.moves(held).unsigned_abs())
+        };
+        batch.all_specs().zip(held).map(state).collect()
+    }
+}
+
+const RESERVE: Reserve = Reserve {
+    estimate: Some(200),
+    missing: MissingCost::Estimate,
+};
+
+fn hour(requests: u64) -> Limit {
+    Limit::fixed(requests, Unit::Hour)
+}
+
+fn bucket(burst: u64, rate: u64) -> Limit {
+    Limit {
+        algorithm: Algorithm::TokenBucket { burst },
+        ..Limit::fixed(rate, Unit::Minute)
+    }
+}
+
+/// A rule that reserves, for each key.
+fn matcher(rules: &[(&str, Reserve, &[Limit])]) -> Matcher {
+    let mut matcher = Matcher::default();
+    for (key, reserve, limits) in rules {
+        let change = |rule: &mut Rule| {
+            rule.reserve = Some(*reserve);
+            rule.counts = crate::core::limit::CountPolicy::Admitted;
+        };
+        add_rule(&mut matcher, key, Allows::Within((*limits).into()), change);
+    }
+    matcher
+}
+
+/// The counters of a matcher, with the ids that were settled.
+struct World {
+    matcher: Matcher,
+    counters: Counters,
+    memory: Memory,
+    leases: u64,
+}
+
+#[derive(Default)]
+struct Memory {
+    settled: Vec<(LeaseId, u32)>,
+    resets: HashMap<Vec<u8>, Timestamp>,
+}
+
+impl LeaseMemory for Memory {
+    fn epoch(&self) -> u32 {
+        7
+    }
+
+    fn is_first(&mut self, id: LeaseId, mark: u32) -> bool {
+        let is_first = !self.settled.contains(&(id, mark));
+        self.settled.push((id, mark));
+        is_first
+    }
+
+    fn was_reset(&self, key: &[u8], since: Timestamp) -> bool {
+        self.resets.get(key).is_some_and(|at| *at >= since)
+    }
+}
+
+/// A descriptor: its entries, and its addend.
+type Sent<'a> = (&'a [(&'a str, &'a str)], Option<u64>);
+
+fn request<'a>(sent: &[Sent<'a>]) -> Request<'a> {
+    let mut request = Request::new(b"d");
+    for (entries, addend) in sent {
+        for (key, value) in *entries {
+            let (key, value) = (key.as_bytes(), value.as_bytes());
+            request.push_entry(Entry { key, value });
+        }
+        request.push_descriptor(addend.map(Hits::add), None);
+    }
+    request
+}
+
+impl World {
+    fn new(rules: &[(&str, Reserve, &[Limit])]) -> Self {
+        Self {
+            matcher: matcher(rules),
+            counters: Counters::default(),
+            memory: Memory::default(),
+            leases: 0,
+        }
+    }
+
+    /// Sends a request. Returns its decision, and the text of its token if it leases.
+    fn send(&mut self, sent: &[Sent<'_>], now: Timestamp) -> (Decision, Option<String>) {
+        let request = request(sent);
+        let plan = Plan::new(&self.matcher, &request, Modes::default(), now);
+        let counts = self.counters.admit(&plan.batch, now);
+        let decision = decide(&plan, &counts, Modes::default(), now);
+        self.leases += 1;
+        let parts = decision.leased.iter().map(|(_, part)| *part);
+        let token = LeaseToken::new(now, LeaseId(self.leases), 7, parts);
+        (decision, token.map(|token| token.to_string()))
+    }
+
+    /// Carries out the orders of a message. Returns what became of them, and the number of strays.
+    fn order(&mut self, sent: &[Sent<'_>], now: Timestamp) -> (Vec<(OrderOutcome, bool)>, u64) {
+        let request = request(sent);
+        let plan = Plan::new(&self.matcher, &request, Modes::default(), now);
+        assert!(plan.batch.is_empty());
+        assert!(
+            plan.outcomes
+                .iter()
+                .all(|outcome| matches!(outcome, Outcome::Ordered))
+        );
+        let orders = &plan.leases.as_ref().expect("there are orders").orders;
+        let hits = ordered_hits(orders, &mut self.memory, now);
+        self.counters.apply(&hits.adds, now);
+        self.counters.apply(&hits.gives_back, now);
+        let outcomes = hits
+            .outcomes
+            .iter()
+            .map(|(_, outcome, is_late)| (*outcome, *is_late));
+        (outcomes.collect(), hits.strays)
+    }
+
+    /// The hits that the counters of these entries hold.
+    fn held(&mut self, entries: &[(&str, &str)], now: Timestamp) -> Vec<i64> {
+        let request = request(&[(entries, Some(0))]);
+        let plan = Plan::new(&self.matcher, &request, Modes::default(), now);
+        self.counters.held(&plan.batch, now)
+    }
+}
+
+const TENANT: &[(&str, &str)] = &[("tenant", "a")];
+
+fn settling(token: &str) -> [(&str, &str); 2] {
+    [("tenant", "a"), ("tollgate.reservation", token)]
+}
+
+#[test]
+fn a_request_leases_its_estimate_or_what_it_says_if_all_its_counters_are_charged() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let (decision, token) = world.send(&[(TENANT, None)], NOW);
+    assert_eq!(decision.leased[0].1.hits, 200);
+    assert!(token.is_some());
+    let (decision, _) = world.send(&[(TENANT, Some(500))], NOW);
+    assert_eq!(decision.leased[0].1.hits, 500);
+    // A look leases nothing, and neither does a refused request.
+    assert_eq!(world.send(&[(TENANT, Some(0))], NOW).1, None);
+    assert_eq!(world.send(&[(TENANT, Some(500))], NOW).1, None);
+    assert_eq!(world.held(TENANT, NOW), [700]);
+}
+
+#[test]
+fn a_cost_takes_the_place_of_the_estimate_once() {
+    let mut world = World::new(&[(
+        "tenant",
+        RESERVE,
+        &[hour(1000), Limit::fixed(5000, Unit::Day)],
+    )]);
+    for (cost, held) in [(123, 123), (200, 323), (777, 1100)] {
+        let (_, token) = world.send(&[(TENANT, None)], NOW);
+        let token = token.unwrap();
+        let settled = OrderOutcome::Settled { leased: 200, cost };
+        let order = settling(&token);
+        assert_eq!(
+            world.order(&[(&order, Some(cost))], NOW).0,
+            [(settled, false)]
+        );
+        assert_eq!(world.held(TENANT, NOW), [held, held]);
+        let again = world.order(&[(&order, Some(cost))], NOW);
+        assert_eq!(again.0, [(OrderOutcome::Repeated, false)]);
+        assert_eq!(world.held(TENANT, NOW), [held, held]);
+    }
+    // The cost is above the limit, and the next request is refused.
+    assert_eq!(world.send(&[(TENANT, None)], NOW).1, None);
+}
+
+#[test]
+fn a_stream_without_a_cost_costs_what_its_rule_says() {
+    let zero = Reserve {
+        missing: MissingCost::Zero,
+        ..RESERVE
+    };
+    for (reserve, held) in [(RESERVE, 200), (zero, 0)] {
+        let mut world = World::new(&[("tenant", reserve, &[hour(1000)])]);
+        let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+        let release = [("tenant", "a"), ("tollgate.release", &*token)];
+        world.order(&[(&release, None)], NOW);
+        assert_eq!(world.held(TENANT, NOW), [held]);
+        world.order(&[(&release, None)], NOW);
+        assert_eq!(world.held(TENANT, NOW), [held]);
+        // With a cost in the same message a release does nothing, in either order.
+        for settles_first in [true, false] {
+            let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+            let (settle, release) = (
+                settling(&token),
+                [("tenant", "a"), ("tollgate.release", &*token)],
+            );
+            let mut both: [Sent<'_>; 2] = [(&settle, Some(30)), (&release, Some(1))];
+            if !settles_first {
+                both.reverse();
+            }
+            let settled = OrderOutcome::Settled {
+                leased: 200,
+                cost: 30,
+            };
+            assert_eq!(world.order(&both, NOW).0, [(settled, false)]);
+        }
+        assert_eq!(world.held(TENANT, NOW), [held + 60]);
+        // A settlement without a number costs what was reserved.
+        let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+        world.order(&[(&settling(&token), None)], NOW);
+        assert_eq!(world.held(TENANT, NOW), [held + 260]);
+    }
+}
+
+#[test]
+fn a_cost_without_a_reservation_is_charged_unless_the_message_settles_one() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let unreserved = [("tenant", "a"), ("tollgate.unreserved", "1")];
+    let charged = OrderOutcome::Unreserved { cost: 70 };
+    assert_eq!(
+        world.order(&[(&unreserved, Some(70))], NOW).0,
+        [(charged, false)]
+    );
+    assert_eq!(world.held(TENANT, NOW), [70]);
+    let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+    let settle = settling(&token);
+    world.order(&[(&unreserved, Some(70)), (&settle, Some(70))], NOW);
+    assert_eq!(world.held(TENANT, NOW), [140]);
+}
+
+/// A reset has taken it off already.
+#[test]
+fn a_reset_counter_gets_nothing_back_of_what_was_reserved_before() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let tokens = [(); 2].map(|()| world.send(&[(TENANT, None)], NOW).1.unwrap());
+    for (key, held) in &mut world.counters.windows {
+        *held = 0;
+        world.memory.resets.insert(key.clone(), NOW);
+    }
+    let after = Timestamp::from_millis(NOW.millis() + 1);
+    let token = world.send(&[(TENANT, None)], after).1.unwrap();
+    world.order(&[(&settling(&tokens[0]), Some(50))], after);
+    assert_eq!(world.held(TENANT, after), [200]);
+    world.order(&[(&settling(&tokens[1]), Some(250))], after);
+    assert_eq!(world.held(TENANT, after), [250]);
+    world.order(&[(&settling(&token), Some(50))], after);
+    assert_eq!(world.held(TENANT, after), [100]);
+}
+
+#[test]
+fn orders_that_name_no_reserving_rule_do_nothing() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    add_rule(
+        &mut world.matcher,
+        "plain",
+        Allows::Within([hour(5)].into()),
+        |_| (),
+    );
+    let (unknown, plain, other) = (
+        [("tenant", "a"), ("tollgate.reserve", "x")],
+        [("plain", "a"), ("tollgate.unreserved", "1")],
+        [("other", "a"), ("tollgate.release", "x")],
+    );
+    let alone = [("tollgate.unreserved", "1")];
+    let all: [Sent<'_>; 4] = [
+        (&unknown, Some(9)),
+        (&plain, Some(9)),
+        (&other, Some(9)),
+        (&alone, Some(9)),
+    ];
+    assert_eq!(world.order(&all, NOW), (Vec::new(), 4));
+    assert!(world.counters.windows.values().all(|held| *held == 0));
+}
+
+#[test]
+fn a_token_of_other_counters_charges_the_cost_in_full() {
+    let rules: &[(&str, Reserve, &[Limit])] = &[("tenant", RESERVE, &[hour(1000)])];
+    let mut world = World::new(rules);
+    let token = world.send(&[(&[("tenant", "b")], None)], NOW).1.unwrap();
+    let part = LeaseToken::parse(token.as_bytes()).unwrap().parts()[0];
+    let forged = |at: Timestamp, epoch, part: LeasePart| {
+        LeaseToken::new(at, LeaseId(99), epoch, [part])
+            .unwrap()
+            .to_string()
+    };
+    let own = world.send(&[(TENANT, None)], NOW).1.unwrap();
+    let own = LeaseToken::parse(own.as_bytes()).unwrap().parts()[0];
+    let later = |secs| Timestamp::from_secs(NOW.secs() + secs);
+    let much = LeasePart { hits: 1001, ..own };
+    let mut held = 200;
+    for text in [
+        token.as_str(),
+        "",
+        "garbage",
+        &forged(NOW, 7, part),
+        &forged(NOW, 8, own),
+        &forged(later(2), 7, own),
+        &forged(Timestamp::from_secs(NOW.secs() - 3601), 7, own),
+        &forged(NOW, 7, much),
+    ] {
+        let unknown = OrderOutcome::Unknown { cost: 10 };
+        let order = settling(text);
+        assert_eq!(
+            world.order(&[(&order, Some(10))], NOW).0,
+            [(unknown, false)],
+            "{text}"
+        );
+        held += 10;
+        assert_eq!(world.held(TENANT, NOW), [held]);
+    }
+    // A clock that is a little ahead is none.
+    let ahead = forged(later(1), 7, own);
+    let settled = OrderOutcome::Settled {
+        leased: 200,
+        cost: 10,
+    };
+    assert_eq!(
+        world.order(&[(&settling(&ahead), Some(10))], NOW).0,
+        [(settled, false)]
+    );
+}
+
+#[test]
+fn a_reload_with_other_windows_makes_tokens_unknown_and_one_with_another_limit_does_not() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let tokens = [(); 4].map(|()| world.send(&[(TENANT, None)], NOW).1.unwrap());
+    let half_hours = Period::new(Unit::Minute, 30.try_into().unwrap()).unwrap();
+    let limits: [(&[Limit], bool); 4] = [
+        (&[hour(900)], true),
+        (&[Limit::fixed(1000, half_hours)], false),
+        (&[hour(1000), Limit::fixed(9000, Unit::Day)], false),
+        (&[bucket(1000, 1000)], false),
+    ];
+    for (token, (limits, is_known)) in tokens.iter().zip(limits) {
+        world.matcher = matcher(&[("tenant", RESERVE, limits)]);
+        let outcome = world.order(&[(&settling(token), Some(10))], NOW).0[0].0;
+        assert_eq!(matches!(outcome, OrderOutcome::Settled { .. }), is_known);
+    }
+}
+
+#[test]
+fn a_descriptor_that_stands_twice_is_one_lease_and_two_descriptors_are_two() {
+    let rules: &[(&str, Reserve, &[Limit])] = &[
+        ("tenant", RESERVE, &[hour(1000)]),
+        ("model", RESERVE, &[hour(1000)]),
+    ];
+    let mut world = World::new(rules);
+    let model: &[(&str, &str)] = &[("model", "m")];
+    let sent = [(TENANT, None), (model, None), (TENANT, None)];
+    let token = world.send(&sent, NOW).1.unwrap();
+    assert_eq!(world.held(TENANT, NOW), [400]);
+    let of_tenant = settling(&token);
+    let of_model = [("model", "m"), ("tollgate.reservation", &*token)];
+    let orders: [Sent<'_>; 3] = [
+        (&of_tenant, Some(50)),
+        (&of_model, Some(60)),
+        (&of_tenant, Some(50)),
+    ];
+    let outcomes = world.order(&orders, NOW).0;
+    let settled = |leased, cost| (OrderOutcome::Settled { leased, cost }, false);
+    assert_eq!(outcomes, [settled(400, 100), settled(200, 60)]);
+    assert_eq!(world.held(TENANT, NOW), [100]);
+    assert_eq!(world.held(model, NOW), [60]);
+}
+
+#[test]
+fn no_more_than_eight_descriptors_lease_and_the_others_count_as_they_are_sent() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let names: Vec<_> = (0..10).map(|name| name.to_string()).collect();
+    let entries: Vec<_> = names.iter().map(|name| [("tenant", &**name)]).collect();
+    let sent: Vec<Sent<'_>> = entries.iter().map(|entries| (&entries[..], None)).collect();
+    let (decision, token) = world.send(&sent, NOW);
+    assert_eq!(decision.leased.len(), 8);
+    let token = token.unwrap();
+    assert!(token.len() <= LeaseToken::MAX_BYTES);
+    for (index, entries) in entries.iter().enumerate() {
+        let held = if index < 8 { 200 } else { 1 };
+        assert_eq!(world.held(entries, NOW), [held]);
+        let settle = [entries[0], ("tollgate.reservation", &*token)];
+        world.order(&[(&settle, Some(7))], NOW);
+        let held = if index < 8 { 7 } else { 8 };
+        assert_eq!(world.held(entries, NOW), [held]);
+    }
+}
+
+/// Two values whose counters have one mark, found by trying.
+fn values_of_one_mark() -> [String; 2] {
+    let mut marks = HashMap::new();
+    let matcher = matcher(&[("tenant", RESERVE, &[hour(1000)])]);
+    for number in 0_u32.. {
+        let value = number.to_string();
+        let entries = [("tenant", &*value)];
+        let request = request(&[(&entries, None)]);
+        let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+        let mark = plan.leases.as_ref().unwrap().reserved[0].mark;
+        drop(plan);
+        drop(request);
+        if let Some(other) = marks.insert(mark, value.clone()) {
+            return [other, value];
+        }
+    }
+    unreachable!("there are 2^32 marks")
+}
+
+/// Otherwise the estimates of both would be given back to each.
+#[test]
+fn counters_whose_marks_are_equal_have_no_part_in_a_token() {
+    let [one, other] = values_of_one_mark();
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let values = [&*one, &*other, "a"];
+    let entries = values.map(|value| [("tenant", value)]);
+    let sent: Vec<Sent<'_>> = entries.iter().map(|entries| (&entries[..], None)).collect();
+    let (decision, token) = world.send(&sent, NOW);
+    let leased: Vec<_> = decision.leased.iter().map(|(index, _)| *index).collect();
+    assert_eq!(leased, [2]);
+    let token = token.unwrap();
+    for (entries, held) in entries.iter().zip([210, 210, 10]) {
+        let settle = [entries[0], ("tollgate.reservation", &*token)];
+        world.order(&[(&settle, Some(10))], NOW);
+        assert_eq!(world.held(entries, NOW), [held]);
+    }
+}
+
+/// A lease whose cost comes `after` so many milliseconds, and what comes between.
+#[derive(Clone, Debug)]
+struct Settling {
+    leased: u64,
+    cost: u64,
+    after: u64,
+    others: Vec<(u64, u64)>,
+}
+
+fn any_settling() -> impl Strategy<Value = Settling> {
+    let after = prop_oneof![0_u64..50, 0_u64..5_000, 0_u64..200_000];
+    let others = prop::collection::vec((0_u64..60_000, 1_u64..300), 0..6);
+    (1_u64..1000, 0_u64..2000, after, others).prop_map(|(leased, cost, after, others)| Settling {
+        leased,
+        cost,
+        after,
+        others,
+    })
+}
+
+proptest! {
+    /// Compares with counters that were charged the cost at once: they never hold more.
+    #[test]
+    fn a_settled_counter_is_never_emptier_than_if_the_cost_had_been_charged_at_once(
+        history in any_settling(),
+        limit in prop_oneof![
+            Just(Limit::fixed(1000, Unit::Minute)),
+            Just(Limit::fixed(1000, Unit::Hour)),
+            Just(bucket(1000, 1)),
+            Just(bucket(1000, 60)),
+            Just(bucket(1000, 100_000)),
+        ],
+        start in 0_u64..120_000,
+    ) {
+        let Settling { leased, cost, after, others } = history;
+        let start = Timestamp::from_millis(NOW.millis() + start);
+        let end = Timestamp::from_millis(start.millis() + after);
+        let mut world = World::new(&[("tenant", Reserve::default(), &[limit])]);
+        let mut truth = World::new(&[("tenant", Reserve::default(), &[
+            match &world.matcher.rules()[0].allows {
+                Allows::Within(limits) => limits[0].clone(),
+                Allows::Unlimited => unreachable!(),
+            },
+        ])]);
+        let Some(token) = world.send(&[(TENANT, Some(leased))], start).1 else {
+            return Ok(());
+        };
+        let unreserved = [("tenant", "a"), ("tollgate.unreserved", "1")];
+        truth.order(&[(&unreserved, Some(cost))], start);
+        // Hits of others, between the two.
+        let mut others: Vec<_> = others.into_iter().filter(|(at, _)| *at < after).collect();
+        others.sort_unstable();
+        for (at, hits) in others {
+            let at = Timestamp::from_millis(start.millis() + at);
+            for world in [&mut world, &mut truth] {
+                world.order(&[(&unreserved, Some(hits))], at);
+            }
+        }
+        let text = settling(&token);
+        world.order(&[(&text, Some(cost))], end);
+        if world.counters.is_any_lost || truth.counters.is_any_lost {
+            return Ok(());
+        }
+        let is_bucket = !world.counters.buckets.is_empty();
+        for later in [0, 1, 1000, 30_000, 60_000] {
+            let at = Timestamp::from_millis(end.millis() + later);
+            let (held, true_held) = (world.held(TENANT, at)[0], truth.held(TENANT, at)[0]);
+            prop_assert!(held >= true_held, "{held} < {true_held} after {later} ms");
+            if !is_bucket && later == 0 {
+                // A window that lasts holds just as much.
+                let windows = [&world, &truth].map(|world| world.counters.windows.len());
+                prop_assert!(windows != [1, 1] || held == true_held);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Leases of the requests of this process: tokens are made here, and each is settled once.
+
+use std::{
+    collections::hash_map::RandomState,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use crate::{
+    core::{
+        lease::{
+            order::{LeaseMemory, Order, OrderedHits, ordered_hits},
+            token::{LeaseId, LeasePart, LeaseToken},
+        },
+        window::Timestamp,
+    },
+    foundation::{generations::Generations, lock::lock, random},
+};
+
+/// So many of the latest settlements are remembered, or twice as many: those of 30 seconds, if there are 270 in each.
+/// A call that Envoy repeats comes sooner.
+const REMEMBERED: usize = 8_192;
+
+/// So many counters are remembered that were reset lately, or twice as many.
+const RESETS: usize = 1_024;
+
+/// Makes tokens, and remembers which were settled lately. All workers share it.
+#[derive(Clone, Debug)]
+pub struct LeaseBook {
+    /// 0 if the counters outlive this process; otherwise a number for their life.
+    epoch: u32,
+    latest: Arc<Mutex<LatestLeases>>,
+}
+
+#[derive(Debug)]
+struct LatestLeases {
+    /// By lease and mark: a lease of two descriptors is settled for each.
+    settled: Generations<(LeaseId, u32), (), RandomState>,
+    /// When counters were reset, by key.
+    resets: Generations<Box<[u8]>, Timestamp, RandomState>,
+}
+
+impl LeaseBook {
+    /// For counters in a store that other processes use too, and that outlives this one.
+    pub fn of_shared_store() -> Self {
+        Self::of_epoch(0)
+    }
+
+    /// For counters in the memory of this process.
+    pub fn of_memory() -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "32 random bits")]
+        let epoch = random::id() as u32;
+        Self::of_epoch(epoch.max(1))
+    }
+
+    fn of_epoch(epoch: u32) -> Self {
+        let latest = LatestLeases {
+            settled: Generations::new(REMEMBERED),
+            resets: Generations::new(RESETS),
+        };
+        Self {
+            epoch,
+            latest: Arc::new(Mutex::new(latest)),
+        }
+    }
+
+    /// A token of hits that were charged at `at`; `None` if there are none.
+    pub(crate) fn token(
+        &self,
+        parts: impl IntoIterator<Item = LeasePart>,
+        at: Timestamp,
+    ) -> Option<LeaseToken> {
+        LeaseToken::new(at, LeaseId(random::id()), self.epoch, parts)
+    }
+
+    /// The increments for the orders of one message.
+    pub(crate) fn ordered_hits<'a>(&self, orders: &[Order<'a>], now: Timestamp) -> OrderedHits<'a> {
+        let mut memory = OpenBook {
+            epoch: self.epoch,
+            latest: lock(&self.latest),
+        };
+        ordered_hits(orders, &mut memory, now)
+    }
+
+    /// Remembers that a counter was reset: what was charged before is not given back to it.
+    pub(crate) fn record_reset(&self, key: &[u8], now: Timestamp) {
+        lock(&self.latest).resets.insert(key, now, 1);
+    }
+}
+
+/// A book, locked.
+struct OpenBook<'b> {
+    epoch: u32,
+    latest: MutexGuard<'b, LatestLeases>,
+}
+
+impl LeaseMemory for OpenBook<'_> {
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn is_first(&mut self, id: LeaseId, mark: u32) -> bool {
+        let settled = &mut self.latest.settled;
+        let is_first = settled.get(&(id, mark)).is_none();
+        if is_first {
+            settled.insert(&(id, mark), (), 1);
+        }
+        is_first
+    }
+
+    fn was_reset(&self, key: &[u8], since: Timestamp) -> bool {
+        let reset = self.latest.resets.get(key);
+        reset.is_some_and(|reset| *reset >= since)
+    }
+}

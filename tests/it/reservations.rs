@@ -1,0 +1,575 @@
+//! `docs/token-budgets.md`: budgets that concurrent requests cannot overrun, through a real Envoy and directly.
+
+use std::{fs, net::SocketAddr, path::Path, thread, time::Duration};
+
+use ::tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
+    service::ratelimit::v3::RateLimitResponse,
+};
+use prost_types::value::Kind;
+
+use crate::support::{
+    ask::{Client, connect, descriptor, is_ok, request, send},
+    cluster::Cluster,
+    envoy::Envoy,
+    eventually,
+    http::{post_json, post_json_with},
+    json,
+    model::Model,
+    redis::{Monitor, Redis},
+    tollgate::{self, Builder, Tollgate},
+    wait_until,
+};
+
+/// The tokens that an answer costs.
+const COST: u64 = 200;
+
+fn rules(estimate: u64) -> String {
+    format!(
+        "
+domain: llm
+descriptors:
+  - key: tenant
+    reserve: {{ estimate: {estimate} }}
+    rate_limits: [1000/year]
+"
+    )
+}
+
+/// The blocks of the page in this language.
+fn blocks() -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/token-budgets.md");
+    let page = fs::read_to_string(path).unwrap();
+    let blocks = page.split("```yaml\n").skip(1);
+    blocks
+        .map(|block| block.split("```").next().unwrap().to_owned())
+        .collect()
+}
+
+/// The page's Envoy.
+fn envoy(grpc: SocketAddr, model: &Model) -> Envoy {
+    // A busy machine must not look like a service that is away.
+    let page = blocks().swap_remove(1);
+    envoy_of(&page.replace("timeout: 0.1s", "timeout: 10s"), grpc, model)
+}
+
+fn envoy_of(page: &str, grpc: SocketAddr, model: &Model) -> Envoy {
+    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
+    let mut page = page.to_owned();
+    for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, model.address.port())] {
+        page = page.replace(
+            &format!("port_value: {known}"),
+            &format!("port_value: {own}"),
+        );
+    }
+    Envoy::start(|| format!("{admin}{page}"))
+}
+
+/// The bodies of a request for a whole answer, and for a stream of events.
+const BODIES: [&str; 2] = [
+    r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#,
+    r#"{"model":"m","stream":true,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"hi"}]}"#,
+];
+
+fn ask(front: SocketAddr, tenant: &str, body: &str) -> u16 {
+    let headers = [("x-tenant", tenant)];
+    post_json_with(front, "/v1/chat/completions", &headers, body)
+        .unwrap()
+        .status
+}
+
+/// How many of 20 requests at once pass, and the tokens that they and then 10 more spend.
+#[track_caller]
+fn spent(server: Builder, tenant: &'static str, body: &'static str) -> (usize, u64) {
+    let server = server.start();
+    let model = Model::start(COST);
+    let envoy = envoy(server.grpc, &model);
+    let front = envoy.listener("front");
+    let first: Vec<_> = (0..20)
+        .map(|_| thread::spawn(move || ask(front, tenant, body)))
+        .collect();
+    // None has an answer before all are decided.
+    wait_until("all are refused or have arrived", || {
+        let refused = first.iter().filter(|ask| ask.is_finished()).count();
+        refused + model.arrived() == 20
+    });
+    let passed = model.arrived();
+    model.open();
+    let statuses: Vec<_> = first.into_iter().map(|ask| ask.join().unwrap()).collect();
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)));
+    assert_eq!(
+        statuses.iter().filter(|status| **status == 200).count(),
+        passed
+    );
+    await_settled(&server, &model);
+    for _ in 0..10 {
+        ask(front, tenant, body);
+        await_settled(&server, &model);
+    }
+    (passed, model.spent())
+}
+
+/// A count of the reservations of the rule.
+fn reservations(server: &Tollgate, name: &str) -> u64 {
+    let name = format!("tollgate.reservations_total.llm.tenant.{name}: ");
+    let stats = server.page("/stats");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&name));
+    line.map_or(0, |value| value.parse().unwrap())
+}
+
+/// Waits until the cost of each answer is counted.
+#[track_caller]
+fn await_settled(server: &Tollgate, model: &Model) {
+    let answers = model.spent() / COST;
+    wait_until("all reservations are settled", || {
+        let settled = ["made", "settled"].map(|name| reservations(server, name));
+        settled == [answers, answers]
+    });
+}
+
+/// The table of the page.
+#[track_caller]
+fn check(server: impl Fn(&str) -> Builder) {
+    let [whole, streamed] = BODIES;
+    assert_eq!(spent(server(&rules(200)), "exact", whole), (5, 1000));
+    assert_eq!(spent(server(&rules(200)), "streamed", streamed), (5, 1000));
+    assert_eq!(spent(server(&rules(100)), "half", whole), (10, 2000));
+    assert_eq!(spent(server(&rules(400)), "double", streamed), (2, 800));
+}
+
+#[test]
+fn a_budget_in_memory_is_not_overrun() {
+    check(tollgate::with_rules);
+}
+
+#[test]
+fn a_budget_in_redis_is_not_overrun() {
+    let redis = Redis::start();
+    check(|rules| tollgate::with_rules(rules).redis(&redis));
+}
+
+#[test]
+fn a_budget_in_a_cluster_is_not_overrun() {
+    let cluster = Cluster::start(0);
+    check(|rules| tollgate::with_rules(rules).redis_at(&cluster.url(), "10s"));
+}
+
+/// Envoy reads the tokens of an answer from its body.
+#[test]
+fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
+    let server = tollgate::with_rules(&rules(400)).start();
+    let model = Model::start(COST);
+    model.open();
+    let [_, page, filter] = &blocks()[..] else {
+        panic!("the page has other blocks");
+    };
+    let mut bootstrap: serde_yaml::Value = serde_yaml::from_str(page).unwrap();
+    let filter: serde_yaml::Value = serde_yaml::from_str(filter).unwrap();
+    let manager = &mut bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+        [0]["typed_config"];
+    let filters = manager["http_filters"].as_sequence_mut().unwrap();
+    filters.insert(0, filter["http_filters"][0].clone());
+    let route =
+        &mut manager["route_config"]["virtual_hosts"][0]["routes"][0]["typed_per_filter_config"];
+    let own = filter["typed_per_filter_config"]
+        .as_mapping()
+        .unwrap()
+        .clone();
+    route.as_mapping_mut().unwrap().extend(own);
+    let entries = route["envoy.filters.http.ratelimit"]["rate_limits"]
+        .as_sequence_mut()
+        .unwrap();
+    for entry in &mut entries[1..=2] {
+        entry["hits_addend"] = filter["hits_addend"].clone();
+    }
+    let page = serde_yaml::to_string(&bootstrap).unwrap();
+    let envoy = envoy_of(&page, server.grpc, &model);
+    for (tenant, body) in ["whole", "streamed"].into_iter().zip(BODIES) {
+        assert_eq!(ask(envoy.listener("front"), tenant, body), 200);
+        wait_until("the cost is counted", || held(&server, tenant) == COST);
+    }
+    assert_eq!(reservations(&server, "settled"), 2);
+}
+
+/// Envoy lets the request pass that tollgate answers too late, and then knows of no reservation.
+#[test]
+fn the_cost_of_a_request_that_passed_without_a_decision_is_counted() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules(200)).redis(&redis).start();
+    let model = Model::start(COST);
+    model.open();
+    let page = blocks()
+        .swap_remove(1)
+        .replace("timeout: 0.1s", "timeout: 0.001s")
+        .replace("failure_mode_deny: true", "failure_mode_deny: false");
+    let envoy = envoy_of(&page, server.grpc, &model);
+    redis.freeze();
+    assert_eq!(ask(envoy.listener("front"), "late", BODIES[0]), 200);
+    redis.thaw();
+    // The hits that were reserved in vain are given back, and the cost comes without a reservation.
+    wait_until("the cost is counted", || held(&server, "late") == COST);
+    assert_eq!(reservations(&server, "unreserved"), 1);
+    assert_eq!(reservations(&server, "made"), 0);
+}
+
+/// The hits that the counter of a tenant holds.
+fn held(server: &Tollgate, tenant: &str) -> u64 {
+    let asked = format!(
+        r#"{{"domain":"llm","descriptors":[{{"entries":[{{"key":"tenant","value":"{tenant}"}}]}}]}}"#
+    );
+    let reply = post_json(server.debug, "/counters/get", &asked).unwrap();
+    let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+    let counter = &reply["descriptors"][0]["counters"][0];
+    counter["hits"]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{reply}"))
+}
+
+#[test]
+fn a_failed_answer_costs_what_was_reserved_or_nothing() {
+    for (missing, held_after) in [("estimate", 200), ("zero", 0)] {
+        let text = rules(200).replace(
+            "estimate: 200",
+            &format!("estimate: 200, missing: {missing}"),
+        );
+        let server = tollgate::with_rules(&text).start();
+        let model = Model::start(COST);
+        model.open();
+        let envoy = envoy(server.grpc, &model);
+        let reply = post_json_with(
+            envoy.listener("front"),
+            "/fails",
+            &[("x-tenant", "a")],
+            "{}",
+        );
+        assert_eq!(reply.unwrap().status, 500);
+        wait_until("it is released", || held(&server, "a") == held_after);
+        let released = u64::from(held_after == 0);
+        wait_until("it is counted", || {
+            reservations(&server, "released") == released
+        });
+    }
+}
+
+/// A descriptor, with an addend if it has one.
+fn part(entries: &[(&str, &str)], addend: Option<u64>) -> RateLimitDescriptor {
+    RateLimitDescriptor {
+        hits_addend: addend,
+        ..descriptor(entries)
+    }
+}
+
+async fn ask_for(client: &mut Client, parts: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+    send(client, request("llm", parts)).await.unwrap()
+}
+
+/// Reserves the estimate for a tenant, and returns the token.
+async fn reserve(client: &mut Client, tenant: &str) -> Option<String> {
+    let reply = ask_for(client, vec![part(&[("tenant", tenant)], None)]).await;
+    token(&reply)
+}
+
+fn token(reply: &RateLimitResponse) -> Option<String> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reservation")?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn reserved(reply: &RateLimitResponse) -> Option<f64> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reserved")?.kind.as_ref()? {
+        Kind::NumberValue(hits) => Some(*hits),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn settle(client: &mut Client, tenant: &str, token: &str, cost: u64) {
+    let entries = [("tenant", tenant), ("tollgate.reservation", token)];
+    let reply = ask_for(client, vec![part(&entries, Some(cost))]).await;
+    assert!(is_ok(&Ok(reply)));
+}
+
+#[tokio::test]
+async fn only_a_reply_to_hits_that_were_all_charged_names_a_reservation() {
+    let text = "
+domain: llm
+descriptors:
+  - { key: tenant, reserve: { estimate: 200 }, rate_limits: [1000/year] }
+  - { key: model, reserve: { estimate: 50 }, rate_limits: [1000/year] }
+  - { key: plain, rate_limits: [1/year] }
+";
+    let plain: fn(Builder) -> Builder = |server| server;
+    for change in [
+        plain,
+        |server| server.args(["--dynamic-metadata"]),
+        |server| server.args(["--retry-after"]),
+    ] {
+        let server = change(tollgate::with_rules(text)).start();
+        let mut client = connect(server.grpc).await;
+        let (tenant, model) = ([("tenant", "a")], [("model", "m")]);
+        let one = ask_for(&mut client, vec![part(&tenant, None)]).await;
+        assert!(token(&one).is_some());
+        assert_eq!(reserved(&one), Some(200.0));
+        let both = ask_for(&mut client, vec![part(&tenant, None), part(&model, None)]).await;
+        assert!(token(&both).is_some());
+        assert_eq!(reserved(&both), None);
+        let both = ask_for(
+            &mut client,
+            vec![part(&tenant, Some(7)), part(&model, Some(7))],
+        )
+        .await;
+        assert_eq!(reserved(&both), Some(7.0));
+        let peek = ask_for(&mut client, vec![part(&tenant, Some(0))]).await;
+        assert_eq!(token(&peek), None);
+        // A neighbour refuses the request, and then the rule itself does.
+        let plain = [("plain", "x")];
+        ask_for(&mut client, vec![part(&plain, None)]).await;
+        let refused = ask_for(&mut client, vec![part(&tenant, None), part(&plain, None)]).await;
+        assert_eq!((token(&refused), refused.overall_code), (None, 2));
+        let refused = ask_for(&mut client, vec![part(&tenant, Some(900))]).await;
+        assert_eq!((token(&refused), refused.overall_code), (None, 2));
+        // Through HTTP the reply is the same.
+        let asked =
+            r#"{"domain":"llm","descriptors":[{"entries":[{"key":"tenant","value":"json"}]}]}"#;
+        let reply = json::send(server.http, "POST", "/json", asked.as_bytes());
+        assert!(reply.body.contains(r#""reserved":200"#), "{}", reply.body);
+    }
+}
+
+#[tokio::test]
+async fn a_token_outlives_tollgate_if_its_counters_do() {
+    let redis = Redis::start();
+    let text = rules(200);
+    let start = |with_redis: bool| match with_redis {
+        true => tollgate::with_rules(&text).redis(&redis).start(),
+        false => tollgate::with_rules(&text).start(),
+    };
+    for (with_redis, held_after) in [(true, 30), (false, 230)] {
+        let first = start(with_redis);
+        let token = reserve(&mut connect(first.grpc).await, "a").await.unwrap();
+        drop(first);
+        let second = start(with_redis);
+        let mut client = connect(second.grpc).await;
+        if !with_redis {
+            reserve(&mut client, "a").await.unwrap();
+        }
+        settle(&mut client, "a", &token, 30).await;
+        assert_eq!(held(&second, "a"), held_after);
+        let known = ["settled", "unknown"].map(|name| reservations(&second, name));
+        assert_eq!(known, if with_redis { [1, 0] } else { [0, 1] });
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_has_one_command_and_a_reservation_one_step() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules(200)).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    reserve(&mut client, "first").await.unwrap();
+    let sent = |monitor: &Monitor<'_>, command: &str| {
+        let commands = monitor.commands();
+        let own = commands
+            .iter()
+            .filter(|own| own.contains("tenant") && own.starts_with(command));
+        own.count()
+    };
+    // The commands of a script are listed as well.
+    let monitor = redis.monitor();
+    let token = reserve(&mut client, "a").await.unwrap();
+    assert_eq!(sent(&monitor, "\"EVALSHA\""), 1);
+    let monitor = redis.monitor();
+    settle(&mut client, "a", &token, 300).await;
+    assert_eq!(sent(&monitor, "\"EVALSHA\""), 0);
+    assert_eq!(sent(&monitor, "\"INCRBY\""), 1);
+}
+
+/// Nobody will settle what is charged for a caller that has gone.
+#[tokio::test]
+async fn a_call_that_is_dropped_keeps_nothing_reserved_and_gives_back_only_what_was_charged() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules(200)).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    reserve(&mut client, "full").await.unwrap();
+    let entries = [("tenant", "full"), ("tollgate.unreserved", "1")];
+    ask_for(&mut client, vec![part(&entries, Some(700))]).await;
+    redis.freeze();
+    for tenant in ["free", "full"] {
+        let asked = reserve(&mut client, tenant);
+        let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
+        assert!(given_up.is_err());
+    }
+    let late = || {
+        server
+            .page("/stats")
+            .contains("tollgate.late_calls_total: 2\n")
+    };
+    eventually("both calls are dropped", async || late()).await;
+    redis.thaw();
+    eventually("nothing is reserved", async || held(&server, "free") == 0).await;
+    assert_eq!(held(&server, "full"), 900);
+    let token = reserve(&mut client, "free").await.unwrap();
+    settle(&mut client, "free", &token, 1).await;
+    assert_eq!(held(&server, "free"), 1);
+    assert_eq!(held(&server, "full"), 900);
+}
+
+/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since.
+#[tokio::test]
+async fn a_cost_that_comes_while_redis_is_away_is_counted_when_it_is_back() {
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(&rules(200)).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    let tokens = [
+        reserve(&mut client, "more").await.unwrap(),
+        reserve(&mut client, "less").await.unwrap(),
+    ];
+    redis.cli(&["SAVE"]);
+    redis.kill();
+    eventually("the loss is known", async || {
+        let asked = request("llm", vec![part(&[("tenant", "probe")], Some(0))]);
+        send(&mut client, asked).await.is_err()
+    })
+    .await;
+    settle(&mut client, "more", &tokens[0], 230).await;
+    settle(&mut client, "less", &tokens[1], 150).await;
+    redis.restart();
+    eventually("the cost is counted", async || {
+        let asked = request("llm", vec![part(&[("tenant", "probe")], Some(0))]);
+        send(&mut client, asked).await.is_ok() && held(&server, "more") == 230
+    })
+    .await;
+    assert_eq!(held(&server, "less"), 200);
+    assert!(
+        server
+            .page("/stats")
+            .contains("tollgate.lost_settlements_total: 1\n")
+    );
+}
+
+#[tokio::test]
+async fn a_reset_counter_gets_nothing_back_and_a_granted_one_does() {
+    let server = tollgate::with_rules(&rules(200)).start();
+    let mut client = connect(server.grpc).await;
+    let change = |what: &str, hits: u32| {
+        let asked = format!(
+            r#"{{"domain":"llm","hitsAddend":{hits},"descriptors":[{{"entries":[{{"key":"tenant","value":"a"}}]}}]}}"#
+        );
+        let reply = post_json(server.debug, &format!("/counters/{what}"), &asked).unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    };
+    let [before, dear] = [
+        reserve(&mut client, "a").await,
+        reserve(&mut client, "a").await,
+    ];
+    change("reset", 1);
+    assert_eq!(held(&server, "a"), 0);
+    let after = reserve(&mut client, "a").await.unwrap();
+    settle(&mut client, "a", &before.unwrap(), 10).await;
+    assert_eq!(held(&server, "a"), 200);
+    settle(&mut client, "a", &dear.unwrap(), 210).await;
+    assert_eq!(held(&server, "a"), 210);
+    settle(&mut client, "a", &after, 20).await;
+    assert_eq!(held(&server, "a"), 30);
+    // A counter that owes hits is left as it is.
+    let token = reserve(&mut client, "a").await.unwrap();
+    change("grant", 1000);
+    settle(&mut client, "a", &token, 10).await;
+    assert_eq!(held(&server, "a"), 0);
+}
+
+/// Replaces the limit of the rule.
+#[track_caller]
+fn reload(server: &Tollgate, limit: &str) {
+    let text = rules(200).replace("1000/year", limit);
+    fs::write(server.rules().join("rules.yaml"), text).unwrap();
+    wait_until("the new limit is in force", || {
+        server
+            .page("/rules")
+            .contains(&format!(r#""rate":"{limit}""#))
+    });
+}
+
+#[tokio::test]
+async fn a_reload_with_another_limit_settles_and_one_with_another_period_charges_the_cost() {
+    let server = tollgate::with_rules(&rules(200)).start();
+    let mut client = connect(server.grpc).await;
+    let [known, unknown] = [
+        reserve(&mut client, "a").await,
+        reserve(&mut client, "a").await,
+    ];
+    reload(&server, "900/year");
+    settle(&mut client, "a", &known.unwrap(), 10).await;
+    assert_eq!(held(&server, "a"), 210);
+    reload(&server, "900/10years");
+    settle(&mut client, "a", &unknown.unwrap(), 10).await;
+    assert_eq!(held(&server, "a"), 10);
+}
+
+/// Any caller of tollgate can send orders; none of them takes more off than a limit, fails or counts less than a
+/// cost.
+#[tokio::test]
+async fn bad_orders_charge_their_cost_and_nothing_else() {
+    let server = tollgate::with_rules(&rules(200)).start();
+    let mut client = connect(server.grpc).await;
+    let token = reserve(&mut client, "a").await.unwrap();
+    let other = reserve(&mut client, "b").await.unwrap();
+    let head = token.rsplit_once('.').unwrap().0;
+    let nine = format!("{token}{}", ".1-1".repeat(8));
+    let mut expected = 200;
+    for text in [
+        "",
+        "x",
+        "1.1.1.0.1-1",
+        &other,
+        head,
+        &nine,
+        &format!("{token}0"),
+        "\u{e9}\0",
+    ] {
+        settle(&mut client, "a", text, 5).await;
+        expected += 5;
+        assert_eq!(held(&server, "a"), expected, "{text:?}");
+    }
+    // A negative cost is one.
+    let negative = RateLimitDescriptor {
+        is_negative_hits: true,
+        ..part(&[("tenant", "a"), ("tollgate.unreserved", "1")], Some(5))
+    };
+    ask_for(&mut client, vec![negative]).await;
+    expected += 5;
+    // An order with a limit of its own, an unknown one, and one for a rule that does not reserve.
+    let own = rate_limit_descriptor::RateLimitOverride {
+        requests_per_unit: 1,
+        unit: 4,
+        unit_multiplier: None,
+    };
+    let with_limit = RateLimitDescriptor {
+        limit: Some(own),
+        ..part(
+            &[("tenant", "a"), ("tollgate.reservation", &token)],
+            Some(5),
+        )
+    };
+    let strays = vec![
+        with_limit,
+        part(&[("tenant", "a"), ("tollgate.orders", "1")], Some(5)),
+        part(&[("nobody", "a"), ("tollgate.release", &token)], Some(5)),
+    ];
+    let reply = ask_for(&mut client, strays).await;
+    assert!(is_ok(&Ok(reply)));
+    assert_eq!(held(&server, "a"), expected);
+    assert!(
+        server
+            .page("/stats")
+            .contains("tollgate.stray_orders_total: 3\n")
+    );
+    settle(&mut client, "a", &"1".repeat(64 << 10), 5).await;
+    expected += 5;
+    // The true token works once.
+    for _ in 0..2 {
+        settle(&mut client, "a", &token, 1).await;
+        assert_eq!(held(&server, "a"), expected - 199);
+    }
+}
