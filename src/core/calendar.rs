@@ -188,6 +188,16 @@ mod tests {
     }
 
     /// Asserts that `at` falls in the window from `start` to `end`; all are instants in UTC.
+    #[test]
+    fn a_moment_is_written_in_utc_without_its_milliseconds() {
+        for (millis, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (1_795_262_465_999, "2026-11-21T12:01:05Z"),
+        ] {
+            assert_eq!(utc(Timestamp::from_millis(millis)), text);
+        }
+    }
+
     #[track_caller]
     fn check(unit: Unit, zone: &str, starts: Starts, at: &str, start: &str, end: &str) {
         let calendar = Calendar::new(unit, zone, starts).unwrap();

@@ -218,6 +218,27 @@ mod tests {
     }
 
     #[test]
+    fn a_hit_matters_as_long_as_its_kind_can_remember_it() {
+        assert_eq!(
+            CounterKind::ALL.map(|kind| kind.facts().life),
+            [
+                HitLife::OnePeriod,
+                HitLife::OnePeriod,
+                HitLife::TwoPeriods,
+                HitLife::OnePeriod,
+                HitLife::UntilFull,
+            ]
+        );
+    }
+
+    #[test]
+    fn both_halves_of_a_rate_are_kept() {
+        for rate in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
+            assert_eq!(Rate::new(rate).get(), rate);
+        }
+    }
+
+    #[test]
     fn an_algorithm_is_named_as_in_rules() {
         let bucket = Algorithm::TokenBucket { burst: 1 };
         for (algorithm, name, looks_first) in [

@@ -301,6 +301,11 @@ mod tests {
     use crate::core::window::Unit;
 
     #[test]
+    fn the_largest_limit_is_the_largest_whole_number_of_json() {
+        assert_eq!(Limit::MAX_REQUESTS, 9_007_199_254_740_991);
+    }
+
+    #[test]
     fn near_thresholds_are_those_of_the_reference() {
         let threshold = |limit| NearRatio::default().threshold(limit);
         assert_eq!([1, 5, 8, 10, 15, 20].map(threshold), [0, 4, 6, 8, 12, 16]);

@@ -78,6 +78,16 @@ mod tests {
     }
 
     #[test]
+    fn entries_stand_in_the_order_of_their_keys_and_the_last_value_of_a_key_counts() {
+        let [a, b, last] = [1.0, 2.0, 3.0].map(MetadataValue::Number);
+        let metadata = map(&[("b", b.clone()), ("a", a), ("a", last.clone())]);
+        assert!(!metadata.is_empty());
+        let entries: Vec<_> = metadata.into_iter().collect();
+        assert_eq!(entries, [("a".into(), last), ("b".into(), b)]);
+        assert!(map(&[]).is_empty());
+    }
+
+    #[test]
     fn the_first_value_stays_and_maps_grow_together() {
         let one = MetadataValue::Number(1.0);
         let two = MetadataValue::Number(2.0);

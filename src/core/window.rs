@@ -351,6 +351,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_time_of_day_at_another_moment_is_as_far_away_as_that_moment() {
+        let millis = Duration::from_millis;
+        let before = SteadyTime::from(Instant::now());
+        let steady = before.plus(millis(3));
+        let now = Timestamp::from_millis(1_000);
+        let moment = Moment { now, steady };
+        for (at, expected) in [
+            (before, 997),
+            (steady, 1_000),
+            (steady.plus(millis(5)), 1_005),
+        ] {
+            assert_eq!(moment.time_of(at).millis(), expected);
+        }
+        let spans = [steady.since(before), before.since(steady)];
+        assert_eq!(spans, [millis(3), millis(0)]);
+    }
+
     fn any_unit() -> impl Strategy<Value = Unit> {
         proptest::sample::select(Unit::ALL.to_vec())
     }

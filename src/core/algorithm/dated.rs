@@ -1,6 +1,8 @@
 //! Hits that come late: another store counted them while this one was away. They count from the moment at which they
 //! came, so that they leave when they would have left.
 
+use std::iter;
+
 use super::{SlidingLog, SlidingWindow, TokenBucket, narrow, wide};
 use crate::core::counter::{CounterKind, IncrementSpec};
 
@@ -69,7 +71,7 @@ impl SlidingLog {
             at: now,
         };
         known = known.min(left);
-        let mut dated: Vec<_> = entries
+        let dated: Vec<_> = entries
             .map(|&(at, hits)| {
                 let left = hits.saturating_sub(known);
                 known = known.saturating_sub(hits);
@@ -81,17 +83,13 @@ impl SlidingLog {
             .filter(|dated| dated.hits > 0)
             .collect();
         let together = dated.len().div_ceil(MOST_MOMENTS).max(1);
-        if together > 1 {
-            let merged = dated.chunks(together).map(|some| DatedHits {
-                hits: some
-                    .iter()
-                    .fold(0, |sum, dated| dated.hits.saturating_add(sum)),
-                at: some.last().map_or(now, |last| last.at),
-            });
-            dated = merged.collect();
-        }
-        dated.insert(0, given_back);
-        dated
+        let merged = dated.chunks(together).map(|some| DatedHits {
+            hits: some
+                .iter()
+                .fold(0, |sum, dated| dated.hits.saturating_add(sum)),
+            at: some.last().map_or(now, |last| last.at),
+        });
+        iter::once(given_back).chain(merged).collect()
     }
 }
 
@@ -289,9 +287,88 @@ mod tests {
                 continue;
             };
             state.charge(&spec(kind, 5), 1_000_000);
+            let mut in_time = state.clone();
             state.charge(&late(&spec(kind, -2), 1), 1_000_000);
             assert_eq!(state.held(&spec(kind, 0), 1_000_000), 3, "{kind:?}");
+            in_time.charge(&spec(kind, -2), 1_000_000);
+            assert_eq!(state, in_time);
         }
+    }
+
+    #[test]
+    fn late_hits_of_one_moment_are_one_entry_of_a_log() {
+        let kind = CounterKind::SlidingLog;
+        let [mut one, mut two] = [(); 2].map(|()| AlgorithmState::new(kind).unwrap());
+        one.charge(&late(&spec(kind, 5), 100), 1_000_000);
+        for hits in [2, 3] {
+            two.charge(&late(&spec(kind, hits), 100), 1_000_000);
+        }
+        assert_eq!(one, two);
+    }
+
+    /// Checks the hits that a counter with those of `then` and `more` has beyond a counter with those of `then` only.
+    /// All times, and `until`, the present, are milliseconds since the beginning of a window.
+    #[track_caller]
+    fn check_beyond(
+        kind: CounterKind,
+        [then, more]: [&[(i64, u64)]; 2],
+        until: u64,
+        expected: &[(i64, u64)],
+    ) {
+        let start = 17 * PERIOD;
+        let mut known = AlgorithmState::new(kind).unwrap();
+        for (hits, after) in then {
+            known.charge(&spec(kind, *hits), start + after);
+        }
+        let mut state = known.clone();
+        for (hits, after) in more {
+            state.charge(&spec(kind, *hits), start + after);
+        }
+        let whole = spec(kind, 0);
+        let found = state.beyond(&mut known, &whole, &whole, start + until);
+        let found: Vec<_> = found
+            .iter()
+            .map(|dated| (dated.hits, dated.at - start))
+            .collect();
+        assert_eq!(found, expected, "{kind:?}");
+    }
+
+    #[test]
+    fn hits_beyond_those_of_an_earlier_state_keep_their_moments() {
+        let log = CounterKind::SlidingLog;
+        let bucket = CounterKind::TokenBucket {
+            rate: Rate::new(RATE),
+        };
+        // Of two moments the earlier is over, and the later was given back.
+        check_beyond(
+            log,
+            [&[(5, 0), (5, 10)], &[(-5, 10)]],
+            PERIOD,
+            &[(-5, PERIOD)],
+        );
+        // Later hits do not stand in for those that were given back.
+        check_beyond(
+            log,
+            [&[(5, 0)], &[(-3, 0), (4, 9)]],
+            20,
+            &[(-3, 20), (4, 9)],
+        );
+        // A hundred known moments do not make the others coarser.
+        let known: Vec<_> = (0..100).map(|after| (1, after)).collect();
+        check_beyond(
+            log,
+            [&known, &[(1, 200), (1, 300)]],
+            400,
+            &[(1, 200), (1, 300)],
+        );
+        // The middle of a window stands for its hits, or of what has passed of it.
+        for (until, middle) in [(20_000, 10_000), (PERIOD + 1, PERIOD / 2)] {
+            let sliding = CounterKind::SlidingWindow;
+            check_beyond(sliding, [&[(5, 0)], &[(3, 9)]], until, &[(3, middle)]);
+        }
+        check_beyond(bucket, [&[(10, 0)], &[(-4, 0)]], 0, &[(-4, 0)]);
+        // The tokens that flowed in since say how long ago the hit came.
+        check_beyond(bucket, [&[], &[(1, 0)]], 1_000, &[(1, 0)]);
     }
 
     #[test]

@@ -197,7 +197,12 @@ impl Batch {
         let mut returned = Self::default();
         for (mut increment, count) in self.iter().zip(counts) {
             if increment.added() > 0 && count.was_counted(&increment) {
-                increment.spec.operation = Operation::GiveBack;
+                let before = count.count().saturating_sub_unsigned(increment.hits);
+                increment.spec.operation = match before {
+                    // A counter that owed hits has to owe them again.
+                    ..0 => Operation::Grant,
+                    0.. => Operation::GiveBack,
+                };
                 returned.append_one(increment);
             }
         }

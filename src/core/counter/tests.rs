@@ -381,11 +381,36 @@ fn batches_are_put_together_in_order() {
     check_batch(&all, &[("a", 1), ("b", 2)]);
     all.append(&second);
     check_batch(&all, &[("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)]);
+    assert_eq!(all.requests().collect::<Vec<_>>(), [0..2, 2..5]);
     all.clear();
     check_batch(&all, &[]);
     all.append_one(first.increment(1));
     all.append_range(&second, 1..3);
     check_batch(&all, &[("b", 2), ("d", 2), ("e", 3)]);
+}
+
+#[test]
+fn only_added_hits_that_were_counted_are_returned() {
+    let mut batch = Batch::default();
+    let limit = Limit::fixed(1, Unit::Hour);
+    for (value, hits) in [
+        (b"a", Hits::add(3)),
+        (b"b", Hits::add(4)),
+        (b"c", Hits::add(0)),
+        (b"d", Hits::give_back(5)),
+    ] {
+        batch.push_value(value, &limit, Timestamp::from_secs(0), hits);
+    }
+    let counts = [true, false, true, true].map(|is_charged| CounterState {
+        is_charged,
+        ..CounterState::from(9)
+    });
+    let returned = batch.returned(&counts);
+    let found: Vec<_> = returned
+        .iter()
+        .map(|increment| (increment.key, increment.operation, increment.signed()))
+        .collect();
+    assert_eq!(found, [(batch.key(0), Operation::GiveBack, -3)]);
 }
 
 #[test]

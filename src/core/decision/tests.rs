@@ -150,6 +150,39 @@ fn the_binding_limit_is_over_first_then_least_remaining_then_latest_reset() {
 }
 
 #[test]
+fn all_limits_of_a_descriptor_are_reported_each_with_its_own_count() {
+    let limits = [limit(10, Unit::Minute), limit(3, Unit::Hour)];
+    let rules = Rules::default().limits("k", &limits);
+    let request = Request::for_keys(["k"]);
+    let plan = Plan::new(&rules.0, &request, Modes::default(), NOW);
+    let [Outcome::Counted(counted)] = &plan.outcomes[..] else {
+        panic!("{:?}", plan.outcomes);
+    };
+    let counts = [4, 5].map(CounterState::from);
+    let reports = all_limits(counted, &plan, &counts, NOW).map(|report| {
+        let (remaining, resets) = (report.remaining, report.reset_secs);
+        (
+            report.limit,
+            report.is_over,
+            remaining,
+            resets,
+            report.retry_secs,
+        )
+    });
+    let expected = [
+        (&limits[0], false, 6, 20, Some(0)),
+        (&limits[1], true, 0, 800, Some(800)),
+    ];
+    assert_eq!(reports.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn codes_have_the_names_of_the_protocol() {
+    let names = [Code::Ok, Code::OverLimit].map(Code::name);
+    assert_eq!(names, ["OK", "OVER_LIMIT"]);
+}
+
+#[test]
 fn a_descriptor_without_a_limit_is_ok() {
     let rules = Rules::default().with("free", Allows::Unlimited, |_| ());
     let decision = rules.decide(&["free", "other"], &[], Modes::default());

@@ -74,3 +74,83 @@ pub(super) fn is_settled_by(limit: &Limit, at: Timestamp, now: Timestamp) -> boo
     let period = window.end.millis().saturating_sub(window.start.millis());
     at <= now.plus(AHEAD) && now.millis().saturating_sub(at.millis()) <= period
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{kind::Algorithm, window::Unit};
+
+    /// The beginning of an hour.
+    const AT: Timestamp = Timestamp::from_secs(1_000 * 3600);
+
+    fn hour() -> Limit {
+        Limit::fixed(1000, Unit::Hour)
+    }
+
+    /// A token flows in each second.
+    fn bucket() -> Limit {
+        Limit {
+            algorithm: Algorithm::TokenBucket { burst: 1000 },
+            ..Limit::fixed(60, Unit::Minute)
+        }
+    }
+
+    /// The moment `millis` after [`AT`], or before it.
+    fn after(millis: i64) -> Timestamp {
+        Timestamp::from_millis(AT.millis().saturating_add_signed(millis))
+    }
+
+    /// Checks the changes for 200 hits whose cost comes `millis` later.
+    #[track_caller]
+    fn check(limit: &Limit, cost: u64, millis: i64, changes: [i64; 2], is_late: bool) {
+        let settlement = settle(limit, 200, cost, AT, after(millis));
+        let (then, now) = (settlement.then.signed(), settlement.now.signed());
+        let found = ([then, now], settlement.is_late);
+        assert_eq!(found, (changes, is_late), "{cost} {millis}");
+    }
+
+    #[test]
+    fn a_window_gets_the_difference_while_it_lasts_and_the_next_one_what_is_missing() {
+        for (cost, change) in [(50, -150), (200, 0), (250, 50)] {
+            for millis in [-1, 0, 3_599_999] {
+                check(&hour(), cost, millis, [change, 0], false);
+            }
+            check(&hour(), cost, 3_600_000, [0, change.max(0)], true);
+        }
+    }
+
+    #[test]
+    fn a_bucket_gets_back_what_has_not_flowed_in_since() {
+        // The clocks of replicas may differ by ten milliseconds.
+        for (millis, change) in [
+            (-1, -149),
+            (0, -149),
+            (990, -149),
+            (991, -148),
+            (100_000, -49),
+            (148_990, -1),
+            (148_991, 0),
+            (1_000_000, 0),
+        ] {
+            check(&bucket(), 50, millis, [0, change], false);
+            check(&bucket(), 200, millis, [0, 0], false);
+            check(&bucket(), 250, millis, [0, 50], false);
+        }
+    }
+
+    #[test]
+    fn hits_can_be_settled_for_a_period_and_from_a_second_before() {
+        for (limit, period) in [(hour(), 3_600_000), (bucket(), 60_000)] {
+            for (millis, is_settled) in [
+                (-1_001, false),
+                (-1_000, true),
+                (0, true),
+                (period, true),
+                (period + 1, false),
+            ] {
+                let found = is_settled_by(&limit, AT, after(millis));
+                assert_eq!(found, is_settled, "{period} {millis}");
+            }
+        }
+    }
+}

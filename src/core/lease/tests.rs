@@ -8,10 +8,10 @@ use super::{
 };
 use crate::core::{
     algorithm::AlgorithmState,
-    counter::{Batch, CounterState},
+    counter::{Batch, CounterState, KeyFormat},
     decision::{Decision, decide},
     kind::{Algorithm, CounterKind},
-    limit::{Allows, Limit, MissingCost, Modes, Reserve, Rule},
+    limit::{Allows, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
     matcher::{Matcher, tests::add_rule},
     plan::{Outcome, Plan},
     request::{Entry, Hits, Request},
@@ -250,14 +250,19 @@ fn a_stream_without_a_cost_costs_what_its_rule_says() {
         missing: MissingCost::Zero,
         ..RESERVE
     };
-    for (reserve, held) in [(RESERVE, 200), (zero, 0)] {
+    let released = [
+        (OrderOutcome::Released { leased: 200 }, false),
+        (OrderOutcome::Repeated, false),
+    ];
+    for (reserve, held, outcomes) in [(RESERVE, 200, None), (zero, 0, Some(released))] {
         let mut world = World::new(&[("tenant", reserve, &[hour(1000)])]);
         let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
         let release = [("tenant", "a"), ("tollgate.release", &*token)];
-        world.order(&[(&release, None)], NOW);
-        assert_eq!(world.held(TENANT, NOW), [held]);
-        world.order(&[(&release, None)], NOW);
-        assert_eq!(world.held(TENANT, NOW), [held]);
+        for time in 0..2 {
+            let expected: Vec<_> = outcomes.iter().map(|outcomes| outcomes[time]).collect();
+            assert_eq!(world.order(&[(&release, None)], NOW).0, expected);
+            assert_eq!(world.held(TENANT, NOW), [held]);
+        }
         // With a cost in the same message a release does nothing, in either order.
         for settles_first in [true, false] {
             let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
@@ -299,7 +304,56 @@ fn a_cost_without_a_reservation_is_charged_unless_the_message_settles_one() {
     assert_eq!(world.held(TENANT, NOW), [140]);
 }
 
-/// A reset has taken it off already.
+#[test]
+fn a_cost_that_comes_after_a_window_is_late_and_the_next_one_gets_what_is_missing() {
+    let limits = [hour(1000), Limit::fixed(5000, Unit::Day)];
+    let mut world = World::new(&[("tenant", RESERVE, &limits)]);
+    let later = Timestamp::from_secs(NOW.secs() + 3600);
+    for (cost, held) in [(50, [0, 50]), (250, [50, 300])] {
+        let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+        let settled = OrderOutcome::Settled { leased: 200, cost };
+        let outcomes = world.order(&[(&settling(&token), Some(cost))], later).0;
+        assert_eq!(outcomes, [(settled, true)]);
+        assert_eq!(world.held(TENANT, later), held);
+    }
+}
+
+#[test]
+fn a_cost_is_lost_with_the_store_only_if_that_is_known_or_its_rule_counts_by_itself() {
+    for (on_store_loss, expected) in [
+        (OnStoreLoss::Error, OnStoreLoss::Error),
+        (OnStoreLoss::Allow, OnStoreLoss::Error),
+        (OnStoreLoss::Deny, OnStoreLoss::Error),
+        (OnStoreLoss::Local, OnStoreLoss::Local),
+    ] {
+        let mut matcher = Matcher::default();
+        let limits = Allows::Within([hour(1000)].into());
+        add_rule(&mut matcher, "tenant", limits, |rule| {
+            rule.reserve = Some(RESERVE);
+            rule.on_store_loss = on_store_loss;
+        });
+        let unreserved: &[_] = &[("tenant", "a"), ("tollgate.unreserved", "1")];
+        let request = request(&[(unreserved, Some(70))]);
+        let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+        let orders = &plan.leases.as_ref().unwrap().orders;
+        let adds = ordered_hits(orders, &mut Memory::default(), NOW).adds;
+        let found: Vec<_> = adds.all_specs().map(|spec| spec.on_loss).collect();
+        assert_eq!(found, [expected]);
+    }
+}
+
+#[test]
+fn a_cost_finds_the_counters_of_its_request_in_either_format_of_keys() {
+    for format in [KeyFormat::Native, KeyFormat::Reference] {
+        let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+        world.matcher.key_format = format;
+        let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+        world.order(&[(&settling(&token), Some(50))], NOW);
+        assert_eq!(world.held(TENANT, NOW), [50], "{format:?}");
+    }
+}
+
+/// Hits that a reset took off are not given back once more.
 #[test]
 fn a_reset_counter_gets_nothing_back_of_what_was_reserved_before() {
     let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);

@@ -203,6 +203,21 @@ mod tests {
     }
 
     #[test]
+    fn a_text_is_read_up_to_its_bound() {
+        for (last, bytes) in [([1 << 55, 1], LeaseToken::MAX_BYTES), ([u64::MAX, 1], 201)] {
+            let hits = [u64::MAX; 6].into_iter().chain(last);
+            let mark = u32::MAX;
+            let parts = hits.map(|hits| LeasePart { mark, hits });
+            let (at, id) = (Timestamp::from_millis(u64::MAX), LeaseId(u64::MAX));
+            let token = LeaseToken::new(at, id, u32::MAX, parts).unwrap();
+            let text = token.to_string();
+            assert_eq!(text.len(), bytes);
+            let expected = (bytes <= LeaseToken::MAX_BYTES).then_some(token);
+            assert_eq!(LeaseToken::parse(text.as_bytes()), expected);
+        }
+    }
+
+    #[test]
     fn parts_of_one_mark_are_one_lease() {
         let part = |mark, hits| LeasePart { mark, hits };
         let parts = [part(1, 5), part(2, 7), part(1, 5)];

@@ -252,3 +252,43 @@ mod effort {
 pub fn steps_taken() -> usize {
     effort::STEPS.take()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn search(patterns: &[&[&str]]) -> MiddleSearch {
+        let patterns = patterns.iter().enumerate();
+        let bytes =
+            patterns.map(|(number, pieces)| (number, pieces.iter().map(|piece| piece.as_bytes())));
+        MiddleSearch::new(bytes).unwrap()
+    }
+
+    #[test]
+    fn only_patterns_below_the_bound_are_found() {
+        let search = search(&[&["a"] as &[_]; 65]);
+        let last = |pattern| (pattern == 64).then_some(0..1);
+        for (before, first) in [(0, 0), (1, 1), (64, 64), (65, 64)] {
+            assert_eq!(search.first(b"a", before, last), first);
+        }
+    }
+
+    #[test]
+    fn patterns_whose_rarest_piece_does_not_occur_are_not_begun() {
+        let search = search(&[&["a", "x"], &["a", "b"]]);
+        let asked = std::cell::RefCell::new(Vec::new());
+        let first = search.first(b"ab", 2, |pattern| {
+            asked.borrow_mut().push(pattern);
+            Some(0..2)
+        });
+        assert_eq!((first, asked.into_inner()), (1, vec![1]));
+    }
+
+    #[test]
+    fn steps_add_up_until_they_are_asked_for() {
+        steps_taken();
+        take_steps(3);
+        take_steps(4);
+        assert_eq!([steps_taken(), steps_taken()], [7, 0]);
+    }
+}

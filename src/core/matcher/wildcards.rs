@@ -357,13 +357,22 @@ mod tests {
         }
     }
 
+    /// A wildcard of the joined text, or one of the value behind its `k_`.
+    fn wildcard(pattern: &str, is_joined: bool) -> Wildcard {
+        let value = pattern.strip_prefix("k_").unwrap_or(pattern);
+        if is_joined {
+            Wildcard::Joined(Pattern::new(pattern.as_bytes()).unwrap())
+        } else {
+            Wildcard::apart(b"k", Some(value.as_bytes())).unwrap()
+        }
+    }
+
     /// The steps of a search for the wildcards that `shape` makes of each number, in a value for which most of a piece is
     /// found again and again.
-    fn steps(shape: impl Fn(usize) -> String, rules: usize, bytes: usize) -> usize {
+    fn steps(shape: impl Fn(usize) -> Wildcard, rules: usize, bytes: usize) -> usize {
         let mut wildcards = Wildcards::default();
         for number in 0..rules {
-            let pattern = Pattern::new(shape(number).as_bytes()).unwrap();
-            wildcards.push(Wildcard::Joined(pattern), number);
+            wildcards.push(shape(number), number);
         }
         let value = b"badbo".repeat(bytes / 5);
         let entry = Entry {
@@ -392,7 +401,11 @@ mod tests {
                 1,
             ),
         ];
-        for (at, (shape, pieces)) in shapes.into_iter().enumerate() {
+        let both = shapes
+            .iter()
+            .flat_map(|shape| [(shape, true), (shape, false)]);
+        for (at, ((shape, pieces), is_joined)) in both.enumerate() {
+            let shape = |number| wildcard(&shape(number), is_joined);
             for bytes in [1_000, 10_000, 60_000] {
                 let few = steps(shape, 30, bytes);
                 assert!(few <= 2 * pieces * bytes + 2_000, "{at}: {few} for {bytes}");
@@ -404,6 +417,31 @@ mod tests {
                 assert!(10 * longer <= 22 * more, "{at}: {more} and {longer}");
             }
         }
+    }
+
+    #[test]
+    fn a_look_and_each_byte_that_is_compared_are_a_step() {
+        for (pattern, text, expected) in [
+            ("ab*c", "abxc", 1 + 3),
+            ("ab*c", "x", 1 + 1),
+            ("a*bc*", "axxxbc", 1 + 1 + 5),
+            ("a*bc*", "axxxb", 1 + 1 + 4),
+        ] {
+            let pattern = Pattern::new(pattern.as_bytes()).unwrap();
+            steps_taken();
+            pattern.matches(text.as_bytes());
+            assert_eq!(steps_taken(), expected, "{text}");
+        }
+        // All have one shape, and none of them is filed under these ends.
+        let mut wildcards = Wildcards::default();
+        for number in 0..=FEW {
+            wildcards.push(wildcard(&format!("k_{number}*z"), true), number);
+        }
+        let (key, value) = (b"k", b"xyz");
+        let entry = Entry { key, value };
+        steps_taken();
+        assert_eq!(wildcards.first(&entry, b"k_xyz"), None);
+        assert_eq!(steps_taken(), 1 + 4);
     }
 
     #[test]
