@@ -275,18 +275,9 @@ impl Batcher {
     }
 
     /// Sends one batch, and returns when it began to. Whatever happens, no command that may have counted is sent again.
-    async fn send(
-        &mut self,
-        connection: &mut WorkerConnection,
-        mut taken: QueuedBatch<'_>,
-    ) -> Instant {
+    async fn send(&mut self, connection: &mut WorkerConnection, taken: QueuedBatch<'_>) -> Instant {
         let link = &mut connection.link;
         let options = self.options.clone();
-        let QueuedBatch {
-            batch,
-            now,
-            requests,
-        } = &mut taken;
         let began = Instant::now();
         self.known.forget_old(began);
         let script = match connection.knows_script {
@@ -294,7 +285,7 @@ impl Batcher {
             true => ScriptForm::Digest,
             false => ScriptForm::Text,
         };
-        let commands = self.commands(&options, batch, *now, script);
+        let commands = self.commands(&options, &taken.batch, taken.now, script);
         self.scripts_on = commands.has_script.then_some(connection.came_up);
         let asked = self.round_trip(link, &commands.packed, began).await;
         match asked {
@@ -312,7 +303,7 @@ impl Batcher {
                 for hash in commands.expiring(&replies) {
                     self.known.insert(hash);
                 }
-                requests.answer(batch, commands.counts(&replies));
+                taken.answer(commands.counts(&replies));
                 connection.batches += 1;
                 connection.knows_script |= commands.has_script;
                 let reset_counters = Commands::reset_counters(&replies);
@@ -327,7 +318,7 @@ impl Batcher {
             Err(error) => {
                 self.scripts_on = None;
                 self.servers.0.owed.add(&commands.owed());
-                requests.fail(error);
+                taken.fail(error);
             }
         }
         taken.recycle();

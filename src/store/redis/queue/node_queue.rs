@@ -1,6 +1,7 @@
 //! The queue of one worker for one node.
 
 use std::{
+    cell::Cell,
     future::poll_fn,
     mem,
     ops::Range,
@@ -270,19 +271,17 @@ impl NodeQueue {
         Some(QueuedBatch {
             batch,
             now,
-            requests: BatchRequests {
-                queue: self,
-                slots,
-                count,
-            },
+            queue: self,
+            slots,
+            is_answered: Cell::new(false),
         })
     }
 
     /// Answers all queued requests with `error`.
     pub(crate) fn fail_all(&self, error: StoreError) {
         while self.is_awaited() {
-            if let Some(mut taken) = self.take() {
-                taken.requests.fail(error);
+            if let Some(taken) = self.take() {
+                taken.fail(error);
             }
         }
     }
@@ -450,60 +449,59 @@ fn split(
     others
 }
 
-/// A batch in flight.
+/// A batch in flight. On drop, each of its requests that has no answer gets `Unreachable`.
 pub(crate) struct QueuedBatch<'a> {
     pub(crate) batch: Box<Batch>,
     /// The time with which it is sent.
     pub(crate) now: Timestamp,
-    pub(crate) requests: BatchRequests<'a>,
+    queue: &'a NodeQueue,
+    slots: Vec<usize>,
+    is_answered: Cell<bool>,
 }
 
 impl QueuedBatch<'_> {
-    /// Keeps its memory for the next batch, once every request has an answer.
-    pub(crate) fn recycle(mut self) {
-        self.batch.clear();
-        let slots = mem::take(&mut self.requests.slots);
-        lock(&self.requests.queue.state).spare = Some((self.batch, slots));
-    }
-}
-
-/// The requests of a batch in flight. On drop, each that has no answer gets `Unreachable`.
-pub(crate) struct BatchRequests<'a> {
-    queue: &'a NodeQueue,
-    slots: Vec<usize>,
-    count: u64,
-}
-
-impl BatchRequests<'_> {
-    /// Gives each request of `batch` its own counts.
-    pub(crate) fn answer(
-        &mut self,
-        batch: &Batch,
-        counts: impl Iterator<Item = Result<CounterState, StoreError>>,
-    ) {
+    /// Gives each request its own counts.
+    pub(crate) fn answer(&self, counts: impl Iterator<Item = Result<CounterState, StoreError>>) {
         let mut counts = counts;
         self.queue.load.record_reply();
         let mut state = lock(&self.queue.state);
-        for (slot, own) in self.slots.drain(..).zip(batch.requests()) {
+        for (&slot, own) in self.slots.iter().zip(self.batch.requests()) {
             state.replies.answer(slot, counts.by_ref().take(own.len()));
         }
+        self.is_answered.set(true);
     }
 
     /// Answers all requests with `error`.
-    pub(crate) fn fail(&mut self, error: StoreError) {
+    pub(crate) fn fail(&self, error: StoreError) {
         let mut state = lock(&self.queue.state);
-        for slot in self.slots.drain(..) {
+        for &slot in &self.slots {
             state.replies.fail(slot, error);
+        }
+        self.is_answered.set(true);
+    }
+
+    /// Keeps its memory for the next batch, once every request has an answer.
+    pub(crate) fn recycle(mut self) {
+        self.leave();
+        self.batch.clear();
+        self.slots.clear();
+        let memory = (mem::take(&mut self.batch), mem::take(&mut self.slots));
+        lock(&self.queue.state).spare = Some(memory);
+    }
+
+    /// Answers requests that have no answer. They are no longer in flight.
+    fn leave(&self) {
+        let count = self.slots.len() as u64;
+        self.queue.load.in_flight.fetch_sub(count, Relaxed);
+        if !self.is_answered.get() {
+            self.fail(StoreError::Unreachable);
         }
     }
 }
 
-impl Drop for BatchRequests<'_> {
+impl Drop for QueuedBatch<'_> {
     fn drop(&mut self) {
-        self.queue.load.in_flight.fetch_sub(self.count, Relaxed);
-        if !self.slots.is_empty() {
-            self.fail(StoreError::Unreachable);
-        }
+        self.leave();
     }
 }
 
@@ -646,9 +644,9 @@ mod tests {
     async fn every_request_gets_its_own_counts() {
         let queue = queue(10);
         let answers = [2, 1].map(|size| push(&queue, size).unwrap());
-        let mut taken = queue.take().unwrap();
+        let taken = queue.take().unwrap();
         let counts = [5, 6, 7].map(|count| Ok(CounterState::from(count)));
-        taken.requests.answer(&taken.batch, counts.into_iter());
+        taken.answer(counts.into_iter());
         taken.recycle();
         let mut results = Vec::new();
         for answer in answers {
