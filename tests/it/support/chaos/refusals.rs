@@ -51,6 +51,11 @@ pub(super) async fn denied(plan: Plan) -> Outcome {
     };
     course.broken();
     change("-");
+    // A server that answers is asked for its health once a second only.
+    eventually("the loss is known", async || {
+        server.log().text().contains("Redis is lost")
+    })
+    .await;
     tokio::time::sleep(lasts).await;
     change("+");
     course.mended();
