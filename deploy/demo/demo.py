@@ -8,7 +8,6 @@ import http.client
 import json
 import pathlib
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,10 @@ import tempfile
 import threading
 import time
 import urllib.request
+
+# The import below leaves no file in the repository.
+sys.dont_write_bytecode = True
+import budget  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -116,9 +119,10 @@ def wait_for(what, ready, program):
     sys.exit(f"{what} is not ready after {READY_SECS} s")
 
 
-def start_tollgate(binary, folder):
+def start_tollgate(binary, folder, rules):
     """Starts tollgate, and returns it with its addresses: the line in its log that says it is ready."""
-    shutil.copytree(HERE, folder / "rules", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (folder / "rules").mkdir()
+    (folder / "rules/rules.yaml").write_text(rules)
     log = folder / "tollgate.log"
     program = subprocess.Popen(
         [binary, "serve", "--config-dir", folder / "rules", "--log-format", "json", "--drain-delay", "0"]
@@ -142,9 +146,9 @@ def start_tollgate(binary, folder):
         raise
 
 
-def start_envoy(binary, folder, port):
+def start_envoy(binary, folder, bootstrap, port):
     """Starts Envoy, which asks tollgate at `port`; returns it with its own port."""
-    bootstrap = BOOTSTRAP.replace("$PORT", str(port)).replace("$FOLDER", str(folder))
+    bootstrap = bootstrap.replace("$PORT", str(port)).replace("$FOLDER", str(folder))
     (folder / "envoy.yaml").write_text(bootstrap)
     admin = folder / "admin"
     program = subprocess.Popen(
@@ -233,7 +237,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tollgate", default=ROOT / "target/local/tollgate", help="the program")
     parser.add_argument("--envoy", default=ROOT / "target/tools/bin/envoy", help="Envoy")
+    parser.add_argument("--budget", action="store_true", help="show a token budget instead of a shop")
     options = parser.parse_args()
+    page = (ROOT / "docs/token-budgets.md").read_text()
+    rules, bootstrap, model = (HERE / "rules.yaml").read_text(), BOOTSTRAP, None
+    if options.budget:
+        model = budget.Model()
+        threading.Thread(target=model.serve_forever, daemon=True).start()
+        rules, bootstrap = budget.rules(page), budget.bootstrap(page, model.server_port)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
@@ -241,16 +252,20 @@ def main():
     with tempfile.TemporaryDirectory(prefix="tollgate-demo-") as folder:
         folder = pathlib.Path(folder)
         try:
-            tollgate, ready = start_tollgate(options.tollgate, folder)
+            tollgate, ready = start_tollgate(options.tollgate, folder, rules)
             programs.append(tollgate)
-            envoy, port = start_envoy(options.envoy, folder, ready["grpc"].rsplit(":", 1)[1])
+            envoy, port = start_envoy(options.envoy, folder, bootstrap, ready["grpc"].rsplit(":", 1)[1])
             programs.append(envoy)
-            start_clients(port, is_over)
+            (budget if model else sys.modules[__name__]).start_clients(port, is_over)
             print(f"the page:  http://localhost:{ready['debug'].rsplit(':', 1)[1]}/")
-            print(f"the shop:  http://localhost:{port}/")
+            print(f"{'the model' if model else 'the shop'}:  http://localhost:{port}/")
             print(f"the rules: {folder / 'rules/rules.yaml'}", flush=True)
             print("Ctrl-C ends the demo.", flush=True)
+            reported = time.monotonic()
             while not is_over.wait(0.2):
+                if model and time.monotonic() - reported > 5:
+                    reported = time.monotonic()
+                    print(model.report(), flush=True)
                 for program in programs:
                     if program.poll() is not None:
                         sys.exit(f"{program.args[0]} has ended with {program.returncode}")

@@ -1,6 +1,6 @@
 //! `docs/token-budgets.md`: budgets that concurrent requests cannot overrun, through a real Envoy and directly.
 
-use std::{fs, net::SocketAddr, path::Path, thread, time::Duration};
+use std::{ffi::OsStr, fs, net::SocketAddr, path::Path, thread, time::Duration};
 
 use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
@@ -11,6 +11,7 @@ use prost_types::value::Kind;
 use crate::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
     cluster::Cluster,
+    demo::Demo,
     envoy::Envoy,
     eventually,
     http::{post_json, post_json_with},
@@ -160,7 +161,7 @@ fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
     let server = tollgate::with_rules(&rules(400)).start();
     let model = Model::start(COST);
     model.open();
-    let [_, page, filter] = &blocks()[..] else {
+    let [_, page, filter, _] = &blocks()[..] else {
         panic!("the page has other blocks");
     };
     let mut bootstrap: serde_yaml::Value = serde_yaml::from_str(page).unwrap();
@@ -189,6 +190,36 @@ fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
         wait_until("the cost is counted", || held(&server, tenant) == COST);
     }
     assert_eq!(reservations(&server, "settled"), 2);
+}
+
+/// The end gives back what was reserved, and charges the cost.
+#[test]
+fn a_reservation_can_end_without_its_token() {
+    let server = tollgate::with_rules(&rules(400)).start();
+    let model = Model::start(COST);
+    model.open();
+    let [_, page, _, entries] = &blocks()[..] else {
+        panic!("the page has other blocks");
+    };
+    let mut bootstrap: serde_yaml::Value = serde_yaml::from_str(page).unwrap();
+    let entries: serde_yaml::Value = serde_yaml::from_str(entries).unwrap();
+    let manager = &mut bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+        [0]["typed_config"];
+    let route = &mut manager["route_config"]["virtual_hosts"][0]["routes"][0];
+    let filter = &mut route["typed_per_filter_config"]["envoy.filters.http.ratelimit"];
+    filter["rate_limits"] = entries["rate_limits"].clone();
+    let envoy = envoy_of(
+        &serde_yaml::to_string(&bootstrap).unwrap(),
+        server.grpc,
+        &model,
+    );
+    for answers in 1..=4 {
+        assert_eq!(ask(envoy.listener("front"), "a", BODIES[0]), 200);
+        wait_until("the cost is counted", || {
+            held(&server, "a") == answers * COST
+        });
+    }
+    assert_eq!(ask(envoy.listener("front"), "a", BODIES[0]), 429);
 }
 
 /// Envoy lets the request pass that tollgate answers too late, and then knows of no reservation.
@@ -572,4 +603,40 @@ async fn bad_orders_charge_their_cost_and_nothing_else() {
         settle(&mut client, "a", &token, 1).await;
         assert_eq!(held(&server, "a"), expected - 199);
     }
+}
+
+/// `make demo BUDGET=1`: the page's rules and Envoy, and a model that counts the tokens itself.
+#[test]
+fn the_budget_of_the_demo_holds() {
+    let demo = Demo::with(OsStr::new(env!("CARGO_BIN_EXE_tollgate")), &["--budget"]);
+    let spent = || -> Vec<u64> {
+        let said = demo.said();
+        let line = said
+            .lines()
+            .rfind(|line| line.starts_with("tokens of this minute"));
+        let tenants = line
+            .unwrap_or_default()
+            .rsplit_once(": ")
+            .map_or("", |(_, tenants)| tenants);
+        let digits = |tenant: &str| {
+            tenant
+                .chars()
+                .filter(char::is_ascii_digit)
+                .collect::<String>()
+        };
+        tenants
+            .split(", ")
+            .filter_map(|tenant| digits(tenant).parse().ok())
+            .collect()
+    };
+    wait_until("a budget is nearly spent", || {
+        spent().iter().any(|spent| *spent > 15_000)
+    });
+    // A request that is counted in one minute can reach the model in the next.
+    let edge = 20 * 200;
+    assert!(
+        spent().iter().all(|spent| *spent <= 20_000 + edge),
+        "{}",
+        demo.said()
+    );
 }

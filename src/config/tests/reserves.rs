@@ -33,7 +33,8 @@ fn a_rule_that_reserves_counts_admitted_hits() {
             (Some(expected), CountPolicy::Admitted)
         );
     }
-    let own = "reserve: {}\n    count: admitted\n    rate_limit: {unit: month, requests_per_unit: 9, calendar: true, time_zone: UTC}";
+    let own = "reserve: {}\n    count: admitted\n    \
+        rate_limit: {unit: month, requests_per_unit: 9, calendar: true, time_zone: UTC}";
     assert!(rule(own).reserve.is_some());
     assert_eq!(rule("rate_limits: [5/day]").reserve, None);
 }
@@ -70,8 +71,8 @@ fn a_mistake_in_a_reservation_is_told_with_its_fix() {
         ),
         (
             "reserve: {}\ncount: all\nrate_limits: [5/day]",
-            "5:12: d.k: `reserve` does not go with `count: all`; remove `count: all`: hits that are reserved are counted \
-             if they are admitted",
+            "5:12: d.k: `reserve` does not go with `count: all`; remove `count: all`: hits that are reserved are \
+             counted if they are admitted",
         ),
         (
             "reserve: {}\nrate_limit: {unlimited: true}",
@@ -97,10 +98,11 @@ fn a_mistake_in_a_reservation_is_told_with_its_fix() {
              `tollgate.release`; give 'tollgate.release' another name",
         ),
         (
-            "domain: d\ndescriptors:\n  - key: a\n    reserve: {}\n    rate_limits: [{name: n, unit: day, requests_per_unit: 5}]\n  \
-             - key: b\n    rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: n}]}\n",
-            "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve`; replace another one: what this limit \
-             had not charged would be given back to it",
+            "domain: d\ndescriptors:\n  - key: a\n    reserve: {}\n    \
+             rate_limits: [{name: n, unit: day, requests_per_unit: 5}]\n  - key: b\n    \
+             rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: n}]}\n",
+            "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve`; replace another one: what this \
+             limit had not charged would be given back to it",
         ),
     ]);
 }

@@ -28,6 +28,12 @@ impl Demo {
     /// Starts it with this build of tollgate.
     #[track_caller]
     pub fn start(program: &OsStr) -> Self {
+        Self::with(program, &[])
+    }
+
+    /// Starts it with further arguments.
+    #[track_caller]
+    pub fn with(program: &OsStr, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let output = File::create(folder.path().join("output")).unwrap();
         let script = Command::new(tool("python3"))
@@ -36,6 +42,8 @@ impl Demo {
             .arg(program)
             .arg("--envoy")
             .arg(tool("envoy"))
+            .args(args)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())

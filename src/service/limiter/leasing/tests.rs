@@ -149,7 +149,8 @@ struct Lease {
 /// The counts as they have to be, by tenant, period and start of the window.
 #[derive(Debug, Default)]
 struct Model {
-    counts: HashMap<(usize, u64, u64), u64>,
+    /// Negative for hits that are owed.
+    counts: HashMap<(usize, u64, u64), i64>,
     resets: HashMap<(usize, u64, u64), u64>,
 }
 
@@ -283,7 +284,7 @@ impl History {
         }
     }
 
-    fn count(&mut self, tenant: usize, period: u64, at: u64) -> &mut u64 {
+    fn count(&mut self, tenant: usize, period: u64, at: u64) -> &mut i64 {
         let key = (tenant, period, start(at, period));
         self.model.counts.entry(key).or_default()
     }
@@ -293,8 +294,11 @@ impl History {
         let addend = self.random.bool().then(|| self.random.u64(1..400));
         let hits = addend.unwrap_or(ESTIMATE);
         let now = self.now;
-        let fits = LIMITS[self.variant]
-            .map(|(limit, period)| *self.count(tenant, period, now) + hits <= limit);
+        let fits = LIMITS[self.variant].map(|(limit, period)| {
+            self.count(tenant, period, now)
+                .saturating_add_unsigned(hits)
+                <= limit.cast_signed()
+        });
         let fits = fits == [true, true];
         let (treatment, patience) = (self.treat(), self.patience());
         let answer = self
@@ -340,7 +344,7 @@ impl History {
         };
         if is_counted {
             for (_, period) in LIMITS[self.variant] {
-                *self.count(tenant, period, now) += hits;
+                *self.count(tenant, period, now) += hits.cast_signed();
             }
         }
     }
@@ -396,7 +400,7 @@ impl History {
             let at = if is_known { lease.at } else { now };
             let ends = (start(at, period) + period) * 1000;
             if ends <= now {
-                *self.count(lease.tenant, period, now) += cost.saturating_sub(leased);
+                *self.count(lease.tenant, period, now) += cost.saturating_sub(leased).cast_signed();
                 continue;
             }
             let key = (lease.tenant, period, start(at, period));
@@ -408,9 +412,11 @@ impl History {
                     .is_some_and(|reset| *reset >= at);
             let count = self.model.counts.entry(key).or_default();
             match cost.checked_sub(leased) {
-                Some(more) => *count += more,
+                Some(more) => *count += more.cast_signed(),
                 None if was_reset => {}
-                None => *count = count.saturating_sub(leased - cost),
+                // A counter that owes hits is left as it is.
+                None if *count <= 0 => {}
+                None => *count = count.saturating_sub_unsigned(leased - cost).max(0),
             }
         }
     }
@@ -423,28 +429,39 @@ impl History {
         self.send(&entries, Some(cost), patience).await;
         if treatment.failure != Some(Failure::Refused) || cost == 0 {
             for (_, period) in LIMITS[self.variant] {
-                *self.count(tenant, period, now) += cost;
+                *self.count(tenant, period, now) += cost.cast_signed();
             }
         }
         self.note("unreserved");
     }
 
-    /// Resets the counters of a tenant, as an operator does.
-    async fn reset(&mut self) {
+    /// Resets the counters of a tenant, or grants it hits, as an operator does.
+    async fn change(&mut self, granted: Option<u64>) {
         let tenant = self.random.usize(0..TENANTS.len());
-        let now = self.time();
+        let (now, millis) = (self.time(), self.now);
         let mut batch = self.look(tenant);
-        batch.give_back_all();
-        for increment in batch.iter() {
-            self.limiter.leases.record_reset(increment.key, now);
+        match granted {
+            Some(hits) => batch.grant(hits),
+            None => batch.give_back_all(),
+        }
+        if granted.is_none() {
+            for increment in batch.iter() {
+                self.limiter.leases.record_reset(increment.key, now);
+            }
         }
         self.limiter.store.add(&batch, now).await.unwrap();
-        for (_, period) in LIMITS[self.variant] {
-            let key = (tenant, period, start(self.now, period));
-            self.model.counts.insert(key, 0);
-            self.model.resets.insert(key, self.now);
+        for (limit, period) in LIMITS[self.variant] {
+            let count = self.count(tenant, period, millis);
+            match granted {
+                Some(hits) => *count = (*count).min(limit.cast_signed()) - hits.cast_signed(),
+                None => *count = (*count).min(0),
+            }
+            if granted.is_none() {
+                let key = (tenant, period, start(millis, period));
+                self.model.resets.insert(key, millis);
+            }
         }
-        self.note("reset");
+        self.note(if granted.is_some() { "grant" } else { "reset" });
     }
 
     fn look(&self, tenant: usize) -> Batch {
@@ -502,7 +519,11 @@ impl History {
             450..750 => self.end(false).await,
             750..850 => self.end(true).await,
             850..950 => self.charge_unreserved().await,
-            950..980 => self.reset().await,
+            950..970 => self.change(None).await,
+            970..980 => {
+                let hits = self.random.u64(1..500);
+                self.change(Some(hits)).await;
+            }
             980..998 => self.reload(),
             _ => self.restart(),
         }
@@ -513,7 +534,7 @@ impl History {
                 .add(&self.look(tenant), self.time())
                 .await
                 .unwrap();
-            let held: Vec<_> = counts.iter().map(|count| count.after).collect();
+            let held: Vec<_> = counts.iter().map(|count| count.count()).collect();
             let now = self.now;
             let expected = LIMITS[self.variant].map(|(_, period)| *self.count(tenant, period, now));
             assert_eq!(held, expected, "tenant {tenant}");
@@ -551,6 +572,7 @@ async fn counters_hold_what_open_reservations_and_costs_come_to() {
         "lost",
         "unreserved",
         "reset",
+        "grant",
         "reload",
         "restart",
     ] {
