@@ -27,6 +27,7 @@ mod page;
 mod processes;
 mod rivals;
 mod run;
+mod settlements;
 mod sizes;
 mod table;
 
@@ -82,6 +83,10 @@ struct Options {
     /// Only measure the answers of the debug port, and decisions beside them, while a client sends new values
     #[arg(long)]
     page: bool,
+
+    /// Only count the commands to Redis for a refused key beside settlements of others
+    #[arg(long)]
+    settlements: bool,
 
     /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare four other measurements
     /// with the figures that it computes
@@ -140,6 +145,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.page {
         return page::print(&options);
+    }
+    if options.settlements {
+        return settlements::print(&options);
     }
     if let Some(path) = options.costs.take() {
         return costs::write(&mut options, &path);

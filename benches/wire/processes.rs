@@ -189,7 +189,7 @@ impl Redis {
 
     /// The counts of Redis itself so far, including this query.
     pub fn counted(&mut self) -> anyhow::Result<Counted> {
-        let info = self.info()?;
+        let info = self.info("")?;
         Ok(Counted {
             commands: number(&info, "total_commands_processed:")?,
             reads: number(&info, "total_reads_processed:")?,
@@ -198,8 +198,18 @@ impl Redis {
         })
     }
 
-    fn info(&mut self) -> anyhow::Result<String> {
-        self.questions.write_all(b"INFO\r\n")?;
+    /// How many commands on counters, and scripts, it has carried out: those of probes are left out.
+    pub fn counting_commands(&mut self) -> anyhow::Result<u64> {
+        let info = self.info("commandstats")?;
+        let names = ["evalsha", "eval", "incrby", "incr", "get", "expire"];
+        let counts =
+            names.map(|name| number(&info, &format!("cmdstat_{name}:calls=")).unwrap_or(0));
+        Ok(counts.into_iter().sum())
+    }
+
+    fn info(&mut self, section: &str) -> anyhow::Result<String> {
+        self.questions
+            .write_all(format!("INFO {section}\r\n").as_bytes())?;
         let mut reply = Vec::new();
         loop {
             let mut bytes = [0; 16 << 10];

@@ -164,7 +164,7 @@ impl Split {
             Ok(()) => Ok(SplitEnd::Final),
             // Other places were charged, so the request is not tried in another way.
             Err(StoreError::Moving) => Err(StoreError::Refused),
-            Err(error) => Err(error),
+            Err(error) => Err(error.of_part()),
         }
     }
 
@@ -185,6 +185,15 @@ impl Split {
             }
         }
         let answered = stores.add(&parts, deadline).await;
+        let mut asked = answered
+            .iter()
+            .zip(&parts)
+            .filter(|(_, part)| !part.is_empty());
+        let is_unsent = |(answer, _): (&Result<CounterStates, StoreError>, _)| {
+            answer.as_ref().is_err_and(|error| error.is_unsent())
+        };
+        // Then this is as certain of the whole.
+        let is_all_unsent = asked.all(is_unsent);
         let mut error = None;
         let mut answered: Vec<_> = answered
             .into_iter()
@@ -202,7 +211,13 @@ impl Split {
                 }
             }
         }
-        error.map_or(Ok(()), |error: StoreError| Err(error.of_part()))
+        match error {
+            None => Ok(()),
+            Some(error) if is_all_unsent => Err(error),
+            // Another place may have counted. A full queue is no loss of its store.
+            Some(StoreError::Overloaded) => Err(StoreError::Timeout),
+            Some(error) => Err(error.of_part()),
+        }
     }
 }
 
@@ -505,6 +520,40 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             answers
+        }
+    }
+
+    /// Places that answer like this, whatever they are asked.
+    struct Answering([Result<u64, StoreError>; 2]);
+
+    impl PartStores for Answering {
+        async fn add(&self, _: &[Batch], _: &Deadline) -> Vec<Result<CounterStates, StoreError>> {
+            let state = |count| CounterStates::from_elem(CounterState::from(count), 1);
+            self.0.map(|answer| answer.map(state)).into()
+        }
+    }
+
+    /// Otherwise a cost that could be sent again would be lost, or one that is counted would be sent again.
+    #[tokio::test]
+    async fn hits_are_unsent_if_no_place_was_sent_any() {
+        let alone = |unit| One {
+            charge: Charge::Always,
+            enforcement: Enforcement::Silent,
+            ..one(unit, 5)
+        };
+        let both = batch(&[alone(Minute), alone(Second)], &Algorithm::FixedWindow);
+        let unsent = Err(StoreError::Unsent);
+        for (answers, expected) in [
+            ([unsent, unsent], StoreError::Unsent),
+            ([unsent, Ok(1)], StoreError::Unreachable),
+            ([Ok(1), unsent], StoreError::Unreachable),
+            ([unsent, Err(StoreError::Timeout)], StoreError::Unreachable),
+            ([Ok(1), Err(StoreError::Overloaded)], StoreError::Timeout),
+        ] {
+            let split = Split::new(vec![0, 1]);
+            let (places, deadline) = (Answering(answers), Deadline::of_store());
+            let added = split.add(&both, &places, &deadline).await;
+            assert_eq!(added.unwrap_err(), expected);
         }
     }
 

@@ -4,12 +4,13 @@
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
 //! histories --clocks [--secs 300] [--seed 1] [--only memory|redis] [--server FILE]
+//! histories --leases [--calls 1000000] [--seed 1] [--only redis|sentinel|cluster|two-redis] [--server FILE]
 //! histories --seams [--only bursts|refunds|buckets|skews|steps|stops|losses|returns] [--server FILE]
 //! histories --logs [--server FILE]
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during the run. `--clocks` steps the clocks of tollgate and of Redis instead.
-//! `--server` tests another build. `--seams` prints tables of scenarios instead, each of which shows a defect of former
+//! `--leases` compares reservations, their ends and losses of Redis with a model, counter by counter. `--server` tests another build. `--seams` prints tables of scenarios instead, each of which shows a defect of former
 //! builds. `--logs` runs servers whose log cannot be written.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -19,7 +20,10 @@
     reason = "a panic is how it fails, and a table is what it is for"
 )]
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 #[expect(dead_code, reason = "most of it is for the other tests")]
 #[path = "../it"]
@@ -34,6 +38,7 @@ mod step_tables;
 
 use it::support::{
     histories::{Place, Plan, run},
+    leases::{self, LeasePlan, stores::LeaseStore},
     steps::{self, ClockPlan, Clocks, Rate},
     tollgate,
 };
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
         seed: 1,
     };
     let (mut only, mut are_seams, mut are_clocks, mut are_logs) = (None, false, false, false);
+    let mut are_leases = false;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("the option has a value");
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
             "--faults" => plan.has_faults = true,
             "--seams" => are_seams = true,
             "--logs" => are_logs = true,
+            "--leases" => are_leases = true,
             other => panic!("`{other}` is none of the options"),
         }
     }
@@ -98,6 +105,10 @@ fn main() -> ExitCode {
     println!("seed {}", plan.seed);
     if are_clocks {
         return runtime().block_on(step_clocks(clock_plan, only.as_deref()));
+    }
+    if are_leases {
+        runtime().block_on(reserve(plan, only.as_deref()));
+        return ExitCode::SUCCESS;
     }
     println!(
         "| place | calls | counters | admitted | grants, resets | losses | without a decision | violations |"
@@ -126,6 +137,18 @@ fn main() -> ExitCode {
         is_good &= is_without(&outcome.violations);
     }
     exit_code(is_good)
+}
+
+/// The histories of reservations. A counter that is not as in the model ends the program.
+async fn reserve(Plan { calls, seed, .. }: Plan, only: Option<&str>) {
+    use LeaseStore::{Cluster, Redis, Sentinel, TwoRedis};
+    for store in [Redis, Sentinel, Cluster, TwoRedis] {
+        if only.is_none_or(|only| only == store.to_string()) {
+            let began = Instant::now();
+            let steps = leases::run(LeasePlan { store, calls, seed }).await;
+            println!("{store}, {:.0} s: {steps:?}", began.elapsed().as_secs_f64());
+        }
+    }
 }
 
 /// The histories over clocks that step.

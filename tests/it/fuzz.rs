@@ -5,7 +5,7 @@ mod targets;
 
 use std::{fs, path::PathBuf};
 
-use targets::ALL;
+use targets::{ALL, is_known};
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -137,6 +137,21 @@ fn any_push_is_rules_or_has_problems() {
 #[test]
 fn any_mapping_makes_pages_that_can_be_read() {
     check("mapping");
+}
+
+#[test]
+fn any_bytes_are_a_token_or_unknown_and_take_no_more_off_than_a_limit() {
+    check("tokens");
+}
+
+/// Otherwise the law of tokens would be one of unknown ones.
+#[test]
+fn some_inputs_are_tokens_of_their_counters() {
+    let corpus = corpus("tokens");
+    for (order, count) in targets::ORDERS.into_iter().zip([9, 9, 0]) {
+        let known = corpus.iter().filter(|(_, bytes)| is_known(order, bytes));
+        assert_eq!(known.count(), count, "{order}");
+    }
 }
 
 /// The corpora are part of every clone.

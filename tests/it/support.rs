@@ -25,6 +25,7 @@ pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod json;
+pub mod leases;
 pub mod model;
 pub mod nginx;
 pub mod nutcracker;

@@ -4,13 +4,20 @@
 //! This file is compiled into two programs: `fuzz/` searches for bytes that break a law, and `tests/it` replays the
 //! interesting ones.
 
-use std::{collections::HashSet, sync::OnceLock};
+use std::{
+    collections::HashSet,
+    pin::pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
 
 use loona_hpack::Decoder;
 use prost::Message as _;
 use tollgate::{
-    Entry, Joined, Loaded, Mapper, Matcher, Problem, Push, Renderer, Rule, RuleFiles, RuleOptions,
-    Sample, SampleValue, fast_path,
+    DecisionCode, Entry, Hits, Joined, LeaseBook, Limiter, Loaded, Mapper, Matcher, MemoryStore,
+    Metrics, Modes, NearRatio, Plan, Problem, Push, Renderer, Request, Returns, Rule, RuleFiles,
+    RuleOptions, Rules, Sample, SampleValue, Store as _, Timestamp, fast_path,
     proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
     read_replies, rewrite, slot_owners,
     wire::{self, RequestBounds},
@@ -20,7 +27,7 @@ use tonic::codegen::http::uri::Authority;
 /// A law, and the name of its corpus.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const ALL: [Target; 10] = [
+pub const ALL: [Target; 11] = [
     ("message", message),
     ("headers", headers),
     ("rules", rules),
@@ -31,6 +38,7 @@ pub const ALL: [Target; 10] = [
     ("replies", replies),
     ("slots", slots),
     ("mapping", mapping),
+    ("tokens", tokens),
 ];
 
 // --- message -------------------------------------------------------------------------------------
@@ -532,4 +540,170 @@ fn is_label(text: &str) -> bool {
     let is_word = |found: char| found.is_ascii_alphanumeric() || found == '_';
     text.chars().all(is_word)
         && text.starts_with(|found: char| is_word(found) && !found.is_ascii_digit())
+}
+
+// --- tokens --------------------------------------------------------------------------------------
+
+const LEASE_RULES: &str = "
+domain: d
+descriptors:
+  - { key: tenant, reserve: { estimate: 200, missing: zero }, rate_limits: [1000/hour, 100000/day] }
+";
+
+/// The least limit of the rule: no lease is larger.
+const LEAST_LIMIT: i64 = 1000;
+
+/// The beginning of a day, in which hits are charged.
+const CHARGED_AT: Timestamp = Timestamp::from_secs(20_700 * 86_400);
+
+pub const ORDERS: [&str; 3] = [
+    "tollgate.reservation",
+    "tollgate.release",
+    "tollgate.unreserved",
+];
+
+/// Counters in memory whose tokens are as those of a store that is shared, so that any process can have made them.
+struct LeaseWorld {
+    limiter: Limiter<Arc<MemoryStore>>,
+    now: Timestamp,
+}
+
+impl LeaseWorld {
+    /// Two tenants have 50,000 hits in the day, and 900 in the hour.
+    fn new() -> Self {
+        static RULES: OnceLock<(Rules, Arc<Metrics>)> = OnceLock::new();
+        let (rules, metrics) = RULES.get_or_init(|| {
+            let loaded = RuleFiles::of("fuzz.yaml", LEASE_RULES).compile(RuleOptions::default());
+            let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
+            let rules = Rules::default();
+            rules.swap(loaded.expect("it is good").matcher, &metrics);
+            (rules, metrics)
+        });
+        let store = Arc::new(MemoryStore::new(100));
+        let limiter = Limiter {
+            rules: rules.clone(),
+            immediate: Some(store.clone()),
+            store,
+            modes: Modes::default(),
+            metrics: metrics.clone().recorder(0),
+            decision_log: Default::default(),
+            talkers: Default::default(),
+            leases: LeaseBook::of_shared_store(),
+            returns: Returns::none(),
+        };
+        let mut world = Self {
+            limiter,
+            now: CHARGED_AT,
+        };
+        for tenant in [b"a", b"b"] {
+            let unreserved = [
+                (&b"tenant"[..], &tenant[..]),
+                (b"tollgate.unreserved", b"1"),
+            ];
+            world.send(&unreserved, Some(49_100));
+            world.now = CHARGED_AT.plus(Duration::from_secs(3600));
+            world.send(&unreserved, Some(900));
+            world.now = CHARGED_AT;
+        }
+        world.now = CHARGED_AT.plus(Duration::from_secs(3600));
+        world
+    }
+
+    fn request<'a>(entries: &[(&'a [u8], &'a [u8])], hits: Option<u64>) -> Request<'a> {
+        let mut request = Request::new(b"d");
+        for (key, value) in entries {
+            request.push_entry(Entry { key, value });
+        }
+        request.push_descriptor(hits.map(Hits::add), None);
+        request
+    }
+
+    /// Sends a request, which passes, and returns the marks of what it leased.
+    fn send(&self, entries: &[(&[u8], &[u8])], hits: Option<u64>) -> Vec<u32> {
+        let request = Self::request(entries, hits);
+        let began = Instant::now();
+        let checked = self.limiter.check_at_once(
+            &*self.limiter.store,
+            &request,
+            self.now,
+            began,
+            |decision, _| {
+                assert_eq!(decision.overall, DecisionCode::Ok);
+                decision.leased.iter().map(|(_, part)| part.mark).collect()
+            },
+        );
+        checked.expect("memory answers")
+    }
+
+    /// The hits of a tenant in the hour and in the day of `at`.
+    fn held(&self, tenant: &[u8], at: Timestamp) -> [i64; 2] {
+        let rules = self.limiter.rules.current().expect("they were loaded");
+        let request = Self::request(&[(b"tenant", tenant)], Some(0));
+        let plan = Plan::new(&rules.matcher, &request, Modes::default(), at);
+        let counts = pin!(self.limiter.store.add(&plan.batch, at));
+        let Poll::Ready(counts) = counts.poll(&mut Context::from_waker(Waker::noop())) else {
+            unreachable!("memory never waits")
+        };
+        let counts = counts.expect("memory answers");
+        [counts[0].count(), counts[1].count()]
+    }
+}
+
+/// Any bytes, after a cost and the time since some hits were charged, are a token or unknown in each order. None takes
+/// more off than a limit, and none does so twice, of another tenant, or without the mark of its counters.
+pub fn tokens(bytes: &[u8]) {
+    for order in ORDERS {
+        is_known(order, bytes);
+    }
+}
+
+/// Checks one order. Returns whether the counters know the token.
+pub fn is_known(order: &str, bytes: &[u8]) -> bool {
+    let [cost, later, token @ ..] = bytes else {
+        return false;
+    };
+    let cost = i64::from(*cost);
+    let mark = LeaseWorld::new().send(&[(b"tenant", b"a")], Some(1))[0];
+    let mut world = LeaseWorld::new();
+    world.now = world
+        .now
+        .plus(Duration::from_secs(u64::from(*later) * 1000));
+    let other = world.held(b"b", world.now);
+    let mut is_known = false;
+    for is_repeated in [false, true] {
+        let before = world.held(b"a", world.now);
+        let entries = [(&b"tenant"[..], &b"a"[..]), (order.as_bytes(), token)];
+        world.send(&entries, Some(cost.unsigned_abs()));
+        let after = world.held(b"a", world.now);
+        for (before, after) in before.into_iter().zip(after) {
+            let change = after - before;
+            assert!((0..=before + cost).contains(&after), "{before}, {after}");
+            match (order, is_repeated) {
+                ("tollgate.unreserved", _) => assert_eq!(change, cost),
+                // It is repeated, or unknown.
+                ("tollgate.reservation", true) => assert!([0, cost].contains(&change)),
+                ("tollgate.reservation", false) => assert!(change >= cost - LEAST_LIMIT),
+                (_, true) => assert_eq!(change, 0),
+                (_, false) => assert!((-LEAST_LIMIT..=0).contains(&change)),
+            }
+            let if_unknown = if order == "tollgate.release" { 0 } else { cost };
+            is_known |= change != if_unknown;
+        }
+    }
+    assert_eq!(world.held(b"b", world.now), other);
+    if is_known {
+        let part = format!(".{}-", base_32(mark));
+        let text = std::str::from_utf8(token).expect("a token is text");
+        assert!(text.starts_with("1.") && text.contains(&part), "{text}");
+    }
+    is_known
+}
+
+fn base_32(mut number: u32) -> String {
+    let mut digits = Vec::new();
+    while number > 0 || digits.is_empty() {
+        digits.push(char::from_digit(number % 32, 32).expect("it is a digit"));
+        number /= 32;
+    }
+    digits.into_iter().rev().collect()
 }

@@ -1,0 +1,1068 @@
+//! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset and grant, rules are
+//! reloaded, windows end, tollgate restarts, and Redis is frozen or killed. After each round all counters are read from
+//! Redis past tollgate, and hold exactly as much as a model says. So:
+//!
+//! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
+//! - no hit is charged, given back or settled twice, and none is forgotten;
+//! - a cost is charged whatever happens to its token or the store, unless an answer is unknown;
+//! - no ended window changes, because its counter is compared too.
+//!
+//! tollgate's own clock is set by the history, and always is hours away from the end of a window.
+
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    fs,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use ::tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::RateLimitResponse,
+};
+use prost_types::value::Kind;
+use serde_json::json;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::{sleep, timeout},
+};
+use tonic::Status;
+
+use super::{
+    PATIENCE,
+    ask::{Client, connect, descriptor, is_ok, request, send},
+    eventually,
+    histories::Random,
+    http,
+    tollgate::{self, Tollgate},
+    wait_until,
+    wall_clock::WallClock,
+};
+
+pub mod model;
+pub mod stores;
+
+use model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS};
+use stores::{LeaseStore, LeaseStores};
+
+/// The tenants at a time. A round asks for each at most once.
+const TENANTS: usize = 6;
+
+/// So many of the latest leases can be ended.
+const KEPT: usize = 60;
+
+/// For a call that a busy machine delays.
+const PATIENT: &str = "10s";
+
+/// A Redis that is frozen for longer loses calls.
+const IMPATIENT: &str = "300ms";
+
+/// A caller that gives up waits so long for a frozen Redis.
+const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
+
+/// Costs that wait for Redis are sent within a second of its return.
+const SENT_WITHIN: Duration = Duration::from_millis(1500);
+
+/// One of so many rounds has an event; the others have only calls.
+const ROUNDS_PER_EVENT: usize = 6;
+
+/// They happen in turn.
+const EVENTS: [Event; 24] = [
+    Event::Burst,
+    Event::Frozen,
+    Event::Clock,
+    Event::Reset,
+    Event::GiveUp,
+    Event::Reload,
+    Event::Burst,
+    Event::Killed,
+    Event::Clock,
+    Event::Grant,
+    Event::Frozen,
+    Event::LostForAWhile,
+    Event::Burst,
+    Event::Reset,
+    Event::Clock,
+    Event::Reload,
+    Event::Late,
+    Event::GiveUp,
+    Event::Burst,
+    Event::Restart,
+    Event::Frozen,
+    Event::Clock,
+    Event::Reload,
+    Event::Emptied,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    /// Many requests for one tenant at once.
+    Burst,
+    /// Callers give up while a Redis does not answer.
+    Frozen,
+    /// Callers give up at any time.
+    GiveUp,
+    /// tollgate is killed in the middle of calls.
+    Killed,
+    Restart,
+    /// Redis does not answer in time.
+    Late,
+    /// A Redis is killed, and comes back as it was.
+    LostForAWhile,
+    /// A Redis is killed, and comes back empty.
+    Emptied,
+    Clock,
+    Reload,
+    Reset,
+    Grant,
+}
+
+/// The length of a history.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasePlan {
+    pub store: LeaseStore,
+    pub calls: usize,
+    pub seed: u64,
+}
+
+/// How often each kind of step happened.
+pub type LeaseSteps = BTreeMap<&'static str, usize>;
+
+/// Runs a history.
+///
+/// # Panics
+///
+/// If a counter or an answer is not as in the model.
+pub async fn run(plan: LeasePlan) -> LeaseSteps {
+    let mut history = History::start(plan).await;
+    let mut round = 0;
+    while history.calls < plan.calls {
+        history.said.push_back(format!("round {round}"));
+        history.round(round).await;
+        history.check().await;
+        round += 1;
+        let old = history.leases.len().saturating_sub(KEPT);
+        history.leases.drain(..old);
+        let old = history.said.len().saturating_sub(60);
+        history.said.drain(..old);
+    }
+    *history.done.entry("round").or_default() = round;
+    std::mem::take(&mut history.done)
+}
+
+/// One process, and a connection to each of its workers.
+#[derive(Debug)]
+struct Replica {
+    server: Tollgate,
+    clients: Vec<Client>,
+    /// How many processes were started before it.
+    process: usize,
+}
+
+/// A message to tollgate.
+#[derive(Clone, Debug)]
+enum Message {
+    Reserve {
+        hits: Vec<(String, Option<u64>)>,
+    },
+    End {
+        /// The index of the lease, and of each of its parts, with a cost.
+        lease: usize,
+        parts: Vec<(usize, Option<u64>)>,
+        kind: EndKind,
+    },
+    Unreserved {
+        tenant: String,
+        cost: u64,
+    },
+}
+
+/// A call, and its end.
+#[derive(Debug)]
+struct Call {
+    /// How many calls were sent before it.
+    number: usize,
+    message: Message,
+    asking: Asking,
+    reply: Reply,
+}
+
+#[derive(Debug)]
+enum Reply {
+    Answered(RateLimitResponse),
+    Failed(Status),
+    /// Its caller has given up.
+    Dropped,
+}
+
+impl Reply {
+    fn name(&self) -> String {
+        match self {
+            Self::Answered(reply) => {
+                let token = token(reply).unwrap_or_default();
+                format!("{} {token}", reply.overall_code().as_str_name())
+            }
+            Self::Failed(status) => format!("{status}"),
+            Self::Dropped => "dropped".to_owned(),
+        }
+    }
+}
+
+/// The effects of calls without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unanswered {
+    /// Each call is answered, unless its caller gives up: then it may have come or not.
+    MayCount,
+    /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
+    GivenBack,
+    /// This server is known to be lost. Costs wait for it.
+    Lost(usize),
+    /// Nothing is known.
+    Unknown,
+}
+
+struct History {
+    random: Random,
+    clock: WallClock,
+    /// How far it is ahead, in seconds.
+    ahead: i64,
+    stores: LeaseStores,
+    replicas: Vec<Replica>,
+    /// How many processes were started.
+    started: usize,
+    rules: RulesInUse,
+    /// Losses so far: then there are other tenants, because each process may know for a second that the old ones are
+    /// over their limit.
+    losses: usize,
+    leases: Vec<Lease>,
+    model: LeaseModel,
+    calls: usize,
+    done: LeaseSteps,
+    /// The last steps.
+    said: VecDeque<String>,
+    plan: LeasePlan,
+}
+
+impl Drop for History {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let said: Vec<_> = self.said.drain(..).collect();
+            eprintln!("{:?}\n{}", self.plan, said.join("\n"));
+        }
+    }
+}
+
+impl History {
+    async fn start(plan: LeasePlan) -> Self {
+        let mut history = Self {
+            random: Random::new(plan.seed),
+            clock: WallClock::start(),
+            ahead: 0,
+            stores: LeaseStores::start(plan.store),
+            replicas: Vec::new(),
+            started: 0,
+            rules: RulesInUse {
+                variant: 0,
+                gives_back: true,
+                number: 1,
+            },
+            losses: 0,
+            leases: Vec::new(),
+            model: LeaseModel::default(),
+            calls: 0,
+            done: LeaseSteps::new(),
+            said: VecDeque::new(),
+            plan,
+        };
+        history.set_clock(0).await;
+        history.start_replicas(PATIENT).await;
+        history
+    }
+
+    /// Starts one process with a cache of full counters, or two without: such a cache does not know of the other's
+    /// settlements.
+    async fn start_replicas(&mut self, patience: &str) {
+        self.replicas.clear();
+        let count = 1 + self.below(2);
+        for _ in 0..count {
+            let args = self.stores.args();
+            let mut builder = tollgate::with_rules(&self.rules.text())
+                .args(args.iter().map(String::as_str))
+                .args(["--redis-timeout", patience, "--clock", "local"]);
+            if count > 1 {
+                builder = builder.args(["--local-cache-bytes", "0"]);
+            }
+            let server = builder.with_wall_clock(&self.clock).start();
+            let clients = [connect(server.grpc).await, connect(server.grpc).await].into();
+            self.replicas.push(Replica {
+                server,
+                clients,
+                process: self.started,
+            });
+            self.started += 1;
+        }
+        self.await_health().await;
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        let bound = u64::try_from(bound).expect("it fits");
+        usize::try_from(self.random.below(bound)).expect("it is below")
+    }
+
+    fn note(&mut self, step: &'static str) {
+        *self.done.entry(step).or_default() += 1;
+    }
+
+    /// The time of tollgate, in milliseconds.
+    fn now(&self) -> u64 {
+        let millis = u64::try_from(true_time().as_millis()).expect("it fits");
+        millis.saturating_add_signed(self.ahead * 1000)
+    }
+
+    /// Sets the clock to an hour around noon, so many days from now.
+    async fn set_clock(&mut self, days: i64) {
+        const AROUND: usize = 3 * 3600;
+        let day = (self.now() / 1000 / DAY).saturating_add_signed(days);
+        let target = day * DAY + DAY / 2 + u64::try_from(self.below(2 * AROUND)).expect("it fits");
+        let target = target.cast_signed() - AROUND as i64;
+        self.ahead = target - true_time().as_secs().cast_signed();
+        self.clock.set(self.ahead);
+        // A worker uses a reading for a millisecond.
+        sleep(Duration::from_millis(2)).await;
+    }
+
+    fn tenant(&self, number: usize) -> String {
+        format!("{}-{number}", self.losses)
+    }
+
+    async fn round(&mut self, round: usize) {
+        if round % ROUNDS_PER_EVENT != ROUNDS_PER_EVENT - 1 {
+            let messages = self.messages();
+            let patience = |_: &mut Self| None;
+            return self.call(messages, patience, Unanswered::MayCount).await;
+        }
+        let event = EVENTS[round / ROUNDS_PER_EVENT % EVENTS.len()];
+        self.said.push_back(format!("{event:?}"));
+        match event {
+            Event::Burst => self.burst().await,
+            Event::Frozen => self.freeze().await,
+            Event::GiveUp => {
+                let messages = self.messages();
+                let patience = |history: &mut Self| {
+                    let micros = history.random.below(3_000);
+                    Some(Duration::from_micros(micros))
+                };
+                self.call(messages, patience, Unanswered::MayCount).await;
+                self.pass_through().await;
+            }
+            Event::Killed => self.kill_tollgate().await,
+            Event::Restart => {
+                self.start_replicas(PATIENT).await;
+                self.note("restart");
+            }
+            Event::Late => self.be_late().await,
+            Event::LostForAWhile => self.lose(true).await,
+            Event::Emptied => self.lose(false).await,
+            Event::Clock => {
+                let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
+                self.set_clock(days).await;
+                self.note("clock");
+            }
+            Event::Reload => self.reload().await,
+            Event::Reset => self.change_between(None).await,
+            Event::Grant => {
+                let hits = 1 + self.random.below(500);
+                self.change_between(Some(hits)).await;
+            }
+        }
+    }
+
+    /// Messages of which no two are for the same tenant.
+    fn messages(&mut self) -> Vec<Message> {
+        let mut used = HashSet::new();
+        let mut messages = Vec::new();
+        for _ in 0..TENANTS {
+            let message = match self.below(20) {
+                0..8 => self.reserve(),
+                8..14 => self.end(EndKind::Settle),
+                14..16 => self.end(EndKind::All),
+                16..18 => self.end(EndKind::Release),
+                _ => {
+                    let number = self.below(TENANTS);
+                    Some(Message::Unreserved {
+                        tenant: self.tenant(number),
+                        cost: self.random.below(50),
+                    })
+                }
+            };
+            let Some(message) = message else { continue };
+            let tenants = self.tenants(&message);
+            if tenants.iter().all(|tenant| !used.contains(tenant)) {
+                used.extend(tenants);
+                messages.push(message);
+            }
+        }
+        messages
+    }
+
+    /// Whether this server has a counter of each tenant.
+    fn is_on(&mut self, message: &Message, server: usize) -> bool {
+        let tenants = self.tenants(message);
+        let is_on = |tenant: String| {
+            self.plan.store == LeaseStore::TwoRedis || self.stores.home(&tenant, DAY) == server
+        };
+        tenants.into_iter().all(is_on)
+    }
+
+    fn tenants(&self, message: &Message) -> Vec<String> {
+        match message {
+            Message::Reserve { hits } => hits.iter().map(|(tenant, _)| tenant.clone()).collect(),
+            Message::End { lease, .. } => {
+                let parts = &self.leases[*lease].parts;
+                parts.iter().map(|part| part.tenant.clone()).collect()
+            }
+            Message::Unreserved { tenant, .. } => vec![tenant.clone()],
+        }
+    }
+
+    fn reserve(&mut self) -> Option<Message> {
+        let first = self.below(TENANTS);
+        let mut numbers = vec![first];
+        if self.below(4) == 0 {
+            numbers.push((first + 1 + self.below(TENANTS - 1)) % TENANTS);
+        }
+        let mut hits = Vec::new();
+        for number in numbers {
+            let sent = match self.below(8) {
+                0..4 => None,
+                4..7 => Some(1 + self.random.below(400)),
+                // More than the lowest limit.
+                _ => Some(500 + self.random.below(300)),
+            };
+            hits.push((self.tenant(number), sent));
+        }
+        Some(Message::Reserve { hits })
+    }
+
+    /// Ends a lease, which may have ended before. Parts of a lease end together or apart.
+    fn end(&mut self, kind: EndKind) -> Option<Message> {
+        let count = self.leases.len();
+        if count == 0 {
+            return None;
+        }
+        let lease = match self.below(4) {
+            0 => self.below(count),
+            _ => count - 1 - self.below(count.min(10)),
+        };
+        let is_unclear = self.leases[lease].parts.is_empty();
+        if is_unclear || self.leases[lease].is_on_an_edge(self.now()) {
+            return None;
+        }
+        let mut parts = Vec::new();
+        for index in 0..self.leases[lease].parts.len() {
+            if index == 0 || self.below(2) == 0 {
+                let cost = (self.below(8) > 0).then(|| self.random.below(300));
+                parts.push((index, cost));
+            }
+        }
+        Some(Message::End { lease, parts, kind })
+    }
+
+    fn descriptors(&self, message: &Message) -> Vec<RateLimitDescriptor> {
+        let one = |tenant: &str, order: Option<(&str, &str)>, hits_addend: Option<u64>| {
+            let mut entries = vec![("tenant", tenant)];
+            entries.extend(order);
+            RateLimitDescriptor {
+                hits_addend,
+                ..descriptor(&entries)
+            }
+        };
+        let unreserved = ("tollgate.unreserved", "1");
+        match message {
+            Message::Reserve { hits } => {
+                let each = hits.iter();
+                each.map(|(tenant, hits)| one(tenant, None, *hits))
+                    .collect()
+            }
+            Message::Unreserved { tenant, cost } => {
+                vec![one(tenant, Some(unreserved), Some(*cost))]
+            }
+            Message::End { lease, parts, kind } => {
+                let lease = &self.leases[*lease];
+                let settle = ("tollgate.reservation", &*lease.token);
+                let release = ("tollgate.release", &*lease.token);
+                let orders = |(index, cost): &(usize, Option<u64>)| {
+                    let tenant = &lease.parts[*index].tenant;
+                    match kind {
+                        EndKind::Settle => vec![one(tenant, Some(settle), *cost)],
+                        EndKind::Release => vec![one(tenant, Some(release), None)],
+                        EndKind::All => vec![
+                            one(tenant, Some(settle), *cost),
+                            one(tenant, Some(unreserved), *cost),
+                            one(tenant, Some(release), None),
+                        ],
+                    }
+                };
+                parts.iter().flat_map(orders).collect()
+            }
+        }
+    }
+
+    /// Sends all messages at once, each through any connection. Callers with a patience give up after it.
+    fn send(
+        &mut self,
+        messages: Vec<Message>,
+        mut patience: impl FnMut(&mut Self) -> Option<Duration>,
+    ) -> JoinSet<Call> {
+        let mut calls = JoinSet::new();
+        for message in messages {
+            let number = self.below(self.replicas.len());
+            let replica = &self.replicas[number];
+            let asking = Asking {
+                process: replica.process,
+                now: self.now(),
+                rules: self.rules,
+            };
+            let connections = replica.clients.len();
+            let connection = self.below(connections);
+            let mut client = self.replicas[number].clients[connection].clone();
+            let sent = request("llm", self.descriptors(&message));
+            let patience = patience(self);
+            self.said
+                .push_back(format!("to {}: {message:?}, {patience:?}", asking.process));
+            let number = self.calls;
+            self.calls += 1;
+            calls.spawn(async move {
+                let answered = timeout(patience.unwrap_or(PATIENCE), send(&mut client, sent)).await;
+                let reply = match answered {
+                    Ok(Ok(reply)) => Reply::Answered(reply),
+                    Ok(Err(status)) => Reply::Failed(status),
+                    Err(_) => Reply::Dropped,
+                };
+                Call {
+                    number,
+                    message,
+                    asking,
+                    reply,
+                }
+            });
+        }
+        calls
+    }
+
+    async fn call(
+        &mut self,
+        messages: Vec<Message>,
+        patience: impl FnMut(&mut Self) -> Option<Duration>,
+        unanswered: Unanswered,
+    ) {
+        let calls = self.send(messages, patience);
+        for call in answers(calls).await {
+            self.judge(call, unanswered);
+        }
+    }
+
+    /// Compares an answer with the model, which then has the effect of the call.
+    fn judge(&mut self, call: Call, unanswered: Unanswered) {
+        let Call {
+            message,
+            asking,
+            reply,
+            ..
+        } = call;
+        self.said
+            .push_back(format!("{message:?}: {}", reply.name()));
+        match message {
+            Message::Reserve { hits } => self.judge_reserve(&hits, asking, reply, unanswered),
+            Message::End { lease, parts, kind } => {
+                let mut changes = Changes::new();
+                for (index, cost) in parts {
+                    let end = (kind, cost);
+                    let ended = self.model.end(&mut self.leases[lease], index, end, asking);
+                    self.note(ended.0);
+                    changes.extend(ended.1);
+                }
+                if matches!(reply, Reply::Dropped) && unanswered == Unanswered::MayCount {
+                    // Whether it is settled is unknown, so it is not used again.
+                    self.leases[lease].parts.clear();
+                }
+                self.order(&changes, reply, unanswered);
+            }
+            Message::Unreserved { tenant, cost } => {
+                self.note("unreserved");
+                let changes = LeaseModel::charged(&tenant, cost, asking);
+                self.order(&changes, reply, unanswered);
+            }
+        }
+    }
+
+    fn judge_reserve(
+        &mut self,
+        sent: &[(String, Option<u64>)],
+        asking: Asking,
+        reply: Reply,
+        unanswered: Unanswered,
+    ) {
+        let (now, limits) = (asking.now, asking.rules.limits());
+        let each = sent.iter();
+        let hits: Vec<_> = each
+            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)))
+            .collect();
+        let fits = hits
+            .iter()
+            .all(|(tenant, hits)| self.model.room(tenant, limits, now, *hits) > 0);
+        let changes = LeaseModel::reserved(&hits, limits, now);
+        match (reply, unanswered) {
+            (Reply::Answered(reply), _) => {
+                assert_eq!(
+                    is_ok(&Ok(reply.clone())),
+                    fits,
+                    "{hits:?}: more or less than fits"
+                );
+                let token = token(&reply);
+                assert_eq!(
+                    token.is_some(),
+                    fits,
+                    "{hits:?}: a token without hits, or none"
+                );
+                if let Some(token) = token {
+                    self.leases.push(Lease::new(token, limits, &hits));
+                    self.model.apply(&changes);
+                    self.note("reserved");
+                } else {
+                    self.note("refused");
+                }
+            }
+            (Reply::Failed(_), Unanswered::Lost(_)) => self.note("failed"),
+            (Reply::Dropped, Unanswered::GivenBack) => self.note("cancelled"),
+            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
+                self.note("perhaps reserved");
+                if fits {
+                    self.model.perhaps(&changes);
+                }
+            }
+            (reply, _) => panic!("{hits:?}: {reply:?}"),
+        }
+    }
+
+    /// Has the effect of an order, whose message was for these changes.
+    fn order(&mut self, changes: &Changes, reply: Reply, unanswered: Unanswered) {
+        let adds = |change: &model::HitChange| matches!(change, model::HitChange::Add(_));
+        match (reply, unanswered) {
+            (Reply::Answered(reply), unanswered) => {
+                assert!(is_ok(&Ok(reply)), "an order has no limit");
+                let (added, given_back): (Changes, Changes) = changes
+                    .iter()
+                    .cloned()
+                    .partition(|(_, change)| adds(change));
+                match unanswered {
+                    Unanswered::Lost(server) => {
+                        // It is sent later, if it cannot be sent now. A node of a cluster refuses commands for two
+                        // seconds after its start, and a cost that it refuses is lost.
+                        match self.plan.store {
+                            LeaseStore::Cluster => self.model.perhaps(&added),
+                            _ => self.model.apply(&added),
+                        }
+                        let is_lost = given_back.iter().any(|(key, _)| self.home(key) == server);
+                        if is_lost {
+                            self.note("lost");
+                        } else {
+                            self.model.apply(&given_back);
+                        }
+                    }
+                    Unanswered::Unknown => self.model.perhaps(changes),
+                    Unanswered::MayCount | Unanswered::GivenBack => self.model.apply(changes),
+                }
+            }
+            (Reply::Dropped, Unanswered::GivenBack) => self.model.apply(changes),
+            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
+                self.model.perhaps(changes);
+            }
+            (reply, _) => panic!("{changes:?}: {reply:?}"),
+        }
+    }
+
+    /// The server of a counter.
+    fn home(&mut self, key: &str) -> usize {
+        let (descriptor, rest) = key.rsplit_once('}').expect("a key has braces");
+        let (_, tenant) = descriptor.rsplit_once(':').expect("a tenant has a length");
+        let (secs, _) = rest.split_once('@').expect("a window has a number");
+        self.stores.home(tenant, secs.parse().unwrap())
+    }
+
+    /// Many requests for one tenant at once: as many are admitted as fit.
+    async fn burst(&mut self) {
+        let number = self.below(TENANTS);
+        let tenant = self.tenant(number);
+        let hits = 1 + self.random.below(300);
+        let count = 2 + self.below(10);
+        let message = Message::Reserve {
+            hits: vec![(tenant.clone(), Some(hits))],
+        };
+        let limits = self.rules.limits();
+        let room = self.model.room(&tenant, limits, self.now(), hits);
+        let calls = self.send(vec![message; count], |_| None);
+        let mut admitted = 0;
+        for call in answers(calls).await {
+            let Reply::Answered(reply) = call.reply else {
+                panic!("{:?}", call.reply);
+            };
+            let token = token(&reply);
+            assert_eq!(is_ok(&Ok(reply)), token.is_some());
+            if let Some(token) = token {
+                admitted += 1;
+                let hits = [(tenant.clone(), hits)];
+                self.leases.push(Lease::new(token, limits, &hits));
+                let changes = LeaseModel::reserved(&hits, limits, call.asking.now);
+                self.model.apply(&changes);
+            }
+        }
+        let fit = room.min(u64::try_from(count).expect("it is small"));
+        // Where two servers are asked, each may have found the other's hits, which were taken back.
+        let is_less = self.plan.store == LeaseStore::TwoRedis && admitted < fit;
+        assert!(admitted == fit || is_less, "{admitted} of {fit}");
+        self.note("burst");
+    }
+
+    /// Callers give up while Redis does not answer, but it answers before tollgate gives up.
+    async fn freeze(&mut self) {
+        self.reserve_anew().await;
+        let servers = match (self.below(2), self.stores.count()) {
+            (0, count) => 0..count,
+            (_, count) => {
+                let one = self.below(count);
+                one..one + 1
+            }
+        };
+        let mut hasty = self.latest_ends();
+        let patient = hasty.split_off(TENANTS / 2 + 1);
+        // An end, and reservations.
+        for message in &mut hasty[1..] {
+            let tenants = self.tenants(message).into_iter();
+            let hits = tenants.map(|tenant| (tenant, None)).collect();
+            *message = Message::Reserve { hits };
+        }
+        let before = self.late_calls();
+        for server in servers.clone() {
+            self.stores.freeze(server);
+        }
+        let waiting = self.send(patient, |_| None);
+        let given_up = self.send(hasty, |_| Some(GIVES_UP_AFTER));
+        let given_up = answers(given_up).await;
+        let is_dropped = |call: &&Call| matches!(call.reply, Reply::Dropped);
+        let dropped = given_up.iter().filter(is_dropped).count() as u64;
+        wait_until("tollgate knows who has gone", || {
+            self.late_calls() == before + dropped
+        });
+        for server in servers {
+            self.stores.thaw(server);
+        }
+        for call in answers(waiting).await.into_iter().chain(given_up) {
+            self.judge(call, Unanswered::GivenBack);
+        }
+        self.pass_through().await;
+        self.note("frozen");
+    }
+
+    /// Calls that tollgate has stopped because their callers had gone.
+    fn late_calls(&self) -> u64 {
+        let count = |replica: &Replica| {
+            let page = replica.server.page("/stats");
+            let mut lines = page.lines();
+            let value = lines.find_map(|line| line.strip_prefix("tollgate.late_calls_total: "));
+            value.map_or(0, |value| value.parse::<u64>().unwrap())
+        };
+        self.replicas.iter().map(count).sum()
+    }
+
+    /// Waits until every worker has done what it does for callers that have gone: charges that were on their way, and
+    /// then give-backs. Each asks all servers as often as a request over several of them may do.
+    async fn pass_through(&mut self) {
+        const TIMES: usize = 6;
+        // No cache knows the last one.
+        let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
+        tenants.extend(probes());
+        for client in self
+            .replicas
+            .iter_mut()
+            .flat_map(|replica| &mut replica.clients)
+        {
+            for _ in 0..TIMES {
+                look(client, &tenants).await.expect("Redis is there");
+            }
+        }
+    }
+
+    /// Waits until all servers answer every worker.
+    async fn await_health(&mut self) {
+        let tenants: Vec<_> = probes().collect();
+        for client in self
+            .replicas
+            .iter_mut()
+            .flat_map(|replica| &mut replica.clients)
+        {
+            eventually("Redis is there", async || {
+                look(client, &tenants).await.is_ok()
+            })
+            .await;
+        }
+    }
+
+    /// Waits until every worker knows that a server is lost.
+    async fn await_loss(&mut self, server: usize) {
+        let lost: Vec<_> = probes()
+            .filter(|tenant| {
+                self.plan.store == LeaseStore::TwoRedis || self.stores.home(tenant, DAY) == server
+            })
+            .collect();
+        for client in self
+            .replicas
+            .iter_mut()
+            .flat_map(|replica| &mut replica.clients)
+        {
+            let mut failures = 0;
+            eventually("the loss is known", async || {
+                failures = if look(client, &lost).await.is_err() {
+                    failures + 1
+                } else {
+                    0
+                };
+                failures == 3
+            })
+            .await;
+        }
+    }
+
+    /// tollgate is killed at any moment of some calls, and started again.
+    async fn kill_tollgate(&mut self) {
+        let messages = self.messages();
+        let calls = self.send(messages, |_| None);
+        let micros = self.random.below(2_000);
+        sleep(Duration::from_micros(micros)).await;
+        self.replicas.clear();
+        for call in answers(calls).await {
+            self.judge(call, Unanswered::Unknown);
+        }
+        self.check().await;
+        self.start_replicas(PATIENT).await;
+        self.note("killed");
+    }
+
+    /// A Redis answers later than tollgate waits.
+    async fn be_late(&mut self) {
+        self.start_replicas(IMPATIENT).await;
+        self.reserve_anew().await;
+        let server = self.below(self.stores.count());
+        let messages = self.latest_ends();
+        self.stores.freeze(server);
+        let calls = self.send(messages, |_| None);
+        let calls = answers(calls).await;
+        self.stores.thaw(server);
+        for call in calls {
+            self.judge(call, Unanswered::Unknown);
+        }
+        self.await_health().await;
+        self.await_costs().await;
+        self.check().await;
+        self.start_replicas(PATIENT).await;
+        self.note("late");
+    }
+
+    /// Waits until costs that were not sent before are sent, at a moment that nothing else shows.
+    async fn await_costs(&mut self) {
+        let (mut found, mut since) = (self.stores.look(), Instant::now());
+        while since.elapsed() < SENT_WITHIN {
+            sleep(SENT_WITHIN / 20).await;
+            let again = self.stores.look();
+            if again != found {
+                (found, since) = (again, Instant::now());
+            }
+        }
+    }
+
+    /// Reservations, a change by an operator, more reservations, and then the ends of the first ones.
+    async fn change_between(&mut self, granted: Option<u64>) {
+        self.reserve_anew().await;
+        let ends = self.latest_ends();
+        self.change(granted).await;
+        self.reserve_for_all().await;
+        self.call(ends, |_| None, Unanswered::MayCount).await;
+    }
+
+    /// New windows, in which each tenant reserves hits.
+    async fn reserve_anew(&mut self) {
+        self.set_clock(7).await;
+        self.reserve_for_all().await;
+    }
+
+    async fn reserve_for_all(&mut self) {
+        let hits = |number| vec![(self.tenant(number), None)];
+        let messages = (0..TENANTS).map(|number| Message::Reserve { hits: hits(number) });
+        let messages = messages.collect();
+        self.call(messages, |_| None, Unanswered::MayCount).await;
+        self.check().await;
+    }
+
+    /// The ends of the latest leases, of which no two are for the same tenant.
+    fn latest_ends(&mut self) -> Vec<Message> {
+        let mut ends = Vec::new();
+        for lease in self.leases.len() - TENANTS..self.leases.len() {
+            let cost = Some(self.random.below(2 * ESTIMATE));
+            ends.push(Message::End {
+                lease,
+                parts: vec![(0, cost)],
+                kind: EndKind::Settle,
+            });
+        }
+        ends
+    }
+
+    /// A Redis is killed. It comes back as it was, or empty; with sentinels, its replica takes over.
+    async fn lose(&mut self, keeps: bool) {
+        let server = self.below(self.stores.count());
+        if !keeps && self.plan.store == LeaseStore::Sentinel {
+            // Its replica has the counters, and sentinels do not replace a master twice in twelve seconds.
+            return;
+        }
+        self.reserve_anew().await;
+        self.stores.kill(server, keeps);
+        if !keeps {
+            let mut model = std::mem::take(&mut self.model);
+            model.forget(|key| self.home(key) == server);
+            self.model = model;
+        }
+        self.await_loss(server).await;
+        let mut messages = self.latest_ends();
+        messages.retain(|message| self.is_on(message, server));
+        self.call(messages, |_| None, Unanswered::Lost(server))
+            .await;
+        // Costs that come alone wait as well, and nothing is reserved.
+        let (mut costs, mut reservations) = (Vec::new(), Vec::new());
+        for number in 0..TENANTS {
+            let tenant = self.tenant(number);
+            let hits = vec![(tenant.clone(), None)];
+            let cost = 1 + self.random.below(50);
+            costs.push(Message::Unreserved { tenant, cost });
+            reservations.push(Message::Reserve { hits });
+        }
+        for mut messages in [costs, reservations] {
+            messages.retain(|message| self.is_on(message, server));
+            self.call(messages, |_| None, Unanswered::Lost(server))
+                .await;
+        }
+        if self.plan.store == LeaseStore::Sentinel {
+            // The old master is empty at first, and must not be asked.
+            self.stores.await_failover();
+            self.await_health().await;
+        }
+        self.stores.restart(server);
+        self.await_health().await;
+        if self.plan.store == LeaseStore::Cluster {
+            self.await_costs().await;
+        }
+        self.losses += 1;
+        self.note(if keeps { "lost for a while" } else { "emptied" });
+    }
+
+    /// Resets the counters of a tenant, or grants it hits, as an operator does.
+    async fn change(&mut self, granted: Option<u64>) {
+        let number = self.below(TENANTS);
+        let tenant = self.tenant(number);
+        let replica = self.below(self.replicas.len());
+        let Replica {
+            server, process, ..
+        } = &self.replicas[replica];
+        let asking = Asking {
+            process: *process,
+            now: self.now(),
+            rules: self.rules,
+        };
+        let (port, what) = match granted {
+            Some(_) => (server.debug, "grant"),
+            None => (server.debug, "reset"),
+        };
+        let body = json!({ "domain": "llm", "descriptors": [{
+            "entries": [{ "key": "tenant", "value": tenant }],
+            "hitsAddend": granted.unwrap_or(0).to_string(),
+        }] });
+        let post = move || http::post_json(port, &format!("/counters/{what}"), &body.to_string());
+        let reply = spawn_blocking(post).await.unwrap().unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let changes = self.model.changed(&tenant, granted, asking);
+        self.said
+            .push_back(format!("{what} {tenant} {granted:?} by {}", asking.process));
+        self.model.apply(&changes);
+        self.note(what);
+    }
+
+    async fn reload(&mut self) {
+        self.rules = RulesInUse {
+            variant: self.below(VARIANTS.len()),
+            gives_back: !self.rules.gives_back,
+            number: self.rules.number + 1,
+        };
+        let rate = format!(r#""rate":"{}/year""#, self.rules.number);
+        for Replica { server, .. } in &self.replicas {
+            fs::write(server.rules().join("rules.yaml"), self.rules.text()).unwrap();
+        }
+        for Replica { server, .. } in &self.replicas {
+            eventually("the new rules are in force", async || {
+                server.page("/rules").contains(&rate)
+            })
+            .await;
+        }
+        self.said.push_back(format!("{:?}", self.rules));
+        self.note("reload");
+    }
+
+    /// Waits until Redis holds as much as the model says, and takes what it holds for known.
+    async fn check(&mut self) {
+        let deadline = Instant::now() + PATIENCE / 3;
+        loop {
+            let found = self.stores.look();
+            let wrong = self.model.differences(&found);
+            if wrong.is_empty() {
+                return self.model.settle_on(&found);
+            }
+            assert!(Instant::now() < deadline, "{}", wrong.join("\n"));
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// The calls after their ends, in their order.
+async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
+    let mut calls = calls.join_all().await;
+    calls.sort_unstable_by_key(|call| call.number);
+    calls
+}
+
+/// Tenants without hits, some on each server.
+fn probes() -> impl Iterator<Item = String> {
+    (0..16).map(|number| format!("probe-{number}"))
+}
+
+/// Asks without charging hits.
+async fn look(client: &mut Client, tenants: &[String]) -> Result<RateLimitResponse, Status> {
+    let one = |tenant: &String| RateLimitDescriptor {
+        hits_addend: Some(0),
+        ..descriptor(&[("tenant", tenant)])
+    };
+    send(client, request("llm", tenants.iter().map(one).collect())).await
+}
+
+/// The token of a reservation.
+pub fn token(reply: &RateLimitResponse) -> Option<String> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reservation")?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the true time, which no server is given"
+)]
+fn true_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}

@@ -1,0 +1,339 @@
+//! The counters as they have to be: a map from keys to hits, and the rules by which each step changes it.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+};
+
+pub const DAY: u64 = 86_400;
+
+/// The hits of a request without a number.
+pub const ESTIMATE: u64 = 200;
+
+/// Hits and seconds of a rule's two limits.
+pub type Limits = [(u64, u64); 2];
+
+/// A reload chooses one: another limit, or another period.
+pub const VARIANTS: [Limits; 3] = [
+    [(1_000, 2 * DAY), (9_000, 6 * DAY)],
+    [(600, 2 * DAY), (9_000, 6 * DAY)],
+    [(1_000, DAY), (9_000, 6 * DAY)],
+];
+
+/// The rules in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RulesInUse {
+    pub variant: usize,
+    /// Whether the end without a cost gives back what was reserved.
+    pub gives_back: bool,
+    /// The limit of a rule without requests: it shows which reload is in force.
+    pub number: usize,
+}
+
+impl RulesInUse {
+    pub fn limits(self) -> Limits {
+        VARIANTS[self.variant]
+    }
+
+    pub fn text(self) -> String {
+        let [(first, secs), (second, longer)] = self.limits();
+        let days = longer / DAY;
+        let missing = if self.gives_back { "zero" } else { "estimate" };
+        // The first limit is one per second, which two Redis count apart.
+        format!(
+            "
+domain: llm
+descriptors:
+  - key: tenant
+    reserve: {{ estimate: {ESTIMATE}, missing: {missing} }}
+    rate_limits: [{first}/{secs}seconds, {second}/{days}days]
+  - {{ key: number, rate_limits: [{}/year] }}
+",
+            self.number
+        )
+    }
+}
+
+/// The key of a counter, as the documentation of `src/core/counter/key.rs` has it.
+pub fn key(tenant: &str, secs: u64, at: u64) -> String {
+    let (length, number) = (tenant.len(), at / 1000 / secs);
+    format!("{{3:llm6:tenant{length}:{tenant}}}{secs}@{number}")
+}
+
+/// The change of one counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HitChange {
+    Add(u64),
+    GiveBack(u64),
+    Grant { hits: u64, limit: u64 },
+    Reset,
+}
+
+impl HitChange {
+    fn of(self, held: i64) -> i64 {
+        match self {
+            Self::Add(hits) => held.saturating_add_unsigned(hits),
+            // A counter that owes hits is left as it is.
+            Self::GiveBack(hits) => match held {
+                ..=0 => held,
+                1.. => held.saturating_sub_unsigned(hits).max(0),
+            },
+            Self::Grant { hits, limit } => {
+                held.min(limit.cast_signed()).saturating_sub_unsigned(hits)
+            }
+            Self::Reset => held.min(0),
+        }
+    }
+}
+
+/// Changes of counters, by key.
+pub type Changes = Vec<(String, HitChange)>;
+
+/// Hits that a counter may hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HitRange {
+    pub least: i64,
+    pub most: i64,
+}
+
+/// A reservation that was made.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub token: String,
+    /// By the clock of tollgate, in milliseconds since 1970.
+    pub at: u64,
+    pub parts: Vec<LeasePart>,
+    periods: [u64; 2],
+}
+
+/// The hits of one tenant.
+#[derive(Clone, Debug)]
+pub struct LeasePart {
+    pub tenant: String,
+    pub hits: u64,
+    /// The processes that settled it.
+    settled_by: HashSet<usize>,
+}
+
+impl Lease {
+    pub fn new(token: String, limits: Limits, hits: &[(String, u64)]) -> Self {
+        let at = token.split('.').nth(1).expect("a token has its time");
+        let part = |(tenant, hits): &(String, u64)| LeasePart {
+            tenant: tenant.clone(),
+            hits: *hits,
+            settled_by: HashSet::new(),
+        };
+        Self {
+            at: u64::from_str_radix(at, 32).expect("the time is a number"),
+            token,
+            parts: hits.iter().map(part).collect(),
+            periods: limits.map(|(_, secs)| secs),
+        }
+    }
+
+    /// Whether a few seconds decide about it: then it is left alone.
+    pub fn is_on_an_edge(&self, now: u64) -> bool {
+        const FEW: u64 = 10_000;
+        let (age, ahead) = (now.saturating_sub(self.at), self.at.saturating_sub(now));
+        age.abs_diff(6 * DAY * 1000) < FEW || (1..FEW).contains(&ahead)
+    }
+
+    fn is_known(&self, part: &LeasePart, limits: Limits, now: u64) -> bool {
+        let least = limits.map(|(hits, _)| hits).into_iter().min();
+        self.periods == limits.map(|(_, secs)| secs)
+            && self.at <= now + 1000
+            && now.saturating_sub(self.at) <= 6 * DAY * 1000
+            && least.is_some_and(|least| part.hits <= least)
+    }
+}
+
+/// The orders of one descriptor in a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndKind {
+    Settle,
+    Release,
+    /// All that Envoy sends at the end of a stream.
+    All,
+}
+
+/// A question to one process at one time.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    pub process: usize,
+    /// In milliseconds.
+    pub now: u64,
+    pub rules: RulesInUse,
+}
+
+/// All counters that hold or owe hits, and what processes remember of them.
+#[derive(Debug, Default)]
+pub struct LeaseModel {
+    counts: BTreeMap<String, HitRange>,
+    /// When a process reset a counter.
+    resets: HashMap<(usize, String), u64>,
+}
+
+impl LeaseModel {
+    pub fn held(&self, key: &str) -> HitRange {
+        self.counts.get(key).copied().unwrap_or_default()
+    }
+
+    /// The counters of a tenant at `now`, and the limit of each.
+    pub fn counters(tenant: &str, limits: Limits, now: u64) -> [(String, u64); 2] {
+        limits.map(|(hits, secs)| (key(tenant, secs, now), hits))
+    }
+
+    /// How often `hits` certainly fit into all counters of a tenant.
+    pub fn room(&self, tenant: &str, limits: Limits, now: u64, hits: u64) -> u64 {
+        let counters = Self::counters(tenant, limits, now);
+        let room = counters.map(|(key, limit)| {
+            let free = limit.cast_signed().saturating_sub(self.held(&key).most);
+            u64::try_from(free).unwrap_or(0) / hits
+        });
+        room.into_iter().min().unwrap_or(0)
+    }
+
+    /// The changes by a reservation.
+    pub fn reserved(hits: &[(String, u64)], limits: Limits, now: u64) -> Changes {
+        let of_tenant = |(tenant, hits): &(String, u64)| {
+            Self::counters(tenant, limits, now).map(|(key, _)| (key, HitChange::Add(*hits)))
+        };
+        hits.iter().flat_map(of_tenant).collect()
+    }
+
+    /// The changes by an order for one part of a lease, which is then settled for the process. Also returns what kind
+    /// of end it is.
+    pub fn end(
+        &self,
+        lease: &mut Lease,
+        index: usize,
+        (kind, cost): (EndKind, Option<u64>),
+        asking: Asking,
+    ) -> (&'static str, Changes) {
+        let Asking {
+            process,
+            now,
+            rules,
+        } = asking;
+        let limits = rules.limits();
+        let (at, part) = (lease.at, &lease.parts[index]);
+        let is_known = lease.is_known(part, limits, now);
+        let (leased, is_settled) = (part.hits, part.settled_by.contains(&process));
+        let cost = match kind {
+            EndKind::Release if !rules.gives_back => return ("kept", Changes::new()),
+            EndKind::Release if !is_known => return ("unknown release", Changes::new()),
+            EndKind::Release => 0,
+            EndKind::Settle | EndKind::All => cost.unwrap_or(if is_known { leased } else { 1 }),
+        };
+        if !is_known {
+            return (
+                "unknown",
+                Self::charged(&lease.parts[index].tenant, cost, asking),
+            );
+        }
+        if is_settled {
+            return ("repeated", Changes::new());
+        }
+        let part = &mut lease.parts[index];
+        let is_first = part.settled_by.is_empty();
+        part.settled_by.insert(process);
+        let mut changes = Changes::new();
+        for (_, secs) in limits {
+            let then = key(&part.tenant, secs, at);
+            let has_ended = (at / 1000 / secs + 1) * secs * 1000 <= now;
+            let (key, change) = match cost.checked_sub(leased) {
+                Some(0) => continue,
+                Some(more) if has_ended => (key(&part.tenant, secs, now), HitChange::Add(more)),
+                Some(more) => (then, HitChange::Add(more)),
+                None if has_ended => continue,
+                None => (then, HitChange::GiveBack(leased - cost)),
+            };
+            let reset = self.resets.get(&(process, key.clone()));
+            let is_forgotten = reset.is_some_and(|reset| *reset >= at);
+            if !is_forgotten || matches!(change, HitChange::Add(_)) {
+                changes.push((key, change));
+            }
+        }
+        let name = match (kind, is_first) {
+            (_, false) => "settled elsewhere too",
+            (EndKind::Release, true) => "released",
+            (EndKind::Settle | EndKind::All, true) => "settled",
+        };
+        (name, changes)
+    }
+
+    /// The changes by a cost without a lease.
+    pub fn charged(tenant: &str, cost: u64, asking: Asking) -> Changes {
+        let counters = Self::counters(tenant, asking.rules.limits(), asking.now);
+        let changes = counters.map(|(key, _)| (key, HitChange::Add(cost)));
+        changes.into_iter().filter(|_| cost > 0).collect()
+    }
+
+    /// The changes by an operator: a reset, or a grant of so many hits.
+    pub fn changed(&mut self, tenant: &str, granted: Option<u64>, asking: Asking) -> Changes {
+        let mut changes = Changes::new();
+        for (key, limit) in Self::counters(tenant, asking.rules.limits(), asking.now) {
+            let change = match granted {
+                Some(hits) => HitChange::Grant { hits, limit },
+                None => {
+                    let by = (asking.process, key.clone());
+                    self.resets.insert(by, asking.now);
+                    HitChange::Reset
+                }
+            };
+            changes.push((key, change));
+        }
+        changes
+    }
+
+    pub fn apply(&mut self, changes: &Changes) {
+        for (key, change) in changes {
+            let held = self.counts.entry(key.clone()).or_default();
+            *held = HitRange {
+                least: change.of(held.least),
+                most: change.of(held.most),
+            };
+        }
+    }
+
+    /// Some of the changes may have happened.
+    pub fn perhaps(&mut self, changes: &Changes) {
+        for (key, change) in changes {
+            let held = self.counts.entry(key.clone()).or_default();
+            *held = HitRange {
+                least: held.least.min(change.of(held.least)),
+                most: held.most.max(change.of(held.most)),
+            };
+        }
+    }
+
+    pub fn forget(&mut self, mut is_lost: impl FnMut(&str) -> bool) {
+        self.counts.retain(|key, _| !is_lost(key));
+    }
+
+    /// The counters that hold other hits than they have to.
+    pub fn differences(&self, found: &BTreeMap<String, i64>) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (key, HitRange { least, most }) in &self.counts {
+            let hits = found.get(key).copied().unwrap_or(0);
+            if !(*least..=*most).contains(&hits) {
+                wrong.push(format!("{key} holds {hits} instead of {least} to {most}"));
+            }
+        }
+        let unexpected = found
+            .iter()
+            .filter(|(key, hits)| **hits != 0 && !self.counts.contains_key(*key));
+        wrong.extend(unexpected.map(|(key, hits)| format!("{key} holds {hits} instead of 0")));
+        wrong
+    }
+
+    /// Takes what was found for what must be there.
+    pub fn settle_on(&mut self, found: &BTreeMap<String, i64>) {
+        let held = found.iter().filter(|(_, hits)| **hits != 0);
+        let known = held.map(|(key, hits)| {
+            let (least, most) = (*hits, *hits);
+            (key.clone(), HitRange { least, most })
+        });
+        drop(mem::replace(&mut self.counts, known.collect()));
+    }
+}
