@@ -24,7 +24,13 @@ from checks.documents import DEPLOY, Problem
 from checks.pods import pod_errors, policy_errors
 
 # Examples that stand for themselves.
-EXAMPLES = ["istio/envoyfilter.yaml", "istio/sidecar-inbound.yaml", "contour/contour.yaml", "envoy-gateway/policy.yaml"]
+EXAMPLES = [
+    "istio/envoyfilter.yaml",
+    "istio/sidecar-inbound.yaml",
+    "contour/contour.yaml",
+    "envoy-gateway/policy.yaml",
+    "envoy-gateway/token-budget.yaml",
+]
 # Values that the chart must refuse, and a part of the reason.
 BAD_VALUES = [
     ({"replicas": 3}, "replicas"),

@@ -111,7 +111,8 @@ def charts(inventory):
 
 
 def examples(inventory):
-    for path in [*sorted((DEPLOY / "istio").glob("[!k]*.yaml")), DEPLOY / "contour" / "contour.yaml", DEPLOY / "envoy-gateway" / "policy.yaml"]:
+    names = ["contour/contour.yaml", "envoy-gateway/policy.yaml", "envoy-gateway/token-budget.yaml"]
+    for path in [*sorted((DEPLOY / "istio").glob("[!k]*.yaml")), *(DEPLOY / name for name in names)]:
         inventory.line("example", path.relative_to(DEPLOY), kinds(documents.read(path)))
         inventory.seen.add(path)
 

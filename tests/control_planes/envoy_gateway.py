@@ -137,7 +137,7 @@ class Gateway:
                     },
                 },
             },
-            "extensionApis": {"enableBackend": True, "enableLua": True},
+            "extensionApis": {"enableBackend": True, "enableEnvoyPatchPolicy": True, "enableLua": True},
             # Longer than Envoy's default, so that a busy machine does not look like a service that is away.
             "rateLimit": limits | {"timeout": "10s"},
         }

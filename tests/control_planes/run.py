@@ -13,6 +13,7 @@ import time
 
 sys.dont_write_bytecode = True
 
+import budgets
 import build
 import envoy_gateway
 import istio
@@ -71,7 +72,8 @@ def run_envoy_gateway(programs, folder, store, table):
     place.mkdir()
     gateway = envoy_gateway.Gateway(programs, place, store)
     listed = policies.read()
-    cases = [(POLICIES, policy.title, lambda _, policy=policy: policy.check()) for policy in listed] + life.CASES
+    cases = [(POLICIES, policy.title, lambda _, policy=policy: policy.check()) for policy in listed]
+    cases += life.CASES + budgets.CASES
 
     def begin():
         gateway.start()

@@ -17,12 +17,14 @@ import time
 # Longest wait for a condition. A busy machine takes long to start an Envoy.
 PATIENCE_SECS = 60
 
-# Where the Services of Envoy Gateway are. Different addresses, because two of them have a port 8081.
+# Where the Services of Envoy Gateway are, and that of a tollgate beside it. Different addresses, because several have a
+# port 8081.
 HOSTS = {
     "localhost": "127.0.0.1",
     "envoy-gateway": "127.0.0.1",
     "tollgate-redis.envoy-gateway-system.svc.cluster.local": "127.0.0.1",
     "envoy-ratelimit.envoy-gateway-system.svc.cluster.local": "127.0.0.2",
+    "tollgate.tollgate.svc.cluster.local": "127.0.0.3",
 }
 # What the loopback device answers for besides 127.0.0.0/8: the pods of the mesh, and clients outside of it.
 NETWORKS = ("10.1.0.1/24", "192.0.2.1/24")

@@ -5,12 +5,17 @@ import json
 import threading
 
 
+class Threads(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    # Room for all connections that come at once.
+    request_queue_size = 128
+
+
 class Server:
     """A server on an address, as long as a `with` lasts."""
 
     def __init__(self, handler, address, port):
-        self._server = http.server.ThreadingHTTPServer((address, port), handler)
-        self._server.daemon_threads = True
+        self._server = Threads((address, port), handler)
 
     def __enter__(self):
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -29,11 +34,12 @@ class Quiet(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def answer(self, status, body=b"", content_type="text/plain"):
+    def answer(self, status, body=b"", content_type="text/plain", headers=None):
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.send_response(status)
-        self.send_header("content-type", content_type)
-        self.send_header("content-length", str(len(body)))
+        own = {"content-type": content_type, "content-length": str(len(body))}
+        for name, value in (own | (headers or {})).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -50,6 +56,70 @@ class ServiceHandler(Quiet):
         self.answer(200, json.dumps(dict(self.headers)).encode(), "application/json")
 
     do_POST = do_PUT = do_GET
+
+
+class Model(Server):
+    """Answers like a language model: each answer costs 200 tokens, which a header tells.
+
+    It answers nothing before it is opened. `arrived` and `spent` are the requests and tokens so far.
+    """
+
+    COST = 200
+
+    def __init__(self, address, port):
+        super().__init__(ModelHandler, address, port)
+        self._server.model = self
+        self._lock = threading.Lock()
+        self._opened = threading.Event()
+        self.begin()
+
+    def begin(self):
+        """Forgets what was, and closes."""
+        self._opened.clear()
+        self.arrived = self.spent = 0
+
+    def open(self):
+        """Answers the requests that wait, and all further ones at once."""
+        self._opened.set()
+
+    def __exit__(self, *exception):
+        self.open()
+        super().__exit__(*exception)
+
+    def wait(self):
+        with self._lock:
+            self.arrived += 1
+        self._opened.wait()
+
+    def spend(self):
+        with self._lock:
+            self.spent += self.COST
+
+
+class ModelHandler(Quiet):
+    # A connection serves one request, so that none outlives the model.
+    protocol_version = "HTTP/1.0"
+
+    def do_GET(self):
+        model = self.server.model
+        model.wait()
+        if self.path == "/fails":
+            self.answer(500)
+            return
+        model.spend()
+        tokens = {"x-tokens": str(model.COST)}
+        if self.headers.get("accept") == "text/event-stream":
+            self.send_events(["{}", "[DONE]"], tokens)
+        else:
+            self.answer(200, b"{}", "application/json", tokens)
+
+    def send_events(self, events, headers):
+        self.send_response(200)
+        for name, value in (headers | {"content-type": "text/event-stream"}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        for event in events:
+            self.wfile.write(f"data: {event}\n\n".encode())
 
 
 class Kubernetes(Server):
