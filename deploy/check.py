@@ -27,6 +27,7 @@ from checks.pods import pod_errors, policy_errors
 EXAMPLES = [
     "istio/envoyfilter.yaml",
     "istio/sidecar-inbound.yaml",
+    "istio/token-budget.yaml",
     "contour/contour.yaml",
     "envoy-gateway/policy.yaml",
     "envoy-gateway/token-budget.yaml",

@@ -1,14 +1,16 @@
-"""Token budgets under Envoy Gateway: by the patch of deploy/envoy-gateway/, and by its own policies.
+"""Token budgets, as in the table of docs/token-budgets.md: 1,000 tokens, 20 requests of 200 at once, then 10 more.
 
-As in the table of docs/token-budgets.md: 1,000 tokens, 20 requests of 200 at once, then 10 more.
+By the patches of deploy/envoy-gateway/ and deploy/istio/, and by Envoy Gateway's own policies.
 """
 
 import concurrent.futures
 import contextlib
+import itertools
 
 import yaml
 
 import envoy_gateway
+import istio
 import life
 import policies
 import tollgate
@@ -18,19 +20,101 @@ from servers import Model
 
 # Each has a group, a title and a function that gets the Gateway.
 CASES = []
+# The same for a function that gets the mesh.
+MESH_CASES = []
 
 PATCH = "`deploy/envoy-gateway/token-budget.yaml`: a budget that 20 requests at once cannot overrun"
 OWN = "a token budget by its own policy, which 20 requests at once overrun"
+FILTERS = "`deploy/istio/token-budget.yaml`: a budget that 20 requests at once cannot overrun"
 
-BUDGET = 1000
+LIMIT = 1000
 AT_ONCE = 20
 LATER = 10
 HOST = "llm.example.com"
-MODEL_PORT = 3001
 EVENTS = {"accept": "text/event-stream"}
-# The tollgate with the budgets, beside the one in the place of Envoy Gateway's rate limit service.
-GRPC_PORT, HTTP_PORT, DEBUG_PORT = 28082, 28080, 6071
+# Tenants that no case counts.
+probes = (f"probe-{number}" for number in itertools.count())
 
+
+def case(group, title, cases=None):
+    def add(check):
+        (CASES if cases is None else cases).append((group, title, check))
+        return check
+
+    return add
+
+
+def rules(estimate):
+    rule = {"key": "tenant", "reserve": {"estimate": estimate}, "rate_limits": [f"{LIMIT}/year"]}
+    return yaml.safe_dump({"domain": "llm", "descriptors": [rule]})
+
+
+def patient(text, timeout):
+    """A patch with a timeout that a busy machine cannot exceed."""
+    expect(f"timeout: {timeout}\n" in text, "the patch has another timeout")
+    return text.replace(f"timeout: {timeout}\n", "timeout: 10s\n")
+
+
+class Budget:
+    """A model behind a proxy that reserves at a tollgate with this debug port."""
+
+    def __init__(self, model, debug_port, ask):
+        self.model = model
+        self._debug_port = debug_port
+        # Returns the status of a request to a path, with headers.
+        self._ask = ask
+
+    def begin(self):
+        """Waits until the proxy reserves, and closes the model."""
+        self.model.open()
+        wait_until("requests reserve", lambda: self.ask(next(probes)) == 200 and self.reservations("made") > 0)
+        self.await_settled()
+        self.model.begin()
+
+    def reservations(self, event):
+        """How many there were since the start."""
+        lines = fetch(self._debug_port, "/stats")[2].splitlines()
+        name = f"tollgate.reservations_total.llm.tenant.{event}: "
+        return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    def await_settled(self):
+        """Waits until the cost of each answer is counted."""
+        wait_until(
+            "all reservations are settled", lambda: self.reservations("made") == self.reservations("settled")
+        )
+
+    def ask(self, tenant, headers=None, path="/"):
+        return self._ask(path, {"x-tenant": tenant} | (headers or {}))
+
+    def expect_spent(self, tenant, passed, spent, headers=None):
+        seen = at_once(self.model, lambda: self.ask(tenant, headers))
+        self.await_settled()
+        for _ in range(LATER):
+            self.ask(tenant, headers)
+            self.await_settled()
+        expect_equal((seen, self.model.spent), (passed, spent), "passed at once, and spent in all")
+
+
+def at_once(model, ask):
+    """How many of the requests at once pass. None has an answer before all are decided."""
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = [pool.submit(ask) for _ in range(AT_ONCE)]
+        try:
+            wait_until(
+                "all are refused or have arrived",
+                lambda: model.arrived + sum(one.done() for one in asked) == AT_ONCE,
+            )
+            passed = model.arrived
+        finally:
+            model.open()
+        statuses = sorted(one.result() for one in asked)
+    expect_equal(statuses, [200] * passed + [429] * (AT_ONCE - passed), "statuses")
+    return passed
+
+
+# Envoy Gateway, and a tollgate beside the one in the place of its rate limit service.
+MODEL_PORT = 3001
+GRPC_PORT, HTTP_PORT, DEBUG_PORT = 28082, 28080, 6071
 BACKEND = policies.resource(
     "gateway.envoyproxy.io/v1alpha1",
     "Backend",
@@ -52,14 +136,6 @@ end
 """
 
 
-def case(group, title):
-    def add(check):
-        CASES.append((group, title, check))
-        return check
-
-    return add
-
-
 def route(name):
     """An HTTPRoute to the model."""
     resource = life.route(name)
@@ -74,143 +150,71 @@ def lua(name):
     return policies.resource("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy", name, spec)
 
 
-def deployed(gateway):
-    """The patch as it is, but for a timeout that a busy machine cannot exceed."""
-    text = (gateway.programs["root"] / "deploy/envoy-gateway/token-budget.yaml").read_text()
-    expect("timeout: 0.1s" in text, "the patch has another timeout")
-    return text.replace("timeout: 0.1s", "timeout: 10s")
+def asker(host):
+    return lambda path, headers: fetch(envoy_gateway.PORT, path, headers={"host": host} | headers)[0]
 
 
 @contextlib.contextmanager
-def budget(gateway, estimate, patch=deployed, also=()):
-    """The model, behind a Gateway whose Envoy reserves so many tokens for each request, as long as a `with` lasts."""
-    rules = gateway.folder / "budgets" / "llm.yaml"
-    rules.parent.mkdir(exist_ok=True)
-    rule = {"key": "tenant", "reserve": {"estimate": estimate}, "rate_limits": [f"{BUDGET}/year"]}
-    rules.write_text(yaml.safe_dump({"domain": "llm", "descriptors": [rule]}))
+def behind_gateway(gateway, estimate, edit=lambda patch: patch, also=()):
+    """A budget by the patch after this edit, with other resources, as long as a `with` lasts."""
+    folder = gateway.folder / "budgets"
+    folder.mkdir(exist_ok=True)
+    (folder / "llm.yaml").write_text(rules(estimate))
     ports = {"GRPC_PORT": GRPC_PORT, "PORT": HTTP_PORT, "DEBUG_PORT": DEBUG_PORT}
-    env = {"TOLLGATE_CONFIG_DIR": str(rules.parent)} | {name: str(port) for name, port in ports.items()}
+    env = {"TOLLGATE_CONFIG_DIR": str(folder)} | {name: str(port) for name, port in ports.items()}
     if gateway.store == "with Redis":
         env["REDIS_URL"] = tollgate.REDIS
+    deployed = (gateway.programs["root"] / "deploy/envoy-gateway/token-budget.yaml").read_text()
+    resources = yaml.safe_dump_all([BACKEND, route("llm"), *also])
     way = redirected("127.0.0.3", 8081, f"127.0.0.1:{GRPC_PORT}")
     with way, Model("127.0.0.1", MODEL_PORT) as model:
         program = Program("tollgate-budgets", gateway.folder, [gateway.programs["tollgate"], "serve"], env)
         try:
             program.wait_until("it is healthy", lambda: fetch(HTTP_PORT, "/healthcheck")[0] == 200)
-            resources = yaml.safe_dump_all([BACKEND, route("llm"), *also])
-            gateway.write("llm", f"{resources}---\n{patch(gateway)}")
-            model.open()
-            tenants = (f"{patch.__name__}-{number}" for number in range(100_000))
-            wait_until("the Envoy reserves", lambda: ask(next(tenants)) == 200 and reservations("made") > 0)
-            await_settled(model)
-            model.begin()
-            yield model
+            gateway.write("llm", f"{resources}---\n{edit(patient(deployed, '0.1s'))}")
+            budget = Budget(model, DEBUG_PORT, asker(HOST))
+            budget.begin()
+            yield budget
         finally:
             program.stop()
 
 
-def reservations(event):
-    """How many there were since the start."""
-    lines = fetch(DEBUG_PORT, "/stats")[2].splitlines()
-    found = [line for line in lines if line.startswith(f"tollgate.reservations_total.llm.tenant.{event}: ")]
-    return int(found[0].split()[-1]) if found else 0
-
-
-def await_settled(model):
-    """Waits until the cost of each answer is counted."""
-    wait_until("all reservations are settled", lambda: reservations("made") == reservations("settled"))
-
-
-def ask(tenant, headers=None, path="/", host=HOST):
-    headers = {"host": host, "x-tenant": tenant} | (headers or {})
-    return fetch(envoy_gateway.PORT, path, headers=headers)[0]
-
-
-def at_once(model, asks):
-    """How many of the requests at once pass. None has an answer before all are decided."""
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        asked = [pool.submit(asks) for _ in range(AT_ONCE)]
-        try:
-            wait_until(
-                "all are refused or have arrived",
-                lambda: model.arrived + sum(one.done() for one in asked) == AT_ONCE,
-            )
-            passed = model.arrived
-        finally:
-            model.open()
-        statuses = sorted(one.result() for one in asked)
-    expect_equal(statuses, [200] * passed + [429] * (AT_ONCE - passed), "statuses")
-    return passed
-
-
-def expect_spent(model, tenant, passed, spent, headers=None):
-    seen = at_once(model, lambda: ask(tenant, headers))
-    await_settled(model)
-    for _ in range(LATER):
-        ask(tenant, headers)
-        await_settled(model)
-    expect_equal((seen, model.spent), (passed, spent), "passed at once, and spent in all")
-
-
-@case(PATCH, "exact estimates")
-def exact(gateway):
-    with budget(gateway, 200) as model:
-        expect_spent(model, "exact", passed=5, spent=1000)
-
-
-@case(PATCH, "exact estimates, and answers with server-sent events")
-def streamed(gateway):
-    with budget(gateway, 200) as model:
-        expect_spent(model, "streamed", passed=5, spent=1000, headers=EVENTS)
-
-
-@case(PATCH, "estimates of half the cost")
-def half(gateway):
-    with budget(gateway, 100) as model:
-        expect_spent(model, "half", passed=10, spent=2000)
-
-
-@case(PATCH, "estimates of double the cost")
-def double(gateway):
-    with budget(gateway, 400) as model:
-        expect_spent(model, "double", passed=2, spent=800, headers=EVENTS)
-
-
 @case(PATCH, "an answer without a cost keeps what was reserved")
 def failed(gateway):
-    with budget(gateway, 500) as model:
-        model.open()
-        expect_equal([ask("failed", path="/fails") for _ in range(3)], [500, 500, 429], "statuses")
-        expect_equal(model.spent, 0, "spent")
+    with behind_gateway(gateway, 500) as budget:
+        budget.model.open()
+        expect_equal([budget.ask("failed", path="/fails") for _ in range(3)], [500, 500, 429], "statuses")
+        expect_equal(budget.model.spent, 0, "spent")
 
 
 @case(PATCH, "a route without the patch has no budget")
 def elsewhere(gateway):
+    free = asker("free.example.com")
+    tenant = {"x-tenant": "free"}
     gateway.write("free", yaml.safe_dump(route("free")))
-    with budget(gateway, 1000) as model:
-        model.open()
-        wait_until("the route is there", lambda: ask("free", host="free.example.com") == 200)
-        expect_equal([ask("free", host="free.example.com") for _ in range(3)], [200] * 3, "without the patch")
-        expect_equal(ask("free"), 200, "with the patch")
+    with behind_gateway(gateway, 1000) as budget:
+        budget.model.open()
+        wait_until("the route is there", lambda: free("/", tenant) == 200)
+        expect_equal([free("/", tenant) for _ in range(3)], [200] * 3, "without the patch")
+        expect_equal(budget.ask("free"), 200, "with the patch")
 
 
 @case(PATCH, "costs from the metadata that AI Gateway makes, by a Lua filter in its place")
 def metadata(gateway):
-    def patch(gateway):
-        text = deployed(gateway)
-        expect_equal(text.count("(tollgate:tokens)"), 2, "entries with a cost")
-        return text.replace("(tollgate:tokens)", f"({source})")
+    own, source = "(tollgate:tokens)", "({namespace}:{key})".format_map(METADATA)
 
-    source = "{namespace}:{key}".format_map(METADATA)
+    def edit(patch):
+        expect_equal(patch.count(own), 2, "entries with a cost")
+        return patch.replace(own, source)
 
-    with budget(gateway, 200, patch, [lua("llm")]) as model:
+    with behind_gateway(gateway, 200, edit, [lua("llm")]) as budget:
         wait_until("the Envoy has it", lambda: any(source in dump for dump in gateway.config_dumps()))
-        expect_spent(model, "metadata", passed=5, spent=1000, headers=EVENTS)
+        budget.expect_spent("metadata", passed=5, spent=1000, headers=EVENTS)
 
 
 @case(PATCH, "`tollgate lint-envoy` finds nothing")
 def linted(gateway):
-    with budget(gateway, 200):
+    with behind_gateway(gateway, 200):
         dump = next(dump for dump in gateway.config_dumps() if "tollgate.token-budget" in dump)
         # Envoy Gateway's own filter may be there as well. It asks a service that reserves nothing.
         but = [*life.MEANT, ("warning", "shared-metadata")]
@@ -224,17 +228,99 @@ def own(gateway):
         "response": {"from": "Metadata", "metadata": METADATA},
     }
     selector = {"headers": [{"name": "x-tenant", "type": "Distinct"}]}
-    rule = {"clientSelectors": [selector], "cost": cost, "limit": {"requests": BUDGET, "unit": "Year"}}
+    rule = {"clientSelectors": [selector], "cost": cost, "limit": {"requests": LIMIT, "unit": "Year"}}
     resources = [BACKEND, route("own"), lua("own"), life.policy("own", [rule])]
-    host = "own.example.com"
+    to_own = asker("own.example.com")
+
+    def ask(tenant):
+        return to_own("/", {"x-tenant": tenant})
+
     with Model("127.0.0.1", MODEL_PORT) as model:
         model.open()
         gateway.write("own", yaml.safe_dump_all(resources))
-        wait_until("the limit is in force", lambda: life.limits("own") == [BUDGET])
-        probes = (f"probe-{number}" for number in range(100_000))
-        wait_until("it is asked", lambda: [ask(tenant, host=host) for tenant in [next(probes)] * 9][-1] == 429)
+        wait_until("the limit is in force", lambda: life.limits("own") == [LIMIT])
+        wait_until("requests are refused", lambda: [ask(tenant) for tenant in [next(probes)] * 9][-1] == 429)
         model.begin()
-        passed = at_once(model, lambda: ask("own", host=host))
+        passed = at_once(model, lambda: ask("own"))
         expect_equal((passed, model.spent), (AT_ONCE, AT_ONCE * Model.COST), "passed at once, and spent")
-        wait_until("the costs are counted", lambda: ask("own", host=host) == 429)
-        expect_equal({ask("own", host=host) for _ in range(LATER)}, {429}, "statuses of later ones")
+        wait_until("the costs are counted", lambda: ask("own") == 429)
+        expect_equal({ask("own") for _ in range(LATER)}, {429}, "statuses of later ones")
+
+
+# Istio, with the tollgate that other cases use as well.
+MODEL = "10.1.0.50"
+MODEL_RESOURCES = f"""
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{ name: llm, namespace: istio-system }}
+spec:
+  selector: {{ istio: ingressgateway }}
+  servers:
+    - {{ port: {{ number: 80, name: http, protocol: HTTP }}, hosts: [{HOST}] }}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{ name: llm, namespace: llm }}
+spec:
+  hosts: [{HOST}]
+  gateways: [istio-system/llm]
+  http:
+    - route: [{{ destination: {{ host: llm.llm.svc.cluster.local, port: {{ number: {MODEL_PORT} }} }} }}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{ name: llm, namespace: llm }}
+spec:
+  hosts: [llm.llm.svc.cluster.local]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{{ number: {MODEL_PORT}, name: http, protocol: HTTP }}]
+  endpoints: [{{ address: {MODEL}, labels: {{ app: llm }} }}]
+"""
+
+
+@contextlib.contextmanager
+def behind_mesh(meshed, estimate):
+    """A budget at the ingress gateway, as long as a `with` lasts."""
+    meshed.tollgate.stop()
+    (meshed.folder / "rules" / "llm.yaml").write_text(rules(estimate))
+    meshed.start_tollgate()
+    meshed.write("llm", MODEL_RESOURCES)
+    meshed.write("budget", patient(meshed.deployed("token-budget.yaml"), "0.25s"))
+
+    def ask(path, headers):
+        return fetch(80, path, istio.GATEWAY, headers={"host": HOST} | headers, client="192.0.2.250")[0]
+
+    with Model(MODEL, MODEL_PORT) as model:
+        budget = Budget(model, tollgate.DEBUG_PORT, ask)
+        budget.begin()
+        yield budget
+
+
+@case(FILTERS, "`tollgate lint-envoy` finds nothing", MESH_CASES)
+def linted_mesh(meshed):
+    with behind_mesh(meshed, 200):
+        file = meshed.folder / "budget.json"
+        # The filter of envoyfilter.yaml is there as well. Its domain has no rule that reserves.
+        but = [("warning", "absent-value"), ("warning", "shared-metadata")]
+        expect_lint(meshed.programs["tollgate"], file, without_drained(meshed.gateway.dump()), [], but)
+
+
+def add_table():
+    """The rows of the page's table with a reservation, for both control planes."""
+    for title, tenant, estimate, passed, spent, headers in [
+        ("exact estimates", "exact", 200, 5, 1000, None),
+        ("exact estimates, and answers with server-sent events", "streamed", 200, 5, 1000, EVENTS),
+        ("estimates of half the cost", "half", 100, 10, 2000, None),
+        ("estimates of double the cost", "double", 400, 2, 800, EVENTS),
+    ]:
+
+        def check(behind, subject, estimate=estimate, expected=(tenant, passed, spent, headers)):
+            with behind(subject, estimate) as budget:
+                budget.expect_spent(*expected)
+
+        case(PATCH, title)(lambda gateway, check=check: check(behind_gateway, gateway))
+        case(FILTERS, title, MESH_CASES)(lambda meshed, check=check: check(behind_mesh, meshed))
+
+
+add_table()

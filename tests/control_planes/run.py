@@ -93,7 +93,7 @@ def run_istio(programs, folder, table):
     with istio.surroundings(programs, place):
         try:
             start = (mesh.GATEWAY, "the gateway gets its routes", meshed.start)
-            table.run_all("Istio", "with Redis", start, mesh.CASES, meshed)
+            table.run_all("Istio", "with Redis", start, mesh.CASES + budgets.MESH_CASES, meshed)
         finally:
             meshed.stop()
 
