@@ -23,9 +23,8 @@ CASES = []
 # The same for a function that gets the mesh.
 MESH_CASES = []
 
-PATCH = "`deploy/envoy-gateway/token-budget.yaml`: a budget that 20 requests at once cannot overrun"
-OWN = "a token budget by its own policy, which 20 requests at once overrun"
-FILTERS = "`deploy/istio/token-budget.yaml`: a budget that 20 requests at once cannot overrun"
+GATEWAY = "`deploy/envoy-gateway/token-budget.yaml`, and budgets by its own policy"
+MESH = "`deploy/istio/token-budget.yaml`"
 
 LIMIT = 1000
 AT_ONCE = 20
@@ -179,7 +178,7 @@ def behind_gateway(gateway, estimate, edit=lambda patch: patch, also=()):
             program.stop()
 
 
-@case(PATCH, "an answer without a cost keeps what was reserved")
+@case(GATEWAY, "an answer without a cost keeps what was reserved")
 def failed(gateway):
     with behind_gateway(gateway, 500) as budget:
         budget.model.open()
@@ -187,7 +186,7 @@ def failed(gateway):
         expect_equal(budget.model.spent, 0, "spent")
 
 
-@case(PATCH, "a route without the patch has no budget")
+@case(GATEWAY, "a route without the patch has no budget")
 def elsewhere(gateway):
     free = asker("free.example.com")
     tenant = {"x-tenant": "free"}
@@ -199,7 +198,7 @@ def elsewhere(gateway):
         expect_equal(budget.ask("free"), 200, "with the patch")
 
 
-@case(PATCH, "costs from the metadata that AI Gateway makes, by a Lua filter in its place")
+@case(GATEWAY, "costs from the metadata that AI Gateway makes, by a Lua filter in its place")
 def metadata(gateway):
     own, source = "(tollgate:tokens)", "({namespace}:{key})".format_map(METADATA)
 
@@ -212,7 +211,7 @@ def metadata(gateway):
         budget.expect_spent("metadata", passed=5, spent=1000, headers=EVENTS)
 
 
-@case(PATCH, "`tollgate lint-envoy` finds nothing")
+@case(GATEWAY, "`tollgate lint-envoy` finds nothing")
 def linted(gateway):
     with behind_gateway(gateway, 200):
         dump = next(dump for dump in gateway.config_dumps() if "tollgate.token-budget" in dump)
@@ -221,7 +220,7 @@ def linted(gateway):
         expect_lint(gateway.programs["tollgate"], gateway.folder / "budget.json", without_drained(dump), [], but)
 
 
-@case(OWN, "all 20 pass, and each costs")
+@case(GATEWAY, "by its own policy all 20 pass, and each costs")
 def own(gateway):
     cost = {
         "request": {"from": "Metadata", "metadata": {"namespace": "shop", "key": "nothing"}},
@@ -297,7 +296,7 @@ def behind_mesh(meshed, estimate):
         yield budget
 
 
-@case(FILTERS, "`tollgate lint-envoy` finds nothing", MESH_CASES)
+@case(MESH, "`tollgate lint-envoy` finds nothing", MESH_CASES)
 def linted_mesh(meshed):
     with behind_mesh(meshed, 200):
         file = meshed.folder / "budget.json"
@@ -319,8 +318,8 @@ def add_table():
             with behind(subject, estimate) as budget:
                 budget.expect_spent(*expected)
 
-        case(PATCH, title)(lambda gateway, check=check: check(behind_gateway, gateway))
-        case(FILTERS, title, MESH_CASES)(lambda meshed, check=check: check(behind_mesh, meshed))
+        case(GATEWAY, title)(lambda gateway, check=check: check(behind_gateway, gateway))
+        case(MESH, title, MESH_CASES)(lambda meshed, check=check: check(behind_mesh, meshed))
 
 
 add_table()

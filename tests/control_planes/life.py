@@ -252,7 +252,7 @@ def changes_in_between(gateway):
     wait_for("between", 4)
     taken = time.monotonic() - begin
     wait_until("the limit in force", lambda: statuses("between", "ann", 5)[-1] == 429)
-    return f"a policy changed while Envoy Gateway restarted was taken {taken:.1f} s after it could be reached again"
+    return f"a policy changed while Envoy Gateway restarted was taken {taken:.1f} s after its return"
 
 
 @case(RESTARTS, "tollgate starts while Envoy Gateway is away")

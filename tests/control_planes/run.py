@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "target" / "control-planes"
 # The width of paragraphs in pages.
 COLUMNS = 128
-POLICIES = "policies: every selector, costs, shared limits, shadow mode, metadata, listeners, Gateways"
+POLICIES = "policies: selectors, costs, shared limits, shadow mode, metadata, listeners, Gateways"
 
 
 def main():
