@@ -8,6 +8,7 @@ use super::{
     fault::Fault,
     keys::word_instead_of,
     mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
+    short_form::period,
     suggest::closest_zone,
     template::unrendered_text,
 };
@@ -20,6 +21,9 @@ use crate::core::{
 /// Largest product of tokens and milliseconds that a bucket in Redis counts exactly: Lua scripts have no larger whole
 /// numbers.
 const MAX_TOKEN_MILLIS: u64 = 1 << 53;
+
+/// A longer ttl than this, an hour, is probably a mistake.
+const LONG_TTL_SECS: u64 = 3_600;
 
 /// Errors and their positions; `None` means the position of the limit.
 pub(super) type Faults = Vec<(Option<usize>, Fault)>;
@@ -53,14 +57,62 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
         "token_bucket" => Algorithm::TokenBucket {
             burst: burst(limit, period, faults),
         },
+        "concurrency" => {
+            if limit.requests_per_unit > Algorithm::MAX_LOGGED.into() {
+                let key = "requests_per_unit";
+                let text = format!("{} with `concurrency`", limit.requests_per_unit);
+                let fault = Fault::OutOfRange {
+                    key,
+                    low: 0,
+                    high: Algorithm::MAX_LOGGED.into(),
+                    text,
+                };
+                faults.push((limit.at, fault));
+            }
+            Algorithm::Concurrency
+        }
         _ => {
-            let expected = "fixed_window, sliding_window, sliding_log or token_bucket";
+            let expected = "fixed_window, sliding_window, sliding_log, token_bucket or concurrency";
             faults.extend(name.map(|word| unknown("algorithm", word, expected)));
             return Algorithm::FixedWindow;
         }
     };
     check_company(limit, &algorithm, faults);
     algorithm
+}
+
+/// The longest time for which a request in flight counts, in place of a unit; `None` if `limit` counts something else,
+/// and an error if it cannot be read.
+pub(super) fn ttl(limit: &RateLimit, faults: &mut Faults) -> Option<Result<Period, ()>> {
+    let algorithm = limit.algorithm.as_ref()?;
+    if algorithm.text != "concurrency" {
+        return None;
+    }
+    let mut reject = |key, at: Option<usize>| {
+        let (with, fix) = (
+            "`concurrency`",
+            "it limits no rate: `ttl` says how long a request counts at the longest",
+        );
+        faults.push((at, Fault::DoesNotGo { key, with, fix }));
+    };
+    if !limit.unit.is_empty() {
+        reject("unit", limit.at);
+    }
+    if let Some(number) = &limit.unit_multiplier {
+        reject("unit_multiplier", number.at);
+    }
+    let Some(word) = &limit.ttl else {
+        faults.push((limit.at, Fault::NoTtl));
+        return Some(Err(()));
+    };
+    let Some(period) = period(&word.text) else {
+        faults.push((word.at, Fault::UnreadableTtl(word.text.clone())));
+        return Some(Err(()));
+    };
+    if period.secs() > LONG_TTL_SECS {
+        faults.push((word.at, Fault::LongTtl(word.text.clone())));
+    }
+    Some(Ok(period))
 }
 
 /// The fault of a word that a key does not know.
@@ -115,6 +167,10 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
     if !matches!(algorithm, Algorithm::TokenBucket { .. }) {
         let fix = "write `algorithm: token_bucket`";
         report("burst", number(&limit.burst), "this algorithm", fix);
+    }
+    if *algorithm != Algorithm::Concurrency {
+        let fix = "it is for `algorithm: concurrency`";
+        report("ttl", word(&limit.ttl), "this algorithm", fix);
     }
     if algorithm.looks_first() {
         let fix = "it is for `fixed_window`";

@@ -20,7 +20,7 @@ use super::{
     path::joined,
     position::Position,
     problems::Problems,
-    reserve::reserve,
+    reserve::lease,
     rule_defaults::RuleDefaults,
     short_form::unit_fault,
 };
@@ -28,7 +28,7 @@ use crate::core::{
     counter::KeyFormat,
     kind::Algorithm,
     lease::order,
-    limit::{Allows, CountPolicy, Limit, Metric, OnStoreLoss, Rule},
+    limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, OnStoreLoss, Rule},
     matcher::{Matcher, NodeId, RuleOrigin},
     window::{Period, Unit},
 };
@@ -270,11 +270,11 @@ impl<'a> Compiler<'a, '_> {
             self.report(file, refusal.at, path, fault);
         }
         let mut faults = Vec::new();
-        let reserve = reserve(descriptor, &compiled, is_unlimited, &mut faults);
+        let lease = lease(descriptor, &compiled, is_unlimited, &mut faults);
         for (at, fault) in faults {
             self.report(file, at, path, fault);
         }
-        if reserve.is_some() {
+        if let Some(LeasePolicy::Reserve(_)) = lease {
             let names = compiled.iter().filter_map(|limit| limit.name.clone());
             self.reserving.extend(names);
         }
@@ -293,11 +293,11 @@ impl<'a> Compiler<'a, '_> {
             replaces,
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
-            counts: match reserve {
+            counts: match lease {
                 Some(_) => CountPolicy::Admitted,
                 None => rule_defaults.counts,
             },
-            reserve,
+            lease,
             on_store_loss: rule_defaults.on_store_loss,
             refusal: rule_defaults.refusal,
             metric: match (descriptor.detailed_metric, reports_values) {
@@ -366,29 +366,20 @@ impl<'a> Compiler<'a, '_> {
         limit: &RateLimit,
         before: &[Limit],
     ) -> Option<Limit> {
-        let multiplier = self.multiplier(file, path, limit);
-        let Ok(unit) = limit.unit.parse::<Unit>() else {
-            self.report(file, limit.at, path, unit_fault(&limit.unit));
-            return None;
-        };
-        let multiplier = multiplier?;
-        let Some(period) = Period::new(unit, multiplier) else {
-            let fault = Fault::PeriodTooLong {
-                unit: unit.name(),
-                multiplier: multiplier.get(),
-            };
-            self.report(file, limit.at, path, fault);
-            return None;
-        };
         let mut faults = Vec::new();
-        let algorithm = algorithm::algorithm(limit, period, &mut faults);
-        let is_wrong = !faults.is_empty();
+        let period = match algorithm::ttl(limit, &mut faults) {
+            Some(ttl) => ttl.ok(),
+            None => self.period(file, path, limit),
+        };
+        let algorithm = period.map(|period| {
+            let algorithm = algorithm::algorithm(limit, period, &mut faults);
+            (period, algorithm)
+        });
+        let is_wrong = faults.iter().any(|(_, fault)| !fault.is_warning());
         for (at, fault) in faults {
             self.report(file, at.or(limit.at), path, fault);
         }
-        if is_wrong {
-            return None;
-        }
+        let (period, algorithm) = algorithm.filter(|_| !is_wrong)?;
         // A limit with an equal key.
         let is_same = |other: &Limit| {
             other.period.secs() == period.secs()
@@ -404,6 +395,24 @@ impl<'a> Compiler<'a, '_> {
             algorithm,
             name: self.name(&limit.name),
         })
+    }
+
+    fn period(&mut self, file: &'a File, path: &str, limit: &RateLimit) -> Option<Period> {
+        let multiplier = self.multiplier(file, path, limit);
+        let Ok(unit) = limit.unit.parse::<Unit>() else {
+            self.report(file, limit.at, path, unit_fault(&limit.unit));
+            return None;
+        };
+        let multiplier = multiplier?;
+        let period = Period::new(unit, multiplier);
+        if period.is_none() {
+            let fault = Fault::PeriodTooLong {
+                unit: unit.name(),
+                multiplier: multiplier.get(),
+            };
+            self.report(file, limit.at, path, fault);
+        }
+        period
     }
 
     fn multiplier(&mut self, file: &'a File, path: &str, limit: &RateLimit) -> Option<NonZeroU32> {

@@ -271,6 +271,12 @@ pub enum Fault {
     UnknownZone { name: String, meant: Option<String> },
     #[error("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")]
     NoZone,
+    #[error(
+        "`concurrency` needs a `ttl`, such as 2m: how long a request counts if its end is not heard of"
+    )]
+    NoTtl,
+    #[error("`ttl` must be a number and a unit, such as 90s or 2m, not {0}")]
+    UnreadableTtl(String),
     #[error("cannot read the limit '{text}'; {fix}")]
     ShortForm { text: String, fix: String },
     #[error(
@@ -318,6 +324,11 @@ pub enum Fault {
         "another limit is named '{name}', at {first}; give each its own name, or `replaces` drops both"
     )]
     NameTwice { name: String, first: String },
+    #[error(
+        "`ttl` is {0}: each end of a request that is not heard of takes a slot for so long; a ttl near the longest \
+             request is best"
+    )]
+    LongTtl(String),
     #[error("{text} is an octal number and means {value}; write {fix}")]
     Octal {
         text: String,
@@ -388,6 +399,7 @@ impl Fault {
             | Self::NeverBinds { .. }
             | Self::NameTwice { .. }
             | Self::UnknownReplicas
+            | Self::LongTtl(_)
             | Self::ForeignPattern { .. }
             | Self::Template { is_text: true, .. }
             | Self::Octal { .. } => FaultLevel::Warning,

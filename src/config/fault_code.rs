@@ -65,6 +65,8 @@ impl Fault {
             Self::LogTooLong(_) => "log-too-long",
             Self::UnknownZone { .. } => "unknown-time-zone",
             Self::NoZone => "no-time-zone",
+            Self::NoTtl | Self::UnreadableTtl(_) => "no-ttl",
+            Self::LongTtl(_) => "long-ttl",
             Self::ShortForm { .. } => "short-form",
             Self::Kubernetes(_) => "kubernetes",
             Self::Envoy => "envoy",

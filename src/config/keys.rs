@@ -72,7 +72,7 @@ pub(super) const MERGE: &str = "<<";
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
-const KEYS: [Key; 38] = [
+const KEYS: [Key; 39] = [
     key("domain", &[File], Text)
         .about("The set of rules that requests name.")
         .examples(&["shop"]),
@@ -125,7 +125,7 @@ const KEYS: [Key; 38] = [
         .about("The number of units in the period.")
         .between(1, u32::MAX as u64).or("1").examples(&["15"]),
     key("requests_per_unit", &[RateLimit], Number)
-        .about("The hits that pass in a period; 0 refuses everything.")
+        .about("The hits that pass in a period, or the requests in flight; 0 refuses everything.")
         .between(0, Limit::MAX_REQUESTS).or("0").examples(&["100"]),
     key("unlimited", &[RateLimit], Boolean)
         .about("Whether everything passes without counting. Such a limit has no unit."),
@@ -144,6 +144,9 @@ const KEYS: [Key; 38] = [
     key("burst", &[RateLimit], Number)
         .about("The size of a token bucket; `requests_per_unit` if it is left out.")
         .between(1, Limit::MAX_REQUESTS).examples(&["30"]),
+    key("ttl", &[RateLimit], Text)
+        .about("The longest time for which a request in flight counts, if its end is not heard of; for `concurrency`.")
+        .examples(&["2m", "90s"]),
     key("calendar", &[RateLimit], Boolean)
         .about("Whether the period follows the calendar of a time zone."),
     key("time_zone", &[RateLimit], Text)

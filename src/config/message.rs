@@ -245,6 +245,7 @@ fn rate_limit(policy: &RateLimitPolicy) -> RateLimit {
         algorithm: word(&policy.algorithm),
         window: word(&policy.window),
         burst: policy.burst.map(number),
+        ttl: word(&policy.ttl),
         calendar: policy.calendar,
         time_zone: word(&policy.time_zone),
         week_starts: word(&policy.week_starts),
@@ -306,7 +307,7 @@ fn number(number: impl Into<i128> + ToString) -> Box<LocatedNumber> {
 /// The unit as a file would name it; empty for an unlimited rule without a unit.
 fn unit(policy: &RateLimitPolicy) -> String {
     match RateLimitUnit::try_from(policy.unit) {
-        Ok(RateLimitUnit::Unknown) if policy.unlimited => String::new(),
+        Ok(RateLimitUnit::Unknown) if policy.unlimited || !policy.ttl.is_empty() => String::new(),
         Ok(unit) => unit.as_str_name().to_owned(),
         Err(_) => policy.unit.to_string(),
     }

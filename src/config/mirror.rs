@@ -90,6 +90,7 @@ pub(super) struct RateLimit {
     pub(super) algorithm: BoxedOption<LocatedText>,
     pub(super) window: BoxedOption<LocatedText>,
     pub(super) burst: BoxedOption<LocatedNumber>,
+    pub(super) ttl: BoxedOption<LocatedText>,
     pub(super) calendar: bool,
     pub(super) time_zone: BoxedOption<LocatedText>,
     pub(super) week_starts: BoxedOption<LocatedText>,

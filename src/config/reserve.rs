@@ -1,4 +1,4 @@
-//! The key `reserve` → a [`Reserve`], with every error.
+//! The key `reserve` and the algorithm `concurrency` → a [`LeasePolicy`], with every error.
 
 use super::{
     algorithm::{Faults, unknown},
@@ -8,13 +8,41 @@ use super::{
 use crate::{
     core::{
         kind::Algorithm,
-        limit::{Limit, MissingCost, Reserve},
+        limit::{LeasePolicy, Limit, MissingCost, Reserve},
     },
     foundation::named::Named as _,
 };
 
-/// How the rule with these `limits` reserves hits; `None` if it does not. It is valid only if no fault was added.
-pub(super) fn reserve(
+/// How the rule with these `limits` leases hits; `None` if it does not. It is valid only if no fault was added.
+pub(super) fn lease(
+    descriptor: &DescriptorNode,
+    limits: &[Limit],
+    is_unlimited: bool,
+    faults: &mut Faults,
+) -> Option<LeasePolicy> {
+    if let Some(reserve) = reserve(descriptor, limits, is_unlimited, faults) {
+        return Some(LeasePolicy::Reserve(reserve));
+    }
+    if !limits.iter().any(Limit::is_concurrency) {
+        return None;
+    }
+    if let Some(word) = counts_all(descriptor) {
+        let fault = Fault::DoesNotGo {
+            key: "concurrency",
+            with: "`count: all`",
+            fix: "remove `count: all`: only requests that are admitted are in flight",
+        };
+        faults.push((word.at, fault));
+    }
+    Some(LeasePolicy::Slots)
+}
+
+fn counts_all(descriptor: &DescriptorNode) -> Option<&LocatedText> {
+    let count = descriptor.own.count.as_deref();
+    count.filter(|word| word.text == "all")
+}
+
+fn reserve(
     descriptor: &DescriptorNode,
     limits: &[Limit],
     is_unlimited: bool,
@@ -29,8 +57,7 @@ pub(super) fn reserve(
         let fix = "remove it: such a rule counts nothing";
         reject(keys.at, "`unlimited`", fix);
     }
-    let counts_all = |word: &&LocatedText| word.text == "all";
-    if let Some(word) = descriptor.own.count.as_deref().filter(counts_all) {
+    if let Some(word) = counts_all(descriptor) {
         let fix = "remove `count: all`: hits that are reserved are counted if they are admitted";
         reject(word.at, "`count: all`", fix);
     }
@@ -48,7 +75,10 @@ pub(super) fn reserve(
 fn is_settled(limit: &Limit) -> bool {
     match limit.algorithm {
         Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => true,
-        Algorithm::FirstHit | Algorithm::SlidingWindow | Algorithm::SlidingLog => false,
+        Algorithm::FirstHit
+        | Algorithm::SlidingWindow
+        | Algorithm::SlidingLog
+        | Algorithm::Concurrency => false,
     }
 }
 

@@ -8,29 +8,45 @@ use super::{
     suggest::closest,
     template::unrendered_text,
 };
-use crate::core::{limit::Limit, window::Unit};
+use crate::core::{
+    limit::Limit,
+    window::{Period, Unit},
+};
 
 /// The limit that `5000/day`, `300/30min` or `5 per second` stands for; `None` for any other text.
 pub(super) fn short_form(text: &str, at: Option<usize>) -> Option<RateLimit> {
     let (requests, period) = text.split_once('/').or_else(|| text.split_once(" per "))?;
-    let period = period.trim();
-    let digits = period.bytes().take_while(u8::is_ascii_digit).count();
-    let (count, word) = period.split_at(digits);
-    let multiplier = match count {
-        "" => None,
-        count => Some(Box::new(LocatedNumber {
-            value: Some(count.parse::<NonZeroU32>().ok()?.get().into()),
-            text: count.to_owned(),
-            at,
-        })),
+    let (unit, units) = period_parts(period)?;
+    let located = |units: NonZeroU32| LocatedNumber {
+        value: Some(units.get().into()),
+        text: units.to_string(),
+        at,
     };
     Some(RateLimit {
         at,
-        unit: unit(word.trim())?.name().to_owned(),
-        unit_multiplier: multiplier,
+        unit: unit.name().to_owned(),
+        unit_multiplier: units.map(|units| Box::new(located(units))),
         requests_per_unit: number(requests.trim())?,
         ..RateLimit::default()
     })
+}
+
+/// The period of a text such as `30m` or `90 seconds`.
+pub(super) fn period(text: &str) -> Option<Period> {
+    let (unit, units) = period_parts(text)?;
+    Period::new(unit, units?)
+}
+
+/// The unit in a text such as `30m`, and how many there are if it says so.
+fn period_parts(text: &str) -> Option<(Unit, Option<NonZeroU32>)> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (count, word) = text.split_at(digits);
+    let units = match count {
+        "" => None,
+        count => Some(count.parse::<NonZeroU32>().ok()?),
+    };
+    Some((unit(word.trim())?, units))
 }
 
 /// The whole number that `5000`, `20k`, `1.5M` or `25G` stands for, at most [`Limit::MAX_REQUESTS`].

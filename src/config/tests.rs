@@ -788,8 +788,12 @@ fn every_algorithm_has_a_word_that_means_it() {
         panic!("the key has words");
     };
     for word in words {
+        let period = match *word {
+            "concurrency" => "ttl: 1h",
+            _ => "unit: day",
+        };
         let limits = described(&format!(
-            "rate_limit: {{unit: day, requests_per_unit: 7, algorithm: {word}}}"
+            "rate_limit: {{{period}, requests_per_unit: 7, algorithm: {word}}}"
         ));
         assert_eq!(limits[0].algorithm.name(), *word);
     }
@@ -807,7 +811,7 @@ fn every_algorithm_has_a_word_that_means_it() {
 fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
     check_limit(
         "algorithm: gcra",
-        "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log or token_bucket)",
+        "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log, token_bucket or concurrency)",
     );
     for (said, meant) in [
         ("algorithm: token-bucket", "token_bucket"),

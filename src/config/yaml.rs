@@ -302,6 +302,7 @@ impl YamlReader<'_> {
             algorithm: self.word(&fields, "algorithm", path),
             window: self.word(&fields, "window", path),
             burst: self.number(&fields, "burst", path),
+            ttl: self.word(&fields, "ttl", path),
             calendar: self.boolean(&fields, "calendar", path),
             time_zone: self.word(&fields, "time_zone", path),
             week_starts: self.word(&fields, "week_starts", path),

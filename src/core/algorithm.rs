@@ -1,5 +1,5 @@
-//! Token buckets, sliding windows, sliding logs and windows that begin with their first hit: the state each keeps, and
-//! the answers it gives. They have to look before they add.
+//! Token buckets, sliding windows, sliding logs, windows that begin with their first hit, and slots: the state each
+//! keeps, and the answers it gives. They have to look before they add.
 //!
 //! The memory store runs on these. `store/redis/batch/step.lua` does the same inside Redis, and the store
 //! contract holds both to one model. All times are milliseconds.
@@ -20,9 +20,11 @@ use crate::core::counter::{CounterKind, IncrementSpec, ResetTimes};
 
 mod dated;
 mod first_hit;
+mod slots;
 
 pub(crate) use dated::DatedHits;
 pub(crate) use first_hit::{FirstHit, MOST_OWED};
+use slots::Slots;
 
 /// The algorithm state of one counter.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +33,7 @@ pub(crate) enum AlgorithmState {
     SlidingWindow(SlidingWindow),
     SlidingLog(SlidingLog),
     TokenBucket(TokenBucket),
+    Slots(Slots),
 }
 
 impl AlgorithmState {
@@ -42,6 +45,7 @@ impl AlgorithmState {
             CounterKind::SlidingWindow => Self::SlidingWindow(SlidingWindow::default()),
             CounterKind::SlidingLog => Self::SlidingLog(SlidingLog::default()),
             CounterKind::TokenBucket { rate } => Self::TokenBucket(TokenBucket::new(rate.get())),
+            CounterKind::Slots { .. } => Self::Slots(Slots::default()),
         })
     }
 
@@ -54,6 +58,7 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => state.at(spec, now).held(spec, now),
             Self::SlidingLog(state) => state.held(spec, now),
             Self::TokenBucket(state) => state.held(spec, now),
+            Self::Slots(state) => state.held(now),
         };
         i64::try_from(held).unwrap_or(i64::MAX)
     }
@@ -68,11 +73,17 @@ impl AlgorithmState {
             state.give_back(spec.taken_off());
             return i64::try_from(state.held(spec, now)).unwrap_or(i64::MAX);
         }
+        if let Self::Slots(state) = self {
+            let left = state.held(now) - state.of_lease(spec, now);
+            return i64::try_from(left.saturating_add(ahead)).unwrap_or(i64::MAX);
+        }
         let held = self.held(spec, now).saturating_add_unsigned(ahead);
         let most = match self {
             // No more tokens can be missing.
             Self::TokenBucket(_) => spec.limit.cast_signed(),
-            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => i64::MAX,
+            Self::Slots(_) | Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => {
+                i64::MAX
+            }
         };
         spec.moves(held.min(most))
     }
@@ -99,6 +110,7 @@ impl AlgorithmState {
             }
             Self::SlidingLog(state) => state.charge(spec, now),
             Self::TokenBucket(state) => state.charge(spec, now),
+            Self::Slots(state) => state.charge(spec, now),
         }
     }
 
@@ -118,6 +130,8 @@ impl AlgorithmState {
             Self::SlidingLog(state) if !is_over => state.insert(spec.added(), then),
             Self::SlidingLog(_) => {}
             Self::TokenBucket(state) => state.charge_late(spec, present),
+            // Slots are never counted elsewhere.
+            Self::Slots(_) => {}
         }
     }
 
@@ -184,6 +198,11 @@ impl AlgorithmState {
                 self.charge(&spec, now);
                 held > 0
             }
+            // There is no limit that slots above it could leave first: all of them do.
+            Self::Slots(state) => {
+                *state = Slots::default();
+                true
+            }
         }
     }
 
@@ -203,6 +222,7 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => state.at(spec, now).retry_in(spec, now),
             Self::SlidingLog(state) => state.retry_in(spec, now),
             Self::TokenBucket(state) => state.retry_in(spec, now),
+            Self::Slots(_) => resets_in.min(slots::LONGEST_RETRY_MILLIS),
         };
         ResetTimes {
             resets_in,
@@ -210,7 +230,7 @@ impl AlgorithmState {
         }
     }
 
-    /// Milliseconds until it is empty.
+    /// Milliseconds until it is empty; until the oldest slot leaves.
     fn resets_in(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         let now = self.present(spec, now);
         match self {
@@ -218,6 +238,7 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => state.at(spec, now).resets_in(spec, now),
             Self::SlidingLog(state) => state.resets_in(spec, now),
             Self::TokenBucket(state) => state.resets_in(spec, now),
+            Self::Slots(state) => state.oldest_leaves_in(now),
         }
     }
 
@@ -228,6 +249,9 @@ impl AlgorithmState {
             let full_in = state.missing.div_ceil(state.rate.max(1));
             return state.since.saturating_add(full_in);
         }
+        if let Self::Slots(state) = self {
+            return state.last_leaves_at();
+        }
         let resets_in = self.resets_in(spec, now);
         self.present(spec, now).saturating_add(resets_in)
     }
@@ -236,6 +260,7 @@ impl AlgorithmState {
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::SlidingLog(log) => log.entries.capacity() * size_of::<(u64, u64)>(),
+            Self::Slots(state) => state.heap_bytes(),
             Self::FirstHit(_) | Self::SlidingWindow(_) | Self::TokenBucket(_) => 0,
         }
     }
@@ -258,6 +283,10 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => state.index.saturating_mul(spec.period_millis),
             Self::SlidingLog(state) => state.latest(),
             Self::TokenBucket(state) => state.since,
+            Self::Slots(state) => {
+                state.bound(now.saturating_add(spec.period_millis));
+                return now;
+            }
         };
         if latest <= now.saturating_add(spec.period_millis) {
             return now.max(latest);
@@ -267,6 +296,7 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => *state = SlidingWindow::default(),
             Self::SlidingLog(state) => *state = SlidingLog::default(),
             Self::TokenBucket(state) => state.since = now,
+            Self::Slots(_) => {}
         }
         now
     }

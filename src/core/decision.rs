@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::core::{
     counter::{Batch, CounterState, IncrementSpec},
-    lease::token::LeasePart,
+    lease::token::{LeaseId, LeasePart},
     limit::{HitRange, Limit, Modes, NearRatio},
     metadata::Metadata,
     plan::{Outcome, Plan, PlannedDescriptor, PlannedLease, PlannedLeases},
@@ -34,8 +34,18 @@ pub struct Decision {
     pub retry_secs: Option<u64>,
     /// The metadata of the rules that let the request pass; the first value of a key wins.
     pub metadata: Metadata,
-    /// The leases of this request, each with the index of its descriptor.
-    pub leased: Vec<(usize, LeasePart)>,
+    /// Its leases; `None` if it has none.
+    pub leased: Option<Box<Leased>>,
+}
+
+/// The leases of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    pub id: LeaseId,
+    /// Reserved hits, each with the index of its descriptor.
+    pub reserved: Vec<(usize, LeasePart)>,
+    /// The indexes of the descriptors that hold slots.
+    pub slots: Vec<usize>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,10 +85,18 @@ pub struct Binding {
     /// The index of its increment in the plan.
     pub counter: usize,
     /// Whole seconds until its window ends, at least 1; for a limit without windows of its own, until
-    /// its counter is empty.
+    /// its counter is empty. Callers get none of a limit that [limits no rate](Limit::is_concurrency).
     pub reset_secs: u64,
     /// Whether the count is above it; in shadow mode the code is OK even so.
     pub is_over: bool,
+}
+
+impl Binding {
+    /// Whole seconds until the limit resets, for callers.
+    #[inline]
+    pub fn shown_reset_secs(&self) -> Option<u64> {
+        (!self.limit.is_concurrency()).then_some(self.reset_secs)
+    }
 }
 
 /// Judges `plan` by the `counts` after its increments, in their order.
@@ -132,18 +150,29 @@ fn leased(
     leases: &PlannedLeases<'_>,
     plan: &Plan<'_>,
     counts: &[CounterState],
-) -> Vec<(usize, LeasePart)> {
-    let part = |lease: &PlannedLease| {
-        let (index, mark) = (lease.descriptor as usize, lease.mark);
-        let Some(Outcome::Counted(counted)) = plan.outcomes.get(index) else {
-            return None;
-        };
-        let was_counted = |at: usize| counts[at].was_counted(plan.batch.spec(at));
-        let is_leased = !lease.is_ambiguous && counted.counters.clone().all(was_counted);
-        let hits = counted.hits.added();
-        is_leased.then_some((index, LeasePart { mark, hits }))
+) -> Option<Box<Leased>> {
+    let was_counted = |at: usize| counts[at].was_counted(plan.batch.spec(at));
+    let charged_hits = |descriptor: u32| match plan.outcomes.get(descriptor as usize) {
+        Some(Outcome::Counted(counted)) if counted.counters.clone().all(was_counted) => {
+            Some((descriptor as usize, counted.hits.added()))
+        }
+        _ => None,
     };
-    leases.reserved.iter().filter_map(part).collect()
+    let part = |lease: &PlannedLease| {
+        let (index, hits) = charged_hits(lease.descriptor).filter(|_| !lease.is_ambiguous)?;
+        let mark = lease.mark;
+        Some((index, LeasePart { mark, hits }))
+    };
+    let slots = leases.slots.iter();
+    let leased = Leased {
+        id: leases.id,
+        reserved: leases.reserved.iter().filter_map(part).collect(),
+        slots: slots
+            .filter_map(|descriptor| Some(charged_hits(*descriptor)?.0))
+            .collect(),
+    };
+    let is_any = !leased.reserved.is_empty() || !leased.slots.is_empty();
+    is_any.then(|| Box::new(leased))
 }
 
 fn status(

@@ -20,10 +20,12 @@ pub enum Algorithm {
     SlidingLog,
     /// In a bucket that holds `burst` tokens and is refilled evenly (GCRA, ITU-T I.371).
     TokenBucket { burst: u64 },
+    /// In slots, each of which a request holds until it ends, or for a period at the longest.
+    Concurrency,
 }
 
 impl Algorithm {
-    /// The most hits that a log may have to remember: about 200 kB in Redis and 160 kB in memory.
+    /// The most hits that a log may have to remember, and the most slots: about 200 kB in Redis and 240 kB in memory.
     pub const MAX_LOGGED: u32 = 10_000;
 
     /// Whether it counts only the hits that it lets pass.
@@ -44,7 +46,10 @@ impl Algorithm {
             Self::SlidingWindow => CounterKind::SlidingWindow,
             Self::SlidingLog => CounterKind::SlidingLog,
             Self::TokenBucket { .. } => CounterKind::TokenBucket {
-                rate: Rate::new(rate),
+                rate: Halves::new(rate),
+            },
+            Self::Concurrency => CounterKind::Slots {
+                lease: Halves::new(0),
             },
         }
     }
@@ -60,18 +65,23 @@ pub enum CounterKind {
     SlidingLog,
     /// `rate` tokens flow in per period; never 0.
     TokenBucket {
-        rate: Rate,
+        rate: Halves,
+    },
+    /// Each hit takes a slot, which is named by the `lease` of its request, 0 if it has none. Giving back frees all
+    /// slots of that lease, however many hits it names, and a grant frees all slots.
+    Slots {
+        lease: Halves,
     },
 }
 
-/// Tokens that flow into a bucket in a period. In two halves, so that each increment is 8 bytes shorter.
+/// A number in two halves, so that each increment is 8 bytes shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate([u32; 2]);
+pub struct Halves([u32; 2]);
 
-impl Rate {
+impl Halves {
     #[expect(clippy::cast_possible_truncation, reason = "each half keeps its bits")]
-    pub const fn new(rate: u64) -> Self {
-        Self([(rate >> 32) as u32, rate as u32])
+    pub const fn new(number: u64) -> Self {
+        Self([(number >> 32) as u32, number as u32])
     }
 
     pub const fn get(self) -> u64 {
@@ -147,22 +157,36 @@ const TOKEN_BUCKET: KindFacts = KindFacts {
     ..SLIDING_WINDOW
 };
 
+const SLOTS: KindFacts = KindFacts {
+    report_name: "concurrency",
+    word: "concurrency",
+    letter: b'c',
+    life: HitLife::OnePeriod,
+    ..SLIDING_WINDOW
+};
+
 /// The values of `algorithm` in a rule.
 pub(crate) const WORDS: &[&str] = &[
     WINDOW.word,
     SLIDING_WINDOW.word,
     SLIDING_LOG.word,
     TOKEN_BUCKET.word,
+    SLOTS.word,
 ];
 
 impl CounterKind {
-    /// One of each; the bucket has a rate of 1.
-    pub(crate) const ALL: [Self; 5] = [
+    /// One of each; the bucket has a rate of 1, and the slots no lease.
+    pub(crate) const ALL: [Self; 6] = [
         Self::Window,
         Self::FirstHit,
         Self::SlidingWindow,
         Self::SlidingLog,
-        Self::TokenBucket { rate: Rate::new(1) },
+        Self::TokenBucket {
+            rate: Halves::new(1),
+        },
+        Self::Slots {
+            lease: Halves::new(0),
+        },
     ];
 
     pub(crate) const fn facts(self) -> &'static KindFacts {
@@ -172,6 +196,17 @@ impl CounterKind {
             Self::SlidingWindow => &SLIDING_WINDOW,
             Self::SlidingLog => &SLIDING_LOG,
             Self::TokenBucket { .. } => &TOKEN_BUCKET,
+            Self::Slots { .. } => &SLOTS,
+        }
+    }
+
+    /// The kind for hits that no known request holds.
+    pub(crate) const fn unleased(self) -> Self {
+        match self {
+            Self::Slots { .. } => Self::Slots {
+                lease: Halves::new(0),
+            },
+            other => other,
         }
     }
 
@@ -179,7 +214,7 @@ impl CounterKind {
     pub(crate) const fn divided(self, parts: u32) -> Self {
         match self {
             Self::TokenBucket { rate } => Self::TokenBucket {
-                rate: Rate::new(rate.get().div_ceil(parts as u64)),
+                rate: Halves::new(rate.get().div_ceil(parts as u64)),
             },
             other => other,
         }
@@ -196,7 +231,8 @@ impl Algorithm {
             Self::FirstHit => Some(Self::SlidingWindow),
             Self::SlidingWindow => Some(Self::SlidingLog),
             Self::SlidingLog => Some(Self::TokenBucket { burst: 3 }),
-            Self::TokenBucket { .. } => None,
+            Self::TokenBucket { .. } => Some(Self::Concurrency),
+            Self::Concurrency => None,
         };
         std::iter::successors(Some(Self::FixedWindow), next).collect()
     }
@@ -227,14 +263,15 @@ mod tests {
                 HitLife::TwoPeriods,
                 HitLife::OnePeriod,
                 HitLife::UntilFull,
+                HitLife::OnePeriod,
             ]
         );
     }
 
     #[test]
-    fn both_halves_of_a_rate_are_kept() {
-        for rate in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
-            assert_eq!(Rate::new(rate).get(), rate);
+    fn both_halves_of_a_number_are_kept() {
+        for number in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
+            assert_eq!(Halves::new(number).get(), number);
         }
     }
 
@@ -247,6 +284,7 @@ mod tests {
             (Algorithm::SlidingWindow, "sliding_window", true),
             (Algorithm::SlidingLog, "sliding_log", true),
             (bucket, "token_bucket", true),
+            (Algorithm::Concurrency, "concurrency", true),
         ] {
             assert_eq!(algorithm.name(), name);
             assert_eq!(algorithm.looks_first(), looks_first, "{name}");

@@ -6,7 +6,7 @@ use crate::core::{
     kind::Algorithm,
     metadata::Metadata,
     refusal::RuleRefusal,
-    window::{Period, Timestamp, Window, window},
+    window::{Period, Timestamp, Unit, Window, window},
 };
 
 /// A config node that descriptors can match, with its limits and options.
@@ -26,8 +26,8 @@ pub struct Rule {
     pub quota_mode: bool,
     /// Which hits its limits count.
     pub counts: CountPolicy,
-    /// Whether its hits are charged before they are used, and settled later.
-    pub reserve: Option<Reserve>,
+    /// Whether its hits are charged before they are used.
+    pub lease: Option<LeasePolicy>,
     /// The answer while the store does not reply.
     pub on_store_loss: OnStoreLoss,
     /// The body that clients get when this rule refuses.
@@ -50,7 +50,7 @@ impl Rule {
             shadow_mode: false,
             quota_mode: false,
             counts: CountPolicy::default(),
-            reserve: None,
+            lease: None,
             on_store_loss: OnStoreLoss::default(),
             refusal: None,
             metric: Metric::default(),
@@ -74,6 +74,25 @@ pub enum Metric {
 impl Rule {
     pub fn is_unlimited(&self) -> bool {
         matches!(self.allows, Allows::Unlimited)
+    }
+
+    /// How it reserves hits; `None` if it does not.
+    pub fn reserve(&self) -> Option<Reserve> {
+        match self.lease {
+            Some(LeasePolicy::Reserve(reserve)) => Some(reserve),
+            Some(LeasePolicy::Slots) | None => None,
+        }
+    }
+
+    /// The longest time for which a request holds slots of it.
+    pub fn ttl(&self) -> Duration {
+        let limits = match &self.allows {
+            Allows::Unlimited => &[],
+            Allows::Within(limits) => &**limits,
+        };
+        let slots = limits.iter().filter(|limit| limit.is_concurrency());
+        let secs = slots.map(|limit| limit.period.secs()).max();
+        Duration::from_secs(secs.unwrap_or(0))
     }
 
     /// Whether `replaced` names every limit of it.
@@ -108,6 +127,14 @@ pub enum CountPolicy {
     All,
     /// Hits of requests that pass: if a limit refuses the request, this rule charges no counter.
     Admitted,
+}
+
+/// How a rule leases hits to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeasePolicy {
+    Reserve(Reserve),
+    /// One of its limits counts the requests in flight. The hits on its others are used at once.
+    Slots,
 }
 
 /// How a rule reserves hits at the request, whose cost is known at the end of its stream only (`reserve`).
@@ -196,11 +223,31 @@ impl Limit {
         }
     }
 
-    /// Its rate as text, such as `3/second` or `300/30minutes`.
+    /// Whether it counts the requests in flight. Then its period is the longest time for which one holds a slot.
+    pub fn is_concurrency(&self) -> bool {
+        self.algorithm == Algorithm::Concurrency
+    }
+
+    /// The unit of its period; `None` if it limits no rate.
+    pub fn unit(&self) -> Option<Unit> {
+        (!self.is_concurrency()).then(|| self.period.unit())
+    }
+
+    /// How many units its period has; 1 if it limits no rate.
+    pub fn unit_multiplier(&self) -> u32 {
+        match self.unit() {
+            Some(_) => self.period.multiplier().get(),
+            None => 1,
+        }
+    }
+
+    /// Its rate as text, such as `3/second` or `300/30minutes`, or `5 in flight`.
     pub fn rate(&self) -> impl fmt::Display {
         let (requests, unit) = (self.requests_per_unit, self.period.unit());
+        let is_concurrency = self.is_concurrency();
         let units = self.period.multiplier().get();
         fmt::from_fn(move |f| match units {
+            _ if is_concurrency => write!(f, "{requests} in flight"),
             1 => write!(f, "{requests}/{unit}"),
             units => write!(f, "{requests}/{units}{unit}s"),
         })
@@ -298,7 +345,6 @@ impl HitRange {
 mod tests {
     use super::*;
     use crate::core::calendar::Calendar;
-    use crate::core::window::Unit;
 
     #[test]
     fn the_largest_limit_is_the_largest_whole_number_of_json() {

@@ -10,9 +10,9 @@ use crate::{
         lease::{
             mark::mark,
             order::{Order, OrderKind, OrderTarget},
-            token::LeaseToken,
+            token::{LeaseId, LeaseToken},
         },
-        limit::{Allows, CountPolicy, Limit, Metric, Modes, Reserve, Rule},
+        limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, Modes, Reserve, Rule},
         matcher::{Domain, Match, Matcher, NoMatch},
         metric_key,
         request::{Descriptor, Entry, Hits, InlineList, Request},
@@ -36,8 +36,19 @@ pub struct Plan<'a> {
 /// The leases of a request, and what it orders for earlier ones.
 #[derive(Debug, Default)]
 pub struct PlannedLeases<'a> {
+    /// Names all leases of the request.
+    pub id: LeaseId,
     pub reserved: SmallVec<[PlannedLease; 2]>,
+    /// The descriptors that take slots, by index.
+    pub slots: SmallVec<[u32; 2]>,
     pub orders: Vec<Order<'a>>,
+}
+
+impl PlannedLeases<'_> {
+    /// Whether the request leases hits itself.
+    pub fn leases(&self) -> bool {
+        !self.reserved.is_empty() || !self.slots.is_empty()
+    }
 }
 
 /// A descriptor whose hits are reserved.
@@ -143,6 +154,21 @@ impl<'a> Plan<'a> {
     }
 }
 
+impl Plan<'_> {
+    /// Names what the request leases, if it leases anything.
+    #[inline]
+    pub fn name_leases(&mut self, id: impl FnOnce() -> LeaseId) {
+        if let Some(leases) = self.leases.as_deref_mut()
+            && leases.leases()
+        {
+            leases.id = id();
+            if !leases.slots.is_empty() {
+                self.batch.name_slots(leases.id.0);
+            }
+        }
+    }
+}
+
 /// The limits of a descriptor, before rules of one request replace one another.
 enum LimitSource<'a> {
     Nothing(NoMatch),
@@ -227,11 +253,13 @@ impl<'a> PlanBuilder<'a, '_> {
         self.identity.set(self.domain, descriptor.entries, shared);
         let mut hits = descriptor.hits;
         if let Some(Rule {
-            reserve: Some(reserve),
-            ..
+            lease: Some(lease), ..
         }) = rule
         {
-            hits = self.reserve(index, reserve, limits, descriptor);
+            hits = match lease {
+                LeasePolicy::Reserve(reserve) => self.reserve(index, reserve, limits, descriptor),
+                LeasePolicy::Slots => self.slots(index, descriptor),
+            };
         }
         for limit in limits {
             if rule.is_some() && limit.is_replaced(replaced) {
@@ -298,6 +326,15 @@ impl<'a> PlanBuilder<'a, '_> {
         }
     }
 
+    /// Plans the slots of a descriptor, and returns its hits.
+    #[cold]
+    fn slots(&mut self, index: u32, descriptor: &Descriptor<'_>) -> Hits {
+        if descriptor.hits.added() > 0 {
+            self.leases.get_or_insert_default().slots.push(index);
+        }
+        descriptor.hits
+    }
+
     #[cold]
     fn order(
         &mut self,
@@ -310,12 +347,12 @@ impl<'a> PlanBuilder<'a, '_> {
             let Allows::Within(limits) = &rule.allows else {
                 return None;
             };
-            let reserve = rule.reserve.filter(|_| kind != OrderKind::Unknown)?;
+            let lease = rule.lease.filter(|_| kind != OrderKind::Unknown)?;
             let mut identity = Identity::new(self.identity.format());
             identity.set(self.domain, entries, shared);
             Some(OrderTarget {
                 rule,
-                reserve,
+                lease,
                 limits,
                 mark: mark(&identity, limits),
                 identity,

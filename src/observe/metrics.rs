@@ -5,7 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use crate::{
@@ -34,13 +37,13 @@ mod config_stats;
 mod domain_stats;
 mod dynamic_names;
 mod held;
+mod lease_stats;
 mod limit_stats;
 pub(crate) mod mapper;
 pub(crate) mod mogrifier;
 pub(crate) mod process;
 pub(crate) mod prometheus;
 mod recorder;
-mod reservation_stats;
 mod rule_stats;
 mod server;
 pub(crate) mod statsd;
@@ -81,6 +84,8 @@ pub struct Metrics {
     pub redis_per_second: Arc<RedisStats>,
     pub over_limit_cache: CacheStats,
     pub loss: Arc<LossStats>,
+    /// Work on leases that was dropped for lack of room.
+    pub dropped_returns: Arc<AtomicU64>,
     pub authorities: Authorities,
     pub streams_reset: StreamsReset,
     pub handshakes: Handshakes,
@@ -266,6 +271,8 @@ impl Metrics {
         self.tasks.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
         self.loss.samples(list);
+        let dropped = self.dropped_returns.load(Relaxed);
+        list.counter("tollgate.returns_dropped_total", dropped);
         self.over_limit_cache.samples(list);
         match memory {
             Some(store) => store.samples(list),

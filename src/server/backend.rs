@@ -129,7 +129,7 @@ impl StoreBackend {
             } => (all, per_second, caches),
         };
         let options = settings.redis.options();
-        let (returns, task) = Returns::new();
+        let (returns, task) = Returns::new(metrics.dropped_returns.clone());
         tasks.on_worker.push(Box::pin(task.run()));
         let mut store = |backend: &RedisBackend| {
             let (store, batchers) = RedisStore::new(&backend.servers, &options);

@@ -312,17 +312,14 @@ impl<S: Store + Clone> Service<S> {
 
     /// The token of the hits that a decision leases.
     fn token(&self, decision: &Decision, now: Timestamp) -> Option<LeaseToken> {
-        if decision.leased.is_empty() {
-            return None;
-        }
-        let parts = decision.leased.iter().map(|(_, part)| *part);
-        self.limiter.leases.token(parts, now)
+        let leased = decision.leased.as_deref()?;
+        self.limiter.leases.token(leased, now)
     }
 
     /// Encodes a reply without metadata but those of a lease, and without headers unless it has a body.
     fn plain(&self, decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
         match refusal_body::body(decision, basis, now) {
-            None if decision.leased.is_empty() => framed(fast_path::length(decision), |buffer| {
+            None if decision.leased.is_none() => framed(fast_path::length(decision), |buffer| {
                 fast_path::write(decision, buffer)
             }),
             body => plain_with(decision, body, self.token(decision, now)),

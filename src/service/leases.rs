@@ -7,9 +7,10 @@ use std::{
 
 use crate::{
     core::{
+        decision::Leased,
         lease::{
             order::{LeaseMemory, Order, OrderedHits, ordered_hits},
-            token::{LeaseId, LeasePart, LeaseToken},
+            token::{LeaseId, LeaseToken},
         },
         window::Timestamp,
     },
@@ -63,13 +64,15 @@ impl LeaseBook {
         }
     }
 
-    /// A token of hits that were charged at `at`; `None` if there are none.
-    pub(crate) fn token(
-        &self,
-        parts: impl IntoIterator<Item = LeasePart>,
-        at: Timestamp,
-    ) -> Option<LeaseToken> {
-        LeaseToken::new(at, LeaseId(random::id()), self.epoch, parts)
+    /// A name for the leases of one request.
+    pub(crate) fn name() -> LeaseId {
+        LeaseId(random::id())
+    }
+
+    /// The token of what was leased at `at`; `None` if that is too much for one.
+    pub(crate) fn token(&self, leased: &Leased, at: Timestamp) -> Option<LeaseToken> {
+        let parts = leased.reserved.iter().map(|(_, part)| *part);
+        LeaseToken::new(at, leased.id, self.epoch, parts)
     }
 
     /// The increments for the orders of one message.
@@ -112,3 +115,6 @@ impl LeaseMemory for OpenBook<'_> {
         reset.is_some_and(|reset| *reset >= since)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -243,6 +243,7 @@ impl<S: Store + Clone> Limiter<S> {
         now: Timestamp,
     ) {
         plan.fill(&rules.matcher, request, self.modes, now);
+        plan.name_leases(LeaseBook::name);
     }
 
     /// Applies the increments of a plan, which can be looks, and appends the counts after them to `counts`.

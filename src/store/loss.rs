@@ -14,15 +14,15 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
-    returns::Returns,
+    returns::{Returns, SentLease, free_slots},
 };
 use crate::{
     core::{
-        counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
+        counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
         limit::OnStoreLoss,
         window::{Moment, Timestamp},
     },
-    foundation::lock::lock,
+    foundation::{lock::lock, object_pool::Pooled},
 };
 
 mod first_count;
@@ -130,7 +130,7 @@ impl<S> OnLoss<S> {
 }
 
 impl<S: Store + Clone> OnLoss<S> {
-    /// Charges leased hits. If the answer comes after the caller's deadline, what was charged is given back.
+    /// Charges leased hits. If the answer comes after the caller's deadline, or never, what was charged is given back.
     async fn lease_into(
         &self,
         counts: &mut CounterStates,
@@ -138,35 +138,54 @@ impl<S: Store + Clone> OnLoss<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let mut leased = Batch::default();
+        let takes_slots = batch.all_specs().any(IncrementSpec::takes_slots);
+        if deadline.timeout.is_none() && !takes_slots {
+            return self.store.add_into(counts, batch, now, deadline).await;
+        }
+        let mut leased = Pooled::<Batch>::default();
         leased.append(batch);
-        let (store, by) = (self.store.clone(), *deadline);
-        let mut asked = Box::pin(async move {
-            let mut counts = CounterStates::new();
-            let answered = store.add_into(&mut counts, &leased, now, &by).await;
-            (leased, counts, answered)
-        });
-        let answered = match deadline.timeout {
-            None => Ok(asked.as_mut().await),
+        let sending = SentLease::send(self.store.clone(), leased, now, *deadline);
+        let mut sending = Box::pin(sending);
+        let sent = match deadline.timeout {
+            None => Ok(sending.as_mut().await),
             Some(timeout) => {
                 let ends = (deadline.began + timeout).into();
-                tokio::time::timeout_at(ends, asked.as_mut()).await
+                tokio::time::timeout_at(ends, sending.as_mut()).await
             }
         };
-        if let Ok((_, answer, result)) = answered {
-            *counts = answer;
+        if let Ok(sent) = sent {
+            if sent.result.is_ok() {
+                *counts = sent.counts;
+                return Ok(());
+            }
+            let result = sent.result;
+            if takes_slots {
+                self.returns.take(sent.take_back());
+            }
             return result;
         }
-        let store = self.store.clone();
-        self.returns.take(async move {
-            let (leased, counts, answered) = asked.await;
-            let returned = leased.returned(&counts);
-            if answered.is_ok() && !returned.is_empty() {
-                // Otherwise the hits stay charged until their window ends.
-                let _ = store.add(&returned, now).await;
-            }
-        });
+        self.returns
+            .take(async move { sending.await.take_back().await });
         Err(StoreError::Timeout)
+    }
+}
+
+impl<S: Store + Clone> OnLoss<S> {
+    /// Frees slots in the store, too, that are freed locally meanwhile.
+    fn free_later(&self, batch: &Batch, now: Timestamp) {
+        let is_local = |spec: &IncrementSpec| {
+            let is_free = matches!(spec.method, CounterKind::Slots { .. }) && spec.taken_off() > 0;
+            is_free && spec.on_loss == OnStoreLoss::Local
+        };
+        let mut freed = Batch::default();
+        for increment in batch.iter().filter(|increment| is_local(&increment.spec)) {
+            freed.append_one(increment);
+        }
+        if !freed.is_empty() {
+            let store = self.store.clone();
+            self.returns
+                .take(async move { free_slots(&store, &freed, now).await });
+        }
     }
 }
 
@@ -202,6 +221,7 @@ impl<S: Store + Clone> Store for OnLoss<S> {
                     StoreError::Timeout => self.loss.missed(moment.steady),
                     _ => self.loss.failed(error.of_part(), moment.steady),
                 }
+                self.free_later(batch, now);
                 *counts = self.instead(batch, moment, error)?;
                 Ok(())
             }

@@ -7,11 +7,24 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+
+use super::contract::{Deadline, Store, StoreError};
+use crate::{
+    core::{
+        counter::{Batch, CounterStates},
+        window::Timestamp,
+    },
+    foundation::{object_pool::Pooled, random},
+};
+
+/// About the time between attempts to reach a store that is away.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The most pieces of work of one worker.
 const MAX_WORK: usize = 4_096;
@@ -24,6 +37,8 @@ pub struct Returns {
     sender: mpsc::UnboundedSender<Work>,
     /// How many pieces are not done.
     open: Arc<AtomicUsize>,
+    /// Counts pieces for which there was no room.
+    dropped: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Returns {
@@ -46,15 +61,19 @@ impl Drop for OpenWork {
 }
 
 impl Returns {
-    pub(crate) fn new() -> (Self, ReturnTask) {
+    pub(crate) fn new(dropped: Arc<AtomicU64>) -> (Self, ReturnTask) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let open = Arc::default();
-        (Self { sender, open }, ReturnTask(receiver))
+        let returns = Self {
+            sender,
+            open: Arc::default(),
+            dropped,
+        };
+        (returns, ReturnTask(receiver))
     }
 
     /// For a store that answers at once: no caller gives up there, so nothing is ever left to do.
     pub fn none() -> Self {
-        Self::new().0
+        Self::new(Arc::default()).0
     }
 
     /// Whether all work is done.
@@ -67,6 +86,7 @@ impl Returns {
     pub(crate) fn take(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let open = OpenWork(self.open.clone());
         if open.0.fetch_add(1, Relaxed) >= MAX_WORK {
+            self.dropped.fetch_add(1, Relaxed);
             return false;
         }
         let work = Box::pin(async move {
@@ -75,6 +95,66 @@ impl Returns {
         });
         self.sender.send(work).is_ok()
     }
+}
+
+/// Leased hits that were sent to a store, and its answer.
+pub(crate) struct SentLease<S> {
+    store: S,
+    now: Timestamp,
+    pub(crate) batch: Pooled<Batch>,
+    pub(crate) counts: CounterStates,
+    pub(crate) result: Result<(), StoreError>,
+}
+
+impl<S: Store> SentLease<S> {
+    pub(crate) async fn send(
+        store: S,
+        batch: Pooled<Batch>,
+        now: Timestamp,
+        deadline: Deadline,
+    ) -> Self {
+        let mut counts = CounterStates::new();
+        let result = store.add_into(&mut counts, &batch, now, &deadline).await;
+        Self {
+            store,
+            now,
+            batch,
+            counts,
+            result,
+        }
+    }
+
+    /// Gives back the hits that were charged, and frees slots that may have been taken: no request uses them.
+    pub(crate) async fn take_back(self) {
+        if self.result.is_ok() {
+            let returned = self.batch.returned(&self.counts);
+            if !returned.is_empty() {
+                // Otherwise the hits stay charged until their window ends.
+                let _ = self.store.add(&returned, self.now).await;
+            }
+        }
+        if !self.result.is_err_and(StoreError::is_unsent) {
+            free_slots(&self.store, &self.batch.freed(), self.now).await;
+        }
+    }
+}
+
+/// Frees slots. A slot is freed once, however often it is asked for: so each error leads to another attempt, until the
+/// slots have left anyway.
+pub(crate) async fn free_slots<S: Store>(store: &S, freed: &Batch, now: Timestamp) {
+    if freed.is_empty() {
+        return;
+    }
+    let lasts = freed.all_specs().map(|spec| spec.period_millis).max();
+    let (began, lasts) = (Instant::now(), Duration::from_millis(lasts.unwrap_or(0)));
+    while store.add(freed, now).await.is_err() && began.elapsed() < lasts {
+        pause().await;
+    }
+}
+
+/// Waits before a store is asked again that was away.
+pub(crate) async fn pause() {
+    sleep(random::between(RETRY / 2, RETRY)).await;
 }
 
 impl ReturnTask {
@@ -101,14 +181,15 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_done_and_too_much_of_it_is_dropped() {
-        let (returns, task) = Returns::new();
+        let dropped = Arc::default();
+        let (returns, task) = Returns::new(Arc::clone(&dropped));
         let (done, mut all_done) = mpsc::unbounded_channel();
         let take = || {
             let done = done.clone();
             returns.take(async move { done.send(()).unwrap() })
         };
         let taken = (0..MAX_WORK + 10).filter(|_| take()).count();
-        assert_eq!(taken, MAX_WORK);
+        assert_eq!((taken, dropped.load(Relaxed)), (MAX_WORK, 10));
         let mut doing = JoinSet::new();
         doing.spawn(task.run());
         for _ in 0..MAX_WORK {

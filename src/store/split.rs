@@ -291,19 +291,12 @@ fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> 
         {
             return None;
         }
-        let before = count.count().saturating_sub_unsigned(hits);
+        let after = count.count();
         *count = CounterState {
             is_charged: false,
-            ..count.with_count(before)
+            ..count.with_count(after.saturating_sub_unsigned(hits))
         };
-        Some(IncrementSpec {
-            operation: match before {
-                // A counter that owed hits has to owe them again.
-                ..0 => Operation::Grant,
-                0.. => Operation::GiveBack,
-            },
-            ..*spec
-        })
+        Some(spec.undone(after))
     };
     batch.all_specs().zip(counts).map(back).collect()
 }

@@ -123,6 +123,8 @@ impl From<CounterState> for Reported {
     }
 }
 
+const SLOTS: &str = "slots have names, and a model in slots.rs";
+
 /// One counter in its simplest form.
 #[derive(Clone, Debug, Default)]
 struct Naive {
@@ -182,6 +184,7 @@ impl Naive {
                     .unwrap()
                     .div_ceil(PERIOD)
             }
+            Algorithm::Concurrency => unreachable!("{SLOTS}"),
         }
     }
 
@@ -197,6 +200,7 @@ impl Naive {
             Algorithm::SlidingWindow => self.since * PERIOD,
             Algorithm::SlidingLog => self.hits.last().map_or(0, |(at, _)| *at),
             Algorithm::TokenBucket { .. } => self.since,
+            Algorithm::Concurrency => unreachable!("{SLOTS}"),
         }
     }
 
@@ -291,6 +295,7 @@ impl Naive {
             }
             Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
             Algorithm::FixedWindow | Algorithm::Calendar(_) => {}
+            Algorithm::Concurrency => unreachable!("{SLOTS}"),
         }
         // Hits that are owed pass first.
         let paid = added.min(self.owed);

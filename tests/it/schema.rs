@@ -178,6 +178,30 @@ const LIMITS: &[(&str, bool)] = &[
         false,
     ),
     (
+        "rate_limits: [{algorithm: concurrency, requests_per_unit: 5, ttl: 2m}, 60/minute]",
+        true,
+    ),
+    (
+        "rate_limit: {algorithm: concurrency, requests_per_unit: 10000, ttl: 90 seconds}",
+        true,
+    ),
+    (
+        "rate_limit: {algorithm: concurrency, requests_per_unit: 5}",
+        false,
+    ),
+    (
+        "rate_limit: {algorithm: concurrency, requests_per_unit: 10001, ttl: 2m}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: minute, algorithm: concurrency, requests_per_unit: 5, ttl: 2m}",
+        false,
+    ),
+    (
+        "rate_limit: {unit: minute, requests_per_unit: 5, ttl: 2m}",
+        false,
+    ),
+    (
         "rate_limit: {unit: day, requests_per_unit: 5, algorithm: sliding_log, window: first_hit}",
         false,
     ),

@@ -24,6 +24,7 @@ pub mod frames;
 pub mod histories;
 pub mod hoard;
 pub mod http;
+pub mod in_flight;
 pub mod json;
 pub mod leases;
 pub mod model;

@@ -91,6 +91,9 @@ def limit(node):
     if is_true(keys.get("unlimited")):
         return None
     requests = number(keys["requests_per_unit"]) if "requests_per_unit" in keys else 0
+    if "ttl" in keys:
+        count, unit = re.match(r"(\d+)\s*([a-zA-Z]+)$", text_of(keys["ttl"])).groups()
+        return [requests, int(count) * SECONDS[SHORT[unit.lower()]]]
     count = number(keys["unit_multiplier"]) if "unit_multiplier" in keys else 1
     return [requests, count * SECONDS[text_of(keys["unit"]).lower()]]
 

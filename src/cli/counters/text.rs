@@ -73,6 +73,11 @@ fn standing(counter: &Value) -> String {
     let limit = &counter["limit"];
     let number = |of: &Value, name: &str| of[name].as_u64();
     match number(limit, "requestsPerUnit") {
+        Some(requests) if limit["ttlSecs"].is_u64() => {
+            let name = limit["name"].as_str().map(on_one_line);
+            let name = name.map_or_else(String::new, |name| format!(" ({name})"));
+            let _ = write!(text, " of {requests} in flight{name}");
+        }
         Some(requests) => {
             let unit = limit["unit"].as_str().unwrap_or_default();
             let name = limit["name"].as_str().unwrap_or_default();
@@ -91,6 +96,9 @@ fn standing(counter: &Value) -> String {
     }
     if let Some(left) = left(counter) {
         text.push_str(&left);
+    }
+    if let Some(secs) = number(counter, "oldestSecs") {
+        let _ = write!(text, ", the oldest for {}", duration(secs));
     }
     if let Some(secs) = number(counter, "resetSecs") {
         let _ = write!(text, ", resets in {}", duration(secs));

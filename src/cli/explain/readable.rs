@@ -151,7 +151,19 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
     if let Some(before) = &counter.before {
         let left = left(&json!(before)).unwrap_or_default();
         let (count, resets) = (before.count, duration(before.reset_secs));
-        let _ = write!(text, "\n    count {count}{left}, resets in {resets}");
+        let _ = match before.oldest_secs {
+            _ if limit.unit.is_some() => {
+                write!(text, "\n    count {count}{left}, resets in {resets}")
+            }
+            Some(secs) => {
+                let oldest = duration(secs);
+                write!(
+                    text,
+                    "\n    {count} in flight{left}, the oldest for {oldest}"
+                )
+            }
+            None => write!(text, "\n    none in flight{left}"),
+        };
         if is_over {
             let _ = match before.retry_secs {
                 Some(secs) => write!(text, ", would pass in {}", duration(secs)),
@@ -168,6 +180,9 @@ fn algorithm(limit: &ExplainedLimit) -> String {
     }
     if let Some(zone) = &limit.calendar {
         let _ = write!(words, " of the calendar in {zone}");
+    }
+    if limit.unit.is_none() {
+        let _ = write!(words, ", each for {} at most", duration(limit.period_secs));
     }
     if let Some(burst) = limit.burst {
         let _ = write!(words, " with a burst of {burst}");

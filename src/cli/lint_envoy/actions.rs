@@ -216,6 +216,8 @@ pub(super) enum RuleCharging {
     Any,
     /// Those of admitted requests.
     Admitted,
+    /// Those of admitted requests, each of which holds slots until it ends (`concurrency`).
+    Slots,
     /// It reserves them.
     Reserved,
     /// It reserves them, and gives back those that no cost follows (`missing: zero`).
@@ -233,10 +235,11 @@ pub(super) struct KnownRules<'m> {
 
 impl<'m> KnownRules<'m> {
     pub(super) fn new(matcher: &'m Matcher) -> Self {
-        let charging = matcher.rules().iter().map(|rule| match rule.reserve {
+        let charging = matcher.rules().iter().map(|rule| match rule.reserve() {
             // The default is to keep the estimate.
             Some(reserve) if reserve.missing != Default::default() => RuleCharging::Released,
             Some(_) => RuleCharging::Reserved,
+            None if rule.lease.is_some() => RuleCharging::Slots,
             None if rule.counts != Default::default() => RuleCharging::Admitted,
             None => RuleCharging::Any,
         });

@@ -80,13 +80,28 @@ fn of_refusals() -> Vec<Value> {
 /// An unlimited rule has no unit; all other limits have one, and settings that fit their algorithm.
 fn of_limits() -> Value {
     let names = Unit::ALL.map(Unit::name);
+    let nothing = json!({"type": "null"});
     json!({
         "if": with("unlimited", json!({"const": true})),
         "then": {"properties": {"unit": {"not": units(&names)}}},
         "else": {
-            "required": ["unit"],
-            "properties": {"unit": units(&names)},
             "allOf": [
+                {
+                    "if": with("algorithm", json!({"const": "concurrency"})),
+                    "then": {
+                        "required": ["ttl"],
+                        "properties": {
+                            "unit": nothing,
+                            "unit_multiplier": nothing,
+                            "ttl": {"type": "string"},
+                            "requests_per_unit": {"maximum": Algorithm::MAX_LOGGED},
+                        },
+                    },
+                    "else": {
+                        "required": ["unit"],
+                        "properties": {"unit": units(&names), "ttl": nothing},
+                    },
+                },
                 {
                     "if": with("burst", json!({"type": "integer"})),
                     "then": with("algorithm", json!({"const": "token_bucket"})),

@@ -1,10 +1,10 @@
-//! Reservations in rule files.
+//! Reservations and slots in rule files.
 
 use super::{
     load,
     mistakes::{check, check_bodies},
 };
-use crate::core::limit::{CountPolicy, MissingCost, Reserve, Rule};
+use crate::core::limit::{Allows, CountPolicy, LeasePolicy, MissingCost, Reserve, Rule};
 
 /// The rule of `k`, with these settings.
 fn rule(own: &str) -> Rule {
@@ -29,14 +29,14 @@ fn a_rule_that_reserves_counts_admitted_hits() {
         let rule = rule(&format!("reserve: {reserve}\n    {limits}"));
         let expected = Reserve { estimate, missing };
         assert_eq!(
-            (rule.reserve, rule.counts),
-            (Some(expected), CountPolicy::Admitted)
+            (rule.lease, rule.counts),
+            (Some(LeasePolicy::Reserve(expected)), CountPolicy::Admitted)
         );
     }
     let own = "reserve: {}\n    count: admitted\n    \
         rate_limit: {unit: month, requests_per_unit: 9, calendar: true, time_zone: UTC}";
-    assert!(rule(own).reserve.is_some());
-    assert_eq!(rule("rate_limits: [5/day]").reserve, None);
+    assert!(rule(own).lease.is_some());
+    assert_eq!(rule("rate_limits: [5/day]").lease, None);
 }
 
 #[test]
@@ -103,6 +103,72 @@ fn a_mistake_in_a_reservation_is_told_with_its_fix() {
              rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: n}]}\n",
             "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve`; replace another one: what this \
              limit had not charged would be given back to it",
+        ),
+    ]);
+}
+
+#[test]
+fn a_rule_with_slots_counts_admitted_requests_beside_any_other_limit() {
+    let slots = "{algorithm: concurrency, requests_per_unit: 5, ttl: 2 minutes, name: n}";
+    let rule = rule(&format!("rate_limits: [{slots}, 60/minute, 1000/day]"));
+    assert_eq!(
+        (rule.lease, rule.counts),
+        (Some(LeasePolicy::Slots), CountPolicy::Admitted)
+    );
+    let Allows::Within(limits) = &rule.allows else {
+        panic!("it has limits")
+    };
+    let slots = &limits[0];
+    assert_eq!((slots.period.secs(), slots.unit()), (120, None));
+    assert_eq!(slots.rate().to_string(), "5 in flight");
+}
+
+#[test]
+fn a_mistake_in_slots_is_told_with_its_fix() {
+    let no_rate = "it limits no rate: `ttl` says how long a request counts at the longest";
+    check_bodies(&[
+        (
+            "rate_limit: {algorithm: concurrency, requests_per_unit: 5}",
+            "4:18: d.k: `concurrency` needs a `ttl`, such as 2m: how long a request counts if its end is not heard of",
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 120}",
+            "4:69: d.k: `ttl` must be a number and a unit, such as 90s or 2m, not 120",
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, requests_per_unit: 10001, ttl: 2m}",
+            "4:18: d.k: `requests_per_unit` must be a whole number from 0 to 10000, not 10001 with `concurrency`",
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, unit: minute, requests_per_unit: 5, ttl: 2m}",
+            &format!("4:18: d.k: `unit` does not go with `concurrency`; {no_rate}"),
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, unit_multiplier: 2, requests_per_unit: 5, ttl: 2m}",
+            &format!("4:59: d.k: `unit_multiplier` does not go with `concurrency`; {no_rate}"),
+        ),
+        (
+            "rate_limit: {unit: day, requests_per_unit: 5, ttl: 2m}",
+            "4:56: d.k: `ttl` does not go with this algorithm; it is for `algorithm: concurrency`",
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2m, burst: 3}",
+            "4:80: d.k: `burst` does not go with this algorithm; write `algorithm: token_bucket`",
+        ),
+        (
+            "count: all\nrate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2m}",
+            "4:12: d.k: `concurrency` does not go with `count: all`; remove `count: all`: only requests that are \
+             admitted are in flight",
+        ),
+        (
+            "reserve: {}\nrate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2m}",
+            "4:5: d.k: `reserve` does not go with the algorithm of a limit; only fixed windows without `first_hit`, \
+             calendars and token buckets can be settled exactly",
+        ),
+        (
+            "rate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2h}",
+            "4:69: d.k: warning: `ttl` is 2h: each end of a request that is not heard of takes a slot for so long; a \
+             ttl near the longest request is best",
         ),
     ]);
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     counter::{Charge, sample},
-    kind::Rate,
+    kind::Halves,
     limit::Limit,
     request::Hits,
     window::Timestamp,
@@ -17,7 +17,7 @@ const START: u64 = 1_795_230_000_000;
 const RATE: u64 = 5;
 
 const BUCKET: CounterKind = CounterKind::TokenBucket {
-    rate: Rate::new(RATE),
+    rate: Halves::new(RATE),
 };
 
 const ALL: [CounterKind; 4] = [
@@ -327,7 +327,7 @@ proptest! {
             100..400,
         ),
     ) {
-        let mut counter = Counter::new(CounterKind::TokenBucket { rate: Rate::new(rate) }, burst);
+        let mut counter = Counter::new(CounterKind::TokenBucket { rate: Halves::new(rate) }, burst);
         let mut time = START;
         let (mut first, mut last, mut admitted) = (u64::MAX, 0, 0);
         for (pause, behind, hits) in calls {
@@ -374,7 +374,7 @@ proptest! {
     ) {
         let (mut counter, now) = after(BUCKET, 5, &history);
         let before = counter.look(now);
-        (counter.limit, counter.method) = (other, CounterKind::TokenBucket { rate: Rate::new(rate) });
+        (counter.limit, counter.method) = (other, CounterKind::TokenBucket { rate: Halves::new(rate) });
         counter.look(now);
         (counter.limit, counter.method) = (5, BUCKET);
         prop_assert_eq!(counter.look(now), before);
@@ -466,7 +466,7 @@ fn a_look_at_a_give_back_counts_the_hits_ahead_of_it() {
 #[test]
 fn a_counter_expires_when_it_is_empty_and_not_before() {
     let method = |rate| CounterKind::TokenBucket {
-        rate: Rate::new(rate),
+        rate: Halves::new(rate),
     };
     for (method, hits, expires_in) in [
         (CounterKind::FirstHit, 2, PERIOD),
@@ -732,7 +732,9 @@ fn tokens_flow_in_evenly_to_the_millisecond() {
 #[test]
 fn tokens_that_are_no_whole_milliseconds_apart_are_kept_exactly() {
     // Three in ten seconds: one every 3,333 and a third.
-    let method = CounterKind::TokenBucket { rate: Rate::new(3) };
+    let method = CounterKind::TokenBucket {
+        rate: Halves::new(3),
+    };
     let mut counter = Counter::with(method, 2, 2, START);
     let mut now = START;
     for wait in [3_334, 3_333, 3_333, 3_334] {
@@ -746,7 +748,7 @@ fn tokens_that_are_no_whole_milliseconds_apart_are_kept_exactly() {
 fn tokens_that_are_missing_flow_at_a_new_rate() {
     let mut counter = Counter::with(BUCKET, 5, 5, START);
     counter.method = CounterKind::TokenBucket {
-        rate: Rate::new(50),
+        rate: Halves::new(50),
     };
     let observed = counter.send(Hits::ONE, START);
     assert_eq!((observed.held, observed.retry_in), (5, Some(200)));
@@ -758,7 +760,7 @@ fn two_clocks_a_millisecond_apart_share_what_flows_in() {
     let rate = 2 * PERIOD;
     let mut counter = Counter::new(
         CounterKind::TokenBucket {
-            rate: Rate::new(rate),
+            rate: Halves::new(rate),
         },
         200,
     );
@@ -770,7 +772,7 @@ fn two_clocks_a_millisecond_apart_share_what_flows_in() {
 fn a_bucket_whose_limit_is_lowered_is_empty_at_most_and_fills_at_the_new_rate() {
     let mut counter = Counter::with(
         CounterKind::TokenBucket {
-            rate: Rate::new(1_000),
+            rate: Halves::new(1_000),
         },
         1_000,
         900,
@@ -790,7 +792,12 @@ fn a_bucket_whose_limit_is_lowered_is_empty_at_most_and_fills_at_the_new_rate() 
 fn a_bucket_is_still_as_empty_as_it_was_after_a_moment_without_a_limit() {
     let mut counter = Counter::with(BUCKET, 5, 4, START);
     // A limit of 0 arrives in this form.
-    (counter.limit, counter.method) = (0, CounterKind::TokenBucket { rate: Rate::new(1) });
+    (counter.limit, counter.method) = (
+        0,
+        CounterKind::TokenBucket {
+            rate: Halves::new(1),
+        },
+    );
     assert!(!counter.send(Hits::ONE, START).passes);
     (counter.limit, counter.method) = (5, BUCKET);
     assert_eq!(counter.look(START).held, 4);

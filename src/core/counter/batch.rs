@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     core::{
-        kind::Algorithm,
+        kind::{Algorithm, CounterKind, Halves},
         limit::Limit,
         window::{Timestamp, Unit, Window},
     },
@@ -192,21 +192,38 @@ impl Batch {
         }
     }
 
-    /// Gives back the hits that were counted, by these counts after them.
+    /// Names the slots that the increments take or free by a lease.
+    pub(crate) fn name_slots(&mut self, lease: u64) {
+        let lease = Halves::new(lease);
+        for planned in &mut self.increments {
+            if let CounterKind::Slots { .. } = planned.spec.method {
+                planned.spec.method = CounterKind::Slots { lease };
+            }
+        }
+    }
+
+    /// Gives back the hits that were counted, by these counts after them, but no slots.
     pub(crate) fn returned(&self, counts: &[CounterState]) -> Self {
         let mut returned = Self::default();
-        for (mut increment, count) in self.iter().zip(counts) {
-            if increment.added() > 0 && count.was_counted(&increment) {
-                let before = count.count().saturating_sub_unsigned(increment.hits);
-                increment.spec.operation = match before {
-                    // A counter that owed hits has to owe them again.
-                    ..0 => Operation::Grant,
-                    0.. => Operation::GiveBack,
-                };
-                returned.append_one(increment);
+        for (Increment { key, spec }, count) in self.iter().zip(counts) {
+            if spec.added() > 0 && !spec.takes_slots() && count.was_counted(&spec) {
+                let spec = spec.undone(count.count());
+                returned.append_one(Increment { key, spec });
             }
         }
         returned
+    }
+
+    /// Frees the slots that it takes.
+    pub(crate) fn freed(&self) -> Self {
+        let mut freed = Self::default();
+        for Increment { key, mut spec } in self.iter() {
+            if spec.takes_slots() {
+                spec.operation = Operation::GiveBack;
+                freed.append_one(Increment { key, spec });
+            }
+        }
+        freed
     }
 
     /// Appends a copy of `increment`.
@@ -272,7 +289,7 @@ impl Batch {
                 enforcement,
                 on_loss,
                 descriptor,
-                is_per_second: period.unit() == Unit::Second,
+                is_per_second: limit.unit() == Some(Unit::Second),
                 period_millis: match limit.algorithm {
                     Algorithm::Calendar(_) => {
                         let Window { start, end } = window;

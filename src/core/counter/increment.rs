@@ -77,6 +77,22 @@ impl IncrementSpec {
         }
     }
 
+    /// The increment that takes these hits off again, given the count `after` them: a counter that owed hits has to owe
+    /// them again.
+    pub(crate) fn undone(&self, after: i64) -> Self {
+        let operation = match after.saturating_sub_unsigned(self.hits) {
+            ..0 => Operation::Grant,
+            0.. => Operation::GiveBack,
+        };
+        Self { operation, ..*self }
+    }
+
+    /// Whether it is to take slots of a concurrency limit.
+    pub(crate) fn takes_slots(&self) -> bool {
+        let is_add = matches!(self.operation, Operation::Add(_)) && self.hits > 0;
+        is_add && matches!(self.method, CounterKind::Slots { .. })
+    }
+
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
     pub fn is_plain(&self) -> bool {
         // All fields are named: a new one does not compile before it is considered here.

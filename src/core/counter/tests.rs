@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::{key::MAX_IDENTITY_BYTES, *};
 use crate::{
     core::{
-        kind::{Algorithm, Rate},
+        kind::{Algorithm, Halves},
         limit::{Limit, OnStoreLoss},
         request::{Entry, Hits},
         window::{Period, Timestamp, Unit, window},
@@ -218,7 +218,9 @@ fn an_increment_carries_the_terms_of_its_limit() {
     let now = Timestamp::from_secs(1_774_785_600);
     let two_minutes = Period::new(Unit::Minute, NonZeroU32::new(2).unwrap()).unwrap();
     let bucket = Algorithm::TokenBucket { burst: 9 };
-    let rate = CounterKind::TokenBucket { rate: Rate::new(7) };
+    let rate = CounterKind::TokenBucket {
+        rate: Halves::new(7),
+    };
     for (period, algorithm, limit, method, is_per_second, period_millis, expires_at) in [
         (
             Unit::Second.into(),

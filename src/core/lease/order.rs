@@ -1,6 +1,8 @@
 //! Orders: Envoy asks for them at the end of a stream, by the last entry of a descriptor. The entries before it name
 //! the counters, as they did at the request.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -9,7 +11,7 @@ use super::{
 };
 use crate::core::{
     counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Operation},
-    limit::{Limit, MissingCost, OnStoreLoss, Reserve, Rule},
+    limit::{LeasePolicy, Limit, MissingCost, OnStoreLoss, Rule},
     request::{Entry, Hits},
     window::Timestamp,
 };
@@ -22,7 +24,7 @@ pub(crate) const PREFIX: &[u8] = b"tollgate.";
 pub enum OrderKind<'a> {
     /// To replace what the lease of this token charged by the cost.
     Settle(&'a [u8]),
-    /// To end the lease of this token, unless the same message settles it.
+    /// To end the lease of this token, unless the same message settles it. A settlement frees slots as well.
     Release(&'a [u8]),
     /// To charge the cost, unless the same message settles a lease.
     Unreserved,
@@ -51,7 +53,7 @@ pub struct Order<'a> {
     pub kind: OrderKind<'a>,
     /// The cost; `None` if the descriptor brings none.
     pub cost: Option<u64>,
-    /// `None` if its entries name no rule that reserves.
+    /// `None` if its entries name no rule that leases.
     pub target: Option<OrderTarget<'a>>,
 }
 
@@ -59,7 +61,7 @@ pub struct Order<'a> {
 #[derive(Debug)]
 pub struct OrderTarget<'a> {
     pub rule: &'a Rule,
-    pub reserve: Reserve,
+    pub lease: LeasePolicy,
     pub limits: &'a [Limit],
     pub identity: Identity,
     pub mark: u32,
@@ -78,6 +80,12 @@ pub(crate) enum OrderOutcome {
     Unreserved { cost: u64 },
     /// It was settled before.
     Repeated,
+    /// The slots of a request are freed.
+    Freed {
+        is_first: bool,
+        /// Since when they were taken, by the clocks of requests.
+        age: Duration,
+    },
 }
 
 /// The increments that orders lead to.
@@ -86,9 +94,11 @@ pub(crate) struct OrderedHits<'a> {
     /// Hits to add; the descriptor of each increment is the index of its outcome.
     pub adds: Batch,
     pub gives_back: Batch,
+    /// Slots to free.
+    pub frees: Batch,
     /// The results of orders, each with its rule, and whether a window ended between the reservation and the order.
     pub outcomes: Vec<(&'a Rule, OrderOutcome, bool)>,
-    /// How many orders name no rule that reserves, or are not known.
+    /// How many orders name no rule that leases, are not known, or have no effect on slots.
     pub strays: u64,
 }
 
@@ -171,6 +181,9 @@ impl<'a> OrdersOfTarget<'a> {
         now: Timestamp,
         hits: &mut OrderedHits<'a>,
     ) {
+        let LeasePolicy::Reserve(reserve) = target.lease else {
+            return self.free_slots(target, memory, now, hits);
+        };
         for (text, cost) in &self.settles {
             let lease = target.lease(text, memory.epoch(), now);
             let (outcome, is_late) = match lease {
@@ -191,7 +204,7 @@ impl<'a> OrdersOfTarget<'a> {
         }
         let is_settled = |text: &&[u8]| self.settles.iter().any(|(other, _)| other == text);
         let releases = self.releases.iter().filter(|text| !is_settled(text));
-        for text in releases.filter(|_| target.reserve.missing == MissingCost::Zero) {
+        for text in releases.filter(|_| reserve.missing == MissingCost::Zero) {
             let lease = target.lease(text, memory.epoch(), now);
             let (outcome, is_late) = match lease {
                 Some((token, leased)) if memory.is_first(token.id, target.mark) => {
@@ -206,6 +219,44 @@ impl<'a> OrdersOfTarget<'a> {
         if let (Some(cost), true) = (self.unreserved, self.settles.is_empty()) {
             target.charge(cost, now, hits);
             let outcome = OrderOutcome::Unreserved { cost };
+            hits.outcomes.push((target.rule, outcome, false));
+        }
+    }
+}
+
+impl<'a> OrdersOfTarget<'a> {
+    /// Frees slots by the ids of the tokens; nothing else in them has to agree. So a release works after any step of a
+    /// clock, and a second one does nothing.
+    fn free_slots(
+        self,
+        target: &OrderTarget<'a>,
+        memory: &mut impl LeaseMemory,
+        now: Timestamp,
+        hits: &mut OrderedHits<'a>,
+    ) {
+        let settles = self.settles.iter().map(|(text, _)| *text);
+        let mut tokens: SmallVec<[&[u8]; 2]> = settles.chain(self.releases).collect();
+        tokens.dedup();
+        if tokens.is_empty() {
+            hits.strays += 1;
+        }
+        for text in tokens {
+            let Some(token) = LeaseToken::parse(text) else {
+                hits.strays += 1;
+                continue;
+            };
+            for limit in target.limits.iter().filter(|limit| limit.is_concurrency()) {
+                let mut one = Batch::default();
+                let (back, outcome) = (Hits::give_back(1), hits.outcomes.len());
+                target.push(limit, back, now, outcome, &mut one);
+                one.name_slots(token.id.0);
+                one.iter().for_each(|free| hits.frees.append_one(free));
+            }
+            let is_first = memory.is_first(token.id, target.mark);
+            let outcome = OrderOutcome::Freed {
+                is_first,
+                age: Duration::from_millis(now.millis().saturating_sub(token.at.millis())),
+            };
             hits.outcomes.push((target.rule, outcome, false));
         }
     }

@@ -11,7 +11,7 @@ use crate::core::{
     counter::{Batch, CounterState, KeyFormat},
     decision::{Decision, decide},
     kind::{Algorithm, CounterKind},
-    limit::{Allows, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
+    limit::{Allows, LeasePolicy, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
     matcher::{Matcher, tests::add_rule},
     plan::{Outcome, Plan},
     request::{Entry, Hits, Request},
@@ -95,7 +95,7 @@ fn matcher(rules: &[(&str, Reserve, &[Limit])]) -> Matcher {
     let mut matcher = Matcher::default();
     for (key, reserve, limits) in rules {
         let change = |rule: &mut Rule| {
-            rule.reserve = Some(*reserve);
+            rule.lease = Some(LeasePolicy::Reserve(*reserve));
             rule.counts = crate::core::limit::CountPolicy::Admitted;
         };
         add_rule(&mut matcher, key, Allows::Within((*limits).into()), change);
@@ -165,8 +165,10 @@ impl World {
         let counts = self.counters.admit(&plan.batch, now);
         let decision = decide(&plan, &counts, Modes::default(), now);
         self.leases += 1;
-        let parts = decision.leased.iter().map(|(_, part)| *part);
-        let token = LeaseToken::new(now, LeaseId(self.leases), 7, parts);
+        let token = decision.leased.as_ref().and_then(|leased| {
+            let parts = leased.reserved.iter().map(|(_, part)| *part);
+            LeaseToken::new(now, LeaseId(self.leases), 7, parts)
+        });
         (decision, token.map(|token| token.to_string()))
     }
 
@@ -199,6 +201,11 @@ impl World {
     }
 }
 
+fn reserved(decision: &Decision) -> &[(usize, LeasePart)] {
+    let leased = decision.leased.as_ref();
+    leased.map_or(&[], |leased| &leased.reserved)
+}
+
 const TENANT: &[(&str, &str)] = &[("tenant", "a")];
 
 fn settling(token: &str) -> [(&str, &str); 2] {
@@ -209,10 +216,10 @@ fn settling(token: &str) -> [(&str, &str); 2] {
 fn a_request_leases_its_estimate_or_what_it_says_if_all_its_counters_are_charged() {
     let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
     let (decision, token) = world.send(&[(TENANT, None)], NOW);
-    assert_eq!(decision.leased[0].1.hits, 200);
+    assert_eq!(reserved(&decision)[0].1.hits, 200);
     assert!(token.is_some());
     let (decision, _) = world.send(&[(TENANT, Some(500))], NOW);
-    assert_eq!(decision.leased[0].1.hits, 500);
+    assert_eq!(reserved(&decision)[0].1.hits, 500);
     // A look leases nothing, and neither does a refused request.
     assert_eq!(world.send(&[(TENANT, Some(0))], NOW).1, None);
     assert_eq!(world.send(&[(TENANT, Some(500))], NOW).1, None);
@@ -329,7 +336,7 @@ fn a_cost_is_lost_with_the_store_only_if_that_is_known_or_its_rule_counts_by_its
         let mut matcher = Matcher::default();
         let limits = Allows::Within([hour(1000)].into());
         add_rule(&mut matcher, "tenant", limits, |rule| {
-            rule.reserve = Some(RESERVE);
+            rule.lease = Some(LeasePolicy::Reserve(RESERVE));
             rule.on_store_loss = on_store_loss;
         });
         let unreserved: &[_] = &[("tenant", "a"), ("tollgate.unreserved", "1")];
@@ -495,7 +502,7 @@ fn no_more_than_eight_descriptors_lease_and_the_others_count_as_they_are_sent() 
     let entries: Vec<_> = names.iter().map(|name| [("tenant", &**name)]).collect();
     let sent: Vec<Sent<'_>> = entries.iter().map(|entries| (&entries[..], None)).collect();
     let (decision, token) = world.send(&sent, NOW);
-    assert_eq!(decision.leased.len(), 8);
+    assert_eq!(reserved(&decision).len(), 8);
     let token = token.unwrap();
     assert!(token.len() <= LeaseToken::MAX_BYTES);
     for (index, entries) in entries.iter().enumerate() {
@@ -536,7 +543,10 @@ fn counters_whose_marks_are_equal_have_no_part_in_a_token() {
     let entries = values.map(|value| [("tenant", value)]);
     let sent: Vec<Sent<'_>> = entries.iter().map(|entries| (&entries[..], None)).collect();
     let (decision, token) = world.send(&sent, NOW);
-    let leased: Vec<_> = decision.leased.iter().map(|(index, _)| *index).collect();
+    let leased: Vec<_> = reserved(&decision)
+        .iter()
+        .map(|(index, _)| *index)
+        .collect();
     assert_eq!(leased, [2]);
     let token = token.unwrap();
     for (entries, held) in entries.iter().zip([210, 210, 10]) {

@@ -3,7 +3,7 @@
 //! ```text
 //! 1.1jqk9q2ns0.a0f3k2m9t1c4.0.1v7c2ab-p0
 //! ^ ^          ^            ^ ^       ^ hits
-//! | |          |            | mark of a descriptor that leased, at most eight of them
+//! | |          |            | mark of a descriptor that reserved hits, at most eight of them
 //! | |          |            epoch of the store: 0, or a random number in memory
 //! | |          id
 //! | milliseconds since 1970
@@ -26,7 +26,7 @@ pub(crate) struct LeaseToken {
     pub id: LeaseId,
     /// The store that was charged: 0 for Redis, and a random number for the memory of a process.
     pub epoch: u32,
-    /// One for each descriptor that leased; never empty, and at most [`Self::MAX_PARTS`].
+    /// One for each descriptor that reserved hits, at most [`Self::MAX_PARTS`]. Slots have none: the id frees them.
     parts: SmallVec<[LeasePart; 2]>,
 }
 
@@ -40,8 +40,8 @@ pub struct LeasePart {
 }
 
 /// The random name of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LeaseId(pub u64);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LeaseId(pub u64);
 
 impl LeaseToken {
     /// The most descriptors of a message that lease.
@@ -50,7 +50,7 @@ impl LeaseToken {
     /// The longest text: 33 bytes before the parts, and 20 for each at 2^53.
     pub(crate) const MAX_BYTES: usize = 200;
 
-    /// A lease of `parts`; `None` if there are none, or too many.
+    /// A lease of `parts`; `None` if there are too many.
     pub(crate) fn new(
         at: Timestamp,
         id: LeaseId,
@@ -58,14 +58,12 @@ impl LeaseToken {
         parts: impl IntoIterator<Item = LeasePart>,
     ) -> Option<Self> {
         let parts: SmallVec<[_; 2]> = parts.into_iter().collect();
-        (1..=Self::MAX_PARTS)
-            .contains(&parts.len())
-            .then_some(Self {
-                at,
-                id,
-                epoch,
-                parts,
-            })
+        (parts.len() <= Self::MAX_PARTS).then_some(Self {
+            at,
+            id,
+            epoch,
+            parts,
+        })
     }
 
     /// Reads a text that [`fmt::Display`] wrote; `None` for any other.
@@ -153,7 +151,7 @@ mod tests {
     fn any_token() -> impl Strategy<Value = LeaseToken> {
         let hits = prop_oneof![1_u64..10_000, 1..=1_u64 << 53];
         let part = (any::<u32>(), hits).prop_map(|(mark, hits)| LeasePart { mark, hits });
-        let parts = prop::collection::vec(part, 1..=LeaseToken::MAX_PARTS);
+        let parts = prop::collection::vec(part, 0..=LeaseToken::MAX_PARTS);
         let at = 0_u64..253_402_300_800_000;
         (at, any::<u64>(), any::<u32>(), parts).prop_map(|(at, id, epoch, parts)| {
             LeaseToken::new(Timestamp::from_millis(at), LeaseId(id), epoch, parts).unwrap()
@@ -194,7 +192,7 @@ mod tests {
         assert!(LeaseToken::parse(good.as_bytes()).is_some());
         let nine = format!("1.1.1.0{}", ".1-1".repeat(9));
         let long = format!("1.1.1.0.1-{}1", "0".repeat(300));
-        let bad = "1 1.1.1.0 1.1.1.0. 2.1.1.0.1-1 1.1.1.0.1 1.1.1.0.1-0 1.1.1.0.1- 1.1.1.0.-1 1.01.1.0.1-1 1.A.1.0.1-1 \
+        let bad = "1 1.1.1 1.1.1.0. 2.1.1.0.1-1 1.1.1.0.1 1.1.1.0.1-0 1.1.1.0.1- 1.1.1.0.-1 1.01.1.0.1-1 1.A.1.0.1-1 \
                    1.w.1.0.1-1 1.1.1.4000000.1-1 1.1.1.0.4000000-1 1..1.0.1-1 1.g000000000000.1.0.1-1 1.1.1.0.1-1-1";
         let more = ["", "1.1.1.0.1-1 ", " 1.1.1.0.1-1", &nine, &long];
         for text in bad.split(' ').chain(more) {
@@ -223,7 +221,7 @@ mod tests {
         let parts = [part(1, 5), part(2, 7), part(1, 5)];
         let token = LeaseToken::new(Timestamp::from_millis(1), LeaseId(1), 0, parts).unwrap();
         assert_eq!([1, 2, 3].map(|mark| token.hits(mark)), [10, 7, 0]);
-        let none = LeaseToken::new(Timestamp::from_millis(1), LeaseId(1), 0, []);
-        assert_eq!(none, None);
+        let nine = LeaseToken::new(Timestamp::from_millis(1), LeaseId(1), 0, [part(1, 5); 9]);
+        assert_eq!(nine, None);
     }
 }

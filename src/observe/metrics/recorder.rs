@@ -5,7 +5,7 @@ use std::{ptr, sync::Arc, time::Duration};
 use crate::{
     core::{
         counter::{Batch, CounterKind, CounterState},
-        decision::{Code, Decision, Tally, tally},
+        decision::{Code, Decision, Leased, Tally, tally},
         lease::order::{OrderOutcome, OrderedHits},
         limit::{Allows, Limit, Rule},
         matcher::{DomainId, NoMatch},
@@ -84,24 +84,41 @@ impl Recorder {
                 _ => {}
             }
         }
-        for &(index, part) in &decision.leased {
-            if let Outcome::Counted(PlannedDescriptor {
-                rule: Some(rule), ..
-            }) = &plan.outcomes[index]
-            {
+        if let Some(leased) = &decision.leased {
+            Self::record_leased(stats, plan, leased);
+        }
+        is_any_over
+    }
+
+    #[cold]
+    fn record_leased(stats: &RuleSetStats, plan: &Plan<'_>, leased: &Leased) {
+        let rule_of = |index: usize| match &plan.outcomes[index] {
+            Outcome::Counted(counted) => counted.rule,
+            _ => None,
+        };
+        for &(index, part) in &leased.reserved {
+            if let Some(rule) = rule_of(index) {
                 stats.rules[rule.id.0].reservations().made(part.hits);
             }
         }
-        is_any_over
+        for &index in &leased.slots {
+            if let Some(rule) = rule_of(index) {
+                stats.rules[rule.id.0].slots().taken(rule.ttl());
+            }
+        }
     }
 
     /// Records what became of orders.
     pub(crate) fn record_orders(&self, stats: &RuleSetStats, hits: &OrderedHits<'_>) {
         self.stats().add(CallCount::StrayOrders, hits.strays);
         for &(rule, outcome, is_late) in &hits.outcomes {
-            stats.rules[rule.id.0]
-                .reservations()
-                .ended(outcome, is_late);
+            let stats = &stats.rules[rule.id.0];
+            match outcome {
+                OrderOutcome::Freed { is_first, age } => {
+                    stats.slots().freed(is_first, age, rule.ttl());
+                }
+                _ => stats.reservations().ended(outcome, is_late),
+            }
         }
     }
 

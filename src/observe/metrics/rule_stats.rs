@@ -12,8 +12,8 @@ use crate::{
 };
 
 use super::{
+    lease_stats::{ReservationStats, SlotStats},
     limit_stats::{self, LimitStats, LimitTotals},
-    reservation_stats::ReservationStats,
     worker_stats::OwnCounts,
 };
 
@@ -23,7 +23,14 @@ use super::{
 pub(super) struct RuleStats {
     counts: Arc<[OnceLock<Box<OwnCounts<7>>>]>,
     limits: LimitStats,
-    reservations: Arc<OnceLock<Box<ReservationStats>>>,
+    leases: Arc<LeaseStats>,
+}
+
+/// Counts of the leases of one rule, if it has any.
+#[derive(Debug, Default)]
+struct LeaseStats {
+    reservations: OnceLock<Box<ReservationStats>>,
+    slots: OnceLock<Box<SlotStats>>,
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
@@ -45,7 +52,7 @@ impl RuleStats {
         Self {
             counts: (0..count).map(|_| OnceLock::new()).collect(),
             limits: LimitStats::default(),
-            reservations: Arc::default(),
+            leases: Arc::default(),
         }
     }
 
@@ -58,8 +65,8 @@ impl RuleStats {
         {
             return old.clone();
         }
-        let (counts, reservations) = match old {
-            Some(old) => (old.counts.clone(), old.reservations.clone()),
+        let (counts, leases) = match old {
+            Some(old) => (old.counts.clone(), old.leases.clone()),
             None => (
                 (0..workers).map(|_| OnceLock::new()).collect(),
                 Arc::default(),
@@ -69,7 +76,7 @@ impl RuleStats {
         Arc::new(Self {
             counts,
             limits,
-            reservations,
+            leases,
         })
     }
 
@@ -103,7 +110,12 @@ impl RuleStats {
 
     /// The counts of the rule's reservations.
     pub(super) fn reservations(&self) -> &ReservationStats {
-        self.reservations.get_or_init(Box::default)
+        self.leases.reservations.get_or_init(Box::default)
+    }
+
+    /// The counts of the rule's slots.
+    pub(super) fn slots(&self) -> &SlotStats {
+        self.leases.slots.get_or_init(Box::default)
     }
 
     /// The labels of the rule's limits.
@@ -157,8 +169,11 @@ pub(super) fn samples(
         if stats.is_used() {
             stats.limits.samples(path, list);
         }
-        if let Some(reservations) = stats.reservations.get() {
+        if let Some(reservations) = stats.leases.reservations.get() {
             reservations.samples(path, list);
+        }
+        if let Some(slots) = stats.leases.slots.get() {
+            slots.samples(path, list);
         }
     }
 }

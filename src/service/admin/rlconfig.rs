@@ -7,6 +7,7 @@ use crate::{
     core::{
         kind::Algorithm,
         limit::{Allows, CountPolicy, OnStoreLoss, Rule},
+        window::Unit,
     },
     foundation::named::Named as _,
     service::limiter::Rules,
@@ -46,7 +47,7 @@ fn lines(rule: &Rule) -> String {
     };
     for limit in limits {
         let mut more = String::new();
-        let multiplier = limit.period.multiplier().get();
+        let multiplier = limit.unit_multiplier();
         if multiplier > 1 {
             let _ = write!(more, ", unit_multiplier: {multiplier}");
         }
@@ -60,6 +61,9 @@ fn lines(rule: &Rule) -> String {
                 let _ = write!(more, ", algorithm: {}", other.name());
             }
         }
+        if limit.is_concurrency() {
+            let _ = write!(more, ", ttl: {}s", limit.period.secs());
+        }
         if let Algorithm::TokenBucket { burst } = limit.algorithm {
             let _ = write!(more, ", burst: {burst}");
         }
@@ -69,7 +73,8 @@ fn lines(rule: &Rule) -> String {
         if rule.on_store_loss != OnStoreLoss::Error {
             let _ = write!(more, ", on_store_loss: {}", rule.on_store_loss.name());
         }
-        line(limit.period.unit().name(), limit.requests_per_unit, &more);
+        let unit = limit.unit().map_or("unknown", Unit::name);
+        line(unit, limit.requests_per_unit, &more);
     }
     page
 }

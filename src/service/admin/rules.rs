@@ -11,7 +11,7 @@ use super::{
 use crate::{
     core::{
         kind::Algorithm,
-        limit::{Allows, CountPolicy, Limit, OnStoreLoss, Reserve, Rule},
+        limit::{Allows, CountPolicy, LeasePolicy, Limit, OnStoreLoss, Reserve, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
     foundation::named::Named as _,
@@ -97,7 +97,7 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
         shadow_mode,
         quota_mode,
         counts,
-        reserve,
+        lease,
         on_store_loss,
         id: _,
         refusal: _,
@@ -118,7 +118,7 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
     if *counts == CountPolicy::Admitted {
         fields["count"] = "admitted".into();
     }
-    if let Some(Reserve { estimate, missing }) = reserve {
+    if let Some(LeasePolicy::Reserve(Reserve { estimate, missing })) = lease {
         fields["reserve"] = json!({"estimate": estimate, "missing": missing.name()});
     }
     if !replaces.is_empty() {

@@ -150,7 +150,8 @@ pub(crate) struct ExplainedSibling {
 pub(crate) struct ExplainedLimit {
     pub(crate) name: Option<String>,
     pub(crate) requests_per_unit: u64,
-    pub(crate) unit: String,
+    /// `None` for a limit of the requests in flight.
+    pub(crate) unit: Option<String>,
     pub(crate) unit_multiplier: u32,
     pub(crate) rate: String,
     pub(crate) algorithm: String,
@@ -216,6 +217,9 @@ pub(crate) struct CountBefore {
     pub(crate) beyond_limit: Option<u64>,
     pub(crate) reset_secs: u64,
     pub(crate) retry_secs: Option<u64>,
+    /// How long the oldest request in flight has held its slot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) oldest_secs: Option<u64>,
 }
 
 impl Explanation {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     core::{
         calendar,
-        counter::{CounterState, KeyFormat},
+        counter::{CounterKind, CounterState, IncrementSpec, KeyFormat},
         decision::{Code, LimitReport, Status, all_limits, decide, is_quota},
         kind::Algorithm,
         limit::{Allows, Limit, Modes, Rule},
@@ -174,7 +174,7 @@ impl<'a> AccountBasis<'a, '_> {
                 .iter()
                 .map(|name| text(name.as_bytes()))
                 .collect(),
-            reserve: rule.reserve.map(|reserve| {
+            reserve: rule.reserve().map(|reserve| {
                 Box::new(ExplainedReserve {
                     estimate: reserve.estimate,
                     missing: reserve.missing.name().to_owned(),
@@ -263,8 +263,8 @@ impl<'a> AccountBasis<'a, '_> {
         let limits = limits.iter().map(|limit| ExplainedLimit {
             name: limit.name.as_ref().map(|name| text(name.as_bytes())),
             requests_per_unit: limit.requests_per_unit,
-            unit: limit.period.unit().name().to_owned(),
-            unit_multiplier: limit.period.multiplier().get(),
+            unit: limit.unit().map(|unit| unit.name().to_owned()),
+            unit_multiplier: limit.unit_multiplier(),
             rate: limit.rate().to_string(),
             algorithm: limit.algorithm.name().to_owned(),
             period_secs: limit.period.secs(),
@@ -330,9 +330,17 @@ impl<'a> AccountBasis<'a, '_> {
                 beyond_limit: (before.owed > 0).then_some(before.owed),
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
+                oldest_secs: oldest_secs(&increment, before),
             }),
         })
     }
+}
+
+/// How long the oldest request in flight has held its slot.
+fn oldest_secs(spec: &IncrementSpec, before: CounterState) -> Option<u64> {
+    let leaves_in = before.ends.filter(|_| before.after > 0)?.resets_in;
+    let has_slots = matches!(spec.method, CounterKind::Slots { .. });
+    has_slots.then(|| spec.period_millis.saturating_sub(leaves_in) / 1000)
 }
 
 /// The file and the line of a rule.

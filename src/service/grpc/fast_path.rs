@@ -11,7 +11,7 @@ use super::{
     wire::{RequestBounds, unit_number},
 };
 use crate::core::{
-    decision::{Code, Decision, Status},
+    decision::{Binding, Code, Decision, Status},
     limit::Limit,
     request::{Entry, Hits, Request},
 };
@@ -197,7 +197,8 @@ fn write_byte(byte: u8, room: &mut &mut [u8]) {
 
 fn status_length(status: &Status) -> usize {
     let binding = status.binding.as_ref().map_or(0, |binding| {
-        part_length(limit_length(&binding.limit)) + part_length(number_length(binding.reset_secs))
+        let reset = binding.shown_reset_secs().map(number_length);
+        part_length(limit_length(&binding.limit)) + reset.map_or(0, part_length)
     });
     2 + binding + number_length(saturated(status.remaining).into())
 }
@@ -209,17 +210,18 @@ fn write_status(status: &Status, room: &mut &mut [u8]) {
         write_limit(&binding.limit, room);
     }
     write_number(3, saturated(status.remaining).into(), room);
-    if let Some(binding) = &status.binding {
-        write_field(part_of(4), number_length(binding.reset_secs) as u64, room);
-        write_number(1, binding.reset_secs, room);
+    let reset_secs = status.binding.as_ref().and_then(Binding::shown_reset_secs);
+    if let Some(reset_secs) = reset_secs {
+        write_field(part_of(4), number_length(reset_secs) as u64, room);
+        write_number(1, reset_secs, room);
     }
 }
 
 fn limit_length(limit: &Limit) -> usize {
     let name = limit.name.as_ref().filter(|name| !name.is_empty());
-    let multiplier = limit.period.multiplier().get();
+    let multiplier = limit.unit_multiplier();
     number_length(saturated(limit.requests_per_unit).into())
-        + 2
+        + if limit.unit().is_some() { 2 } else { 0 }
         + name.map_or(0, |name| part_length(name.len()))
         + if multiplier > 1 {
             part_length(number_length(multiplier.into()))
@@ -230,12 +232,14 @@ fn limit_length(limit: &Limit) -> usize {
 
 fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
     write_number(1, saturated(limit.requests_per_unit).into(), room);
-    write_number(2, unit_number(limit.period.unit()) as u64, room);
+    if let Some(unit) = limit.unit() {
+        write_number(2, unit_number(unit) as u64, room);
+    }
     if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
         write_field(part_of(3), name.len() as u64, room);
         room.put_slice(name.as_bytes());
     }
-    let multiplier = limit.period.multiplier().get();
+    let multiplier = limit.unit_multiplier();
     if multiplier > 1 {
         write_field(part_of(4), number_length(multiplier.into()) as u64, room);
         write_number(1, multiplier.into(), room);
@@ -258,10 +262,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        core::{
-            decision::Binding,
-            window::{Period, Unit},
-        },
+        core::window::{Period, Unit},
         service::grpc::{
             proto::envoy::{
                 extensions::common::ratelimit::v3::{

@@ -31,10 +31,11 @@ pub(super) struct ShownLimit {
     pub(super) name: String,
     /// The hits that pass in [`Self::window_secs`].
     hits: u64,
-    window_secs: u64,
+    /// `None` for a limit of the requests in flight.
+    window_secs: Option<u64>,
     remaining: u64,
-    /// The time for which `remaining` holds.
-    effective_secs: u64,
+    /// The time for which `remaining` holds; `None` if that is not known.
+    effective_secs: Option<u64>,
     /// Whether it is the limit that the whole response reports.
     is_binding: bool,
     /// Whether it is over, and its rule not in shadow mode.
@@ -102,9 +103,9 @@ pub(super) fn shown_limits(
         limits.push(ShownLimit {
             name: unique(name(report.limit), &limits),
             hits: hits.min(MAX_INTEGER),
-            window_secs,
+            window_secs: report.limit.unit().map(|_| window_secs),
             remaining: report.remaining.min(MAX_INTEGER),
-            effective_secs: effective_secs(&report),
+            effective_secs: report.limit.unit().map(|_| effective_secs(&report)),
             is_binding: Some(counter) == binding,
             refuses,
         });
@@ -200,11 +201,17 @@ fn push_string(ascii: &str, text: &mut String) {
 
 impl ShownLimit {
     fn push_policy(&self, text: &mut String) {
-        let _ = write!(text, ";q={};w={}", self.hits, self.window_secs);
+        let _ = match self.window_secs {
+            Some(secs) => write!(text, ";q={};w={secs}", self.hits),
+            None => write!(text, ";q={};qu=\"concurrent-requests\"", self.hits),
+        };
     }
 
     fn push_standing(&self, text: &mut String) {
-        let _ = write!(text, ";r={};t={}", self.remaining, self.effective_secs);
+        let _ = write!(text, ";r={}", self.remaining);
+        if let Some(secs) = self.effective_secs {
+            let _ = write!(text, ";t={secs}");
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
         matcher::cause::{Cause, NoLimit},
         plan::Outcome,
         request::{Descriptor, Request},
-        window::Timestamp,
+        window::{Timestamp, Unit},
     },
     foundation::ascii_json::ascii_json,
     service::limiter::Basis,
@@ -144,8 +144,11 @@ fn limit(report: LimitReport<'_>) -> ReportedLimit {
     let limit = report.limit;
     ReportedLimit {
         requests_per_unit: limit.requests_per_unit,
-        unit: limit.period.unit().name().to_ascii_uppercase(),
-        unit_multiplier: limit.period.multiplier().get(),
+        unit: limit
+            .unit()
+            .map_or("UNKNOWN", Unit::name)
+            .to_ascii_uppercase(),
+        unit_multiplier: limit.unit_multiplier(),
         name: limit.name.as_deref().map(str::to_owned),
         remaining: report.remaining,
         reset_secs: report.reset_secs,

@@ -237,13 +237,13 @@ fn response_headers(names: &[String; 3], decision: &Decision) -> Vec<HeaderValue
         return Vec::new();
     };
     let values = [
-        binding.limit.requests_per_unit.to_string(),
-        status.remaining.to_string(),
-        binding.reset_secs.to_string(),
+        Some(binding.limit.requests_per_unit),
+        Some(status.remaining),
+        binding.shown_reset_secs(),
     ];
     let headers = names.iter().zip(values);
     headers
-        .filter_map(|(name, value)| header(name, value))
+        .filter_map(|(name, value)| header(name, value?.to_string()))
         .collect()
 }
 
@@ -289,10 +289,12 @@ pub(super) fn add_lease(reply: &mut RateLimitResponse, lease: &LeaseToken) {
     let metadata = reply.dynamic_metadata.get_or_insert_default();
     let mut add = |key: &str, value| metadata.fields.insert(key.to_owned(), to_value(value));
     add("reservation", MetadataValue::Text(lease.to_string()));
-    let parts = lease.parts();
-    if parts.iter().all(|part| part.hits == parts[0].hits) {
+    let Some((first, others)) = lease.parts().split_first() else {
+        return;
+    };
+    if others.iter().all(|part| part.hits == first.hits) {
         #[expect(clippy::cast_precision_loss, reason = "a limit is below 2^53")]
-        let hits = parts[0].hits as f64;
+        let hits = first.hits as f64;
         add("reserved", MetadataValue::Number(hits));
     }
 }
@@ -419,7 +421,7 @@ fn to_value(value: MetadataValue) -> prost_types::Value {
 }
 
 fn status(status: Status) -> DescriptorStatus {
-    let reset_secs = status.binding.as_ref().map(|binding| binding.reset_secs);
+    let reset_secs = status.binding.as_ref().and_then(Binding::shown_reset_secs);
     DescriptorStatus {
         code: code(status.code).into(),
         current_limit: status.binding.map(current_limit),
@@ -434,11 +436,12 @@ fn status(status: Status) -> DescriptorStatus {
 }
 
 fn current_limit(Binding { limit, .. }: Binding) -> RateLimit {
-    let multiplier = limit.period.multiplier().get();
+    let multiplier = limit.unit_multiplier();
+    let unit = limit.unit().map_or(0, |unit| unit_number(unit).into());
     RateLimit {
         name: limit.name.map_or_else(String::new, |name| name.to_string()),
         requests_per_unit: saturated(limit.requests_per_unit),
-        unit: unit_number(limit.period.unit()).into(),
+        unit,
         unit_multiplier: (multiplier > 1).then_some(multiplier),
     }
 }
@@ -598,7 +601,7 @@ mod tests {
             headline: Some(0),
             retry_secs: Some(800),
             metadata: Metadata::default(),
-            leased: Vec::new(),
+            leased: None,
         };
         let extras = Extras {
             headers: Some(["L", "Rem", "Res"].map(str::to_owned)),
@@ -716,7 +719,7 @@ mod tests {
                 headline: None,
                 retry_secs: None,
                 metadata: Metadata::default(),
-                leased: Vec::new(),
+                leased: None,
             };
             let extras = Extras { dynamic_metadata: true, ..Extras::default() };
             let reply = response(decision, &message, &extras);

@@ -1,8 +1,11 @@
 //! Counts requests that lease hits, and carries out their orders for earlier ones. Both go on if the caller gives up.
 
-use std::{mem, pin::Pin, time::Duration};
-
-use tokio::time::{Instant, sleep};
+use std::{
+    future::pending,
+    mem,
+    pin::Pin,
+    time::{Duration, Instant},
+};
 
 use super::{Limiter, RuleSet};
 use crate::{
@@ -12,16 +15,13 @@ use crate::{
         plan::Plan,
         window::Timestamp,
     },
-    foundation::{object_pool::Pooled, random},
+    foundation::object_pool::Pooled,
     observe::metrics::Recorder,
     store::{
         contract::{Deadline, ImmediateStore, Store, StoreError},
-        returns::Returns,
+        returns::{Returns, SentLease, free_slots, pause},
     },
 };
-
-/// About the time between attempts to send costs to a store that is away.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// Costs wait for a store no longer than this: a day.
 const MAX_KEPT_MILLIS: u64 = 86_400_000;
@@ -29,46 +29,45 @@ const MAX_KEPT_MILLIS: u64 = 86_400_000;
 type BoxedWork<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Work that goes on when the call that waits for it is dropped, because its caller has given up.
-struct Outliving<T: Send + 'static, F: FnOnce(T) -> BoxedWork<()> + Send + 'static> {
-    /// The work, and what to do after it if the call is dropped. `None` once it has ended.
-    work: Option<(BoxedWork<T>, F)>,
+struct Outliving<T: Send + 'static> {
+    /// `None` once it has ended.
+    work: Option<BoxedWork<T>>,
+    /// Follows it if the call is dropped.
+    if_dropped: fn(T) -> BoxedWork<()>,
     returns: Returns,
 }
 
-impl<T: Send + 'static, F: FnOnce(T) -> BoxedWork<()> + Send + 'static> Outliving<T, F> {
+impl<T: Send + 'static> Outliving<T> {
     fn new(
         returns: &Returns,
         work: impl Future<Output = T> + Send + 'static,
-        if_dropped: F,
+        if_dropped: fn(T) -> BoxedWork<()>,
     ) -> Self {
         Self {
-            work: Some((Box::pin(work), if_dropped)),
+            work: Some(Box::pin(work)),
+            if_dropped,
             returns: returns.clone(),
         }
     }
 
-    async fn end(mut self) -> Option<T> {
-        let (work, _) = self.work.as_mut()?;
-        let result = work.await;
+    async fn end(mut self) -> T {
+        let result = match &mut self.work {
+            Some(work) => work.await,
+            None => pending().await,
+        };
         self.work = None;
-        Some(result)
+        result
     }
 }
 
-impl<T: Send + 'static, F: FnOnce(T) -> BoxedWork<()> + Send + 'static> Drop for Outliving<T, F> {
+impl<T: Send + 'static> Drop for Outliving<T> {
     fn drop(&mut self) {
-        if let Some((work, if_dropped)) = self.work.take() {
+        if let Some(work) = self.work.take() {
+            let if_dropped = self.if_dropped;
             self.returns
                 .take(async move { if_dropped(work.await).await });
         }
     }
-}
-
-/// A batch and the counts after it.
-struct Counted {
-    batch: Pooled<Batch>,
-    counts: CounterStates,
-    result: Result<(), StoreError>,
 }
 
 impl<S: Store + Clone> Limiter<S> {
@@ -88,18 +87,14 @@ impl<S: Store + Clone> Limiter<S> {
         let Some(leases) = plan.leases.as_deref() else {
             return self.count(counts, &plan.batch, now, deadline).await;
         };
-        let counted = if leases.reserved.is_empty() {
-            self.count(counts, &plan.batch, now, deadline).await
-        } else {
+        let counted = if leases.leases() {
             let batch = mem::take(&mut plan.batch);
-            match self.count_lease(batch, now, *deadline).await {
-                Some(counted) => {
-                    plan.batch = counted.batch;
-                    *counts = counted.counts;
-                    counted.result
-                }
-                None => Ok(()),
-            }
+            let sent = self.count_lease(batch, now, *deadline).await;
+            plan.batch = sent.batch;
+            *counts = sent.counts;
+            sent.result
+        } else {
+            self.count(counts, &plan.batch, now, deadline).await
         };
         if !leases.orders.is_empty() {
             self.carry_out(&leases.orders, rules, now).await;
@@ -114,33 +109,14 @@ impl<S: Store + Clone> Limiter<S> {
         batch: Pooled<Batch>,
         now: Timestamp,
         deadline: Deadline,
-    ) -> Option<Counted> {
-        let (store, store_of_return) = (self.store.clone(), self.store.clone());
+    ) -> SentLease<S> {
         let deadline = Deadline {
             is_for_lease: true,
             ..deadline
         };
-        let counting = async move {
-            let mut counts = CounterStates::new();
-            let result = store.add_into(&mut counts, &batch, now, &deadline).await;
-            Counted {
-                batch,
-                counts,
-                result,
-            }
-        };
-        let give_back = move |counted: Counted| -> BoxedWork<()> {
-            Box::pin(async move {
-                let returned = counted.batch.returned(&counted.counts);
-                if counted.result.is_ok() && !returned.is_empty() {
-                    // Otherwise the hits stay charged until their window ends.
-                    let _ = store_of_return.add(&returned, now).await;
-                }
-            })
-        };
-        Outliving::new(&self.returns, counting, give_back)
-            .end()
-            .await
+        let sending = SentLease::send(self.store.clone(), batch, now, deadline);
+        let counting = Outliving::new(&self.returns, sending, |sent| Box::pin(sent.take_back()));
+        counting.end().await
     }
 
     async fn carry_out(&self, orders: &[Order<'_>], rules: &RuleSet, now: Timestamp) {
@@ -153,13 +129,11 @@ impl<S: Store + Clone> Limiter<S> {
             now,
         };
         let outcomes = hits.outcomes;
-        let settling = settler.settle(hits.adds, hits.gives_back);
-        let nothing = |_| -> BoxedWork<()> { Box::pin(async {}) };
-        let settling = Outliving::new(&self.returns, settling, nothing);
-        if let Some((adds, added)) = settling.end().await {
-            self.metrics
-                .record_beyond(&rules.stats, &outcomes, &adds, &added);
-        }
+        let settling = settler.settle(hits.adds, hits.gives_back, hits.frees);
+        let settling = Outliving::new(&self.returns, settling, |_| Box::pin(async {}));
+        let (adds, added) = settling.end().await;
+        self.metrics
+            .record_beyond(&rules.stats, &outcomes, &adds, &added);
     }
 
     /// [`Self::carry_out`] without a future.
@@ -182,6 +156,7 @@ impl<S: Store + Clone> Limiter<S> {
         };
         let added = count(&hits.adds);
         count(&hits.gives_back);
+        count(&hits.frees);
         self.metrics
             .record_beyond(&rules.stats, &hits.outcomes, &hits.adds, &added);
     }
@@ -198,7 +173,7 @@ struct Settler<S> {
 impl<S: Store + Clone> Settler<S> {
     /// Returns the hits that were added with the counts after them, if they are known. No caller waits for an answer,
     /// so the deadline is the store's own.
-    async fn settle(self, adds: Batch, gives_back: Batch) -> (Batch, CounterStates) {
+    async fn settle(self, adds: Batch, gives_back: Batch, frees: Batch) -> (Batch, CounterStates) {
         let mut added = CounterStates::new();
         if !adds.is_empty() {
             let deadline = Deadline::of_store();
@@ -214,6 +189,13 @@ impl<S: Store + Clone> Settler<S> {
             // Sent later, or twice, it could take hits off that others have counted.
             self.metrics.record_lost_settlement();
         }
+        if !frees.is_empty() && self.store.add(&frees, self.now).await.is_err() {
+            let (store, now) = (self.store.clone(), self.now);
+            self.returns.take(async move {
+                pause().await;
+                free_slots(&store, &frees, now).await;
+            });
+        }
         (adds, added)
     }
 
@@ -227,7 +209,7 @@ impl<S: Store + Clone> Settler<S> {
         let (store, metrics, now) = (self.store.clone(), self.metrics.clone(), self.now);
         let keeping = async move {
             loop {
-                sleep(random::between(RETRY / 2, RETRY)).await;
+                pause().await;
                 let mut counts = CounterStates::new();
                 let deadline = Deadline::of_store();
                 let charged = store.charge_into(&mut counts, &batch, now, &deadline);

@@ -52,6 +52,10 @@ impl FirstCountInputs {
         known: &CounterHistory,
         now: Timestamp,
     ) -> FirstHits {
+        if let CounterKind::Slots { .. } = spec.method {
+            // The store's slots are those of requests whose ends may not be known here.
+            return FirstHits::default();
+        }
         let unknown_until = self.unknown_until(known).min(now);
         let used_up = share.limit.saturating_sub(1);
         let Some(seen) = &known.seen else {

@@ -165,7 +165,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{algorithm::AlgorithmState, counter::sample, kind::Rate, request::Hits};
+    use crate::core::{algorithm::AlgorithmState, counter::sample, kind::Halves, request::Hits};
 
     const PERIOD: u64 = 60_000;
     const START: u64 = 1_020_000;
@@ -223,7 +223,9 @@ mod tests {
         for method in [
             CounterKind::Window,
             CounterKind::FirstHit,
-            CounterKind::TokenBucket { rate: Rate::new(1) },
+            CounterKind::TokenBucket {
+                rate: Halves::new(1),
+            },
         ] {
             assert_eq!(PastHits::new(&spec(method, 1), &moment), None);
         }

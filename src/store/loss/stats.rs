@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::{
     core::{
-        limit::{Allows, OnStoreLoss, Rule},
+        limit::{Allows, Limit, OnStoreLoss, Rule},
         window::Unit,
     },
     foundation::{named::Named as _, printable::CountOf, sample::SampleWriter},
@@ -91,8 +91,8 @@ impl LossStats {
             let own = known.find(|((answer, _), _)| *answer == rule.on_store_loss);
             let Some((_, counts)) = own else { continue };
             let has = |is_per_second| {
-                let mut units = limits.iter().map(|limit| limit.period.unit());
-                usize::from(units.any(|unit| (unit == Unit::Second) == is_per_second))
+                let mut units = limits.iter().map(Limit::unit);
+                usize::from(units.any(|unit| (unit == Some(Unit::Second)) == is_per_second))
             };
             counts[LostLimits::All as usize] += 1;
             counts[LostLimits::PerSecond as usize] += has(true);

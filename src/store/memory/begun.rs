@@ -157,6 +157,7 @@ impl FirstCount {
             let spec = IncrementSpec {
                 operation: Operation::Add(Charge::Always),
                 hits: self.held.min(Hits::MAX),
+                method: spec.method.unleased(),
                 ..*spec
             };
             state.charge(&spec, self.at.millis());

@@ -66,6 +66,10 @@ impl OverEntry {
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }
+        if let CounterKind::Slots { .. } = spec.method {
+            // A slot can be free at any moment.
+            return None;
+        }
         let after = |millis| now.plus(Duration::from_millis(millis));
         let what = match count.ends {
             None => OverState::Holds(count.after),

@@ -629,7 +629,9 @@ impl LeaseWorld {
             began,
             |decision, _| {
                 assert_eq!(decision.overall, DecisionCode::Ok);
-                decision.leased.iter().map(|(_, part)| part.mark).collect()
+                let leased = decision.leased.iter();
+                let reserved = leased.flat_map(|leased| &leased.reserved);
+                reserved.map(|(_, part)| part.mark).collect()
             },
         );
         checked.expect("memory answers")

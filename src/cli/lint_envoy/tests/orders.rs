@@ -268,3 +268,19 @@ fn each_filter_of_a_chain_has_metadata_of_its_own() {
     let silent = format!("{text}    stage: 3\n");
     assert_eq!(found(&silent, None), ["Error stage"]);
 }
+
+#[test]
+fn a_slot_needs_a_release() {
+    let rules = matcher(
+        "domain: d\ndescriptors:\n- key: tenant\n  rate_limit: {algorithm: concurrency, ttl: 2m, \
+         requests_per_unit: 5}\n",
+    );
+    let [slot, _, _, release] = complete();
+    let traps = |items: &[String]| {
+        let mut found = lint(&limits(items), Some(&rules)).unwrap().findings;
+        found.retain(|finding| finding.trap != Trap::StreamDone);
+        found.iter().map(|finding| finding.trap).collect::<Vec<_>>()
+    };
+    assert_eq!(traps(&[slot.clone(), release]), []);
+    assert_eq!(traps(&[slot]), [Trap::NoRelease]);
+}

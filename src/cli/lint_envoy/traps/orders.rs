@@ -96,6 +96,16 @@ fn reservation(
 ) {
     let charging = charging(scope, item, rules);
     let is_released = || is_ordered_for(scope, item, |order| order == OrderName::Release);
+    if charging == RuleCharging::Slots && !is_released() {
+        found.warning(
+            Trap::NoRelease,
+            &item.value,
+            "a rule of this descriptor has `algorithm: concurrency`, but no item orders `tollgate.release`: each \
+             request counts as in flight until the `ttl` ends",
+            "add an item with these actions, then a `metadata` action of the key `tollgate.release` that reads \
+             `reservation`, and `apply_on_stream_done: true`",
+        );
+    }
     if charging == RuleCharging::Released && !is_released() {
         found.warning(
             Trap::NoRelease,
@@ -146,6 +156,7 @@ fn give_back(
             "which were not charged if the rule has `count: admitted` or `reserve`, or if several replicas share a \
              Redis",
         ),
+        RuleCharging::Slots => return,
         RuleCharging::Admitted | RuleCharging::Reserved | RuleCharging::Released => (
             TrapSeverity::Warning,
             "which a rule of this descriptor never charged",

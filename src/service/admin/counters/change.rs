@@ -1,6 +1,7 @@
 //! Changes to the counters of some descriptors.
 //!
-//! A reset gives back all hits that a counter holds; a grant gives back as many as should pass beyond the limit. Both
+//! A reset gives back all hits that a counter holds, and frees all slots; a grant gives back as many as should pass
+//! beyond the limit. Both
 //! go through the stores like any give-back: in one step with the peek at the counter, and past the over-limit caches,
 //! which then no longer trust what they know of the counter.
 
@@ -23,7 +24,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::{CounterStates, IncrementSpec, KeyFormat, Operation},
+        counter::{CounterKind, CounterStates, IncrementSpec, KeyFormat, Operation},
         request::{Descriptor, Hits, Request},
     },
     foundation::printable::Shown,
@@ -115,7 +116,11 @@ pub(super) async fn change(
 impl Change {
     /// The increment that makes the change. `spec` is a peek, and `hits` are the descriptor's.
     fn spec(self, spec: IncrementSpec, hits: Hits) -> IncrementSpec {
+        let has_slots = matches!(spec.method, CounterKind::Slots { .. });
         let (operation, hits) = match self {
+            // It frees all of them.
+            Self::Reset if has_slots => (Operation::Grant, 1),
+            Self::Grant if has_slots => return spec,
             Self::Reset => (Operation::GiveBack, Hits::MAX),
             Self::Grant => (Operation::Grant, hits.added()),
         };

@@ -52,14 +52,18 @@ impl GrantEffect {
         after: CounterState,
     ) -> Self {
         let has_window = method.facts().has_window;
+        let has_slots = matches!(method, CounterKind::Slots { .. });
         let granted = match after.is_charged {
+            _ if has_slots => 0,
             false => 0,
             true if has_window || after.after > 0 => asked,
             // The counter gave back all hits that it held.
             true => asked.min(before.after).min(limit),
         };
         let is_sketched = !after.is_charged && (after.after > 0 || method == CounterKind::Window);
-        let why_fewer = if is_sketched {
+        let why_fewer = if has_slots {
+            "its slots are freed by the ends of requests; `counters reset` frees all, and the limit is in the rules"
+        } else if is_sketched {
             "memory is full, and this value has no counter of its own but hits in a sketch, which takes no grant"
         } else if has_window {
             "its window begins with its first hit, and has not begun"
@@ -215,7 +219,16 @@ impl CounterReport {
             }
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
-            put("resetSecs", millis.div_ceil(1000).into());
+            match spec.method {
+                CounterKind::Slots { .. } if state.after > 0 => {
+                    let held_for = spec.period_millis.saturating_sub(millis);
+                    put("oldestSecs", (held_for / 1000).into());
+                }
+                CounterKind::Slots { .. } => {}
+                _ => {
+                    put("resetSecs", millis.div_ceil(1000).into());
+                }
+            }
         }
         if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
             put("granted", granted.into());
@@ -269,11 +282,14 @@ pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
 }
 
 pub(in crate::service::admin) fn limit_json(limit: &Limit) -> Value {
-    let mut fields = json!({
-        "requestsPerUnit": limit.requests_per_unit,
-        "unit": limit.period.unit().name(),
-        "unitMultiplier": limit.period.multiplier().get(),
-    });
+    let mut fields = json!({ "requestsPerUnit": limit.requests_per_unit });
+    match limit.unit() {
+        Some(unit) => {
+            fields["unit"] = unit.name().into();
+            fields["unitMultiplier"] = limit.unit_multiplier().into();
+        }
+        None => fields["ttlSecs"] = limit.period.secs().into(),
+    }
     if let Algorithm::TokenBucket { burst } = limit.algorithm {
         fields["burst"] = burst.into();
     }

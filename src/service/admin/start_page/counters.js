@@ -87,7 +87,7 @@ function counterTable(domain, counters, hasActions) {
     const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, algorithm, digest } = counter;
     const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
     const per = limit?.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit?.unit;
-    const rate = limit ? `${number(limit.requestsPerUnit)} per ${per}` : "no rule in use";
+    const rate = limit ? `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}` : "no rule in use";
     const isOver = remaining === 0 && !isSpared(rule);
     return make(
       "tr",

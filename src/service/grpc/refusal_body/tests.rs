@@ -32,7 +32,7 @@ fn rule(id: RuleId, key: &str) -> Rule {
         shadow_mode: false,
         quota_mode: false,
         counts: Default::default(),
-        reserve: None,
+        lease: None,
         on_store_loss: Default::default(),
         refusal: Some(Arc::new(RuleRefusal {
             content_type: "text/plain".to_owned(),

@@ -15,7 +15,7 @@ use crate::{
     core::{
         decision::Code,
         lease::token::LeaseToken,
-        limit::{Allows, CountPolicy, Limit, MissingCost, NearRatio, Reserve, Rule},
+        limit::{Allows, CountPolicy, LeasePolicy, Limit, MissingCost, NearRatio, Reserve, Rule},
         matcher::Matcher,
         request::{Entry, Hits, Request},
         window::{Period, Unit},
@@ -123,10 +123,10 @@ fn matcher(variant: usize, missing: MissingCost) -> Matcher {
     let root = matcher.insert_domain(b"d");
     let node = matcher.insert(root, b"tenant", b"").unwrap();
     matcher.set_rule(node, |id| Rule {
-        reserve: Some(Reserve {
+        lease: Some(LeasePolicy::Reserve(Reserve {
             estimate: Some(ESTIMATE),
             missing,
-        }),
+        })),
         counts: CountPolicy::Admitted,
         ..Rule::plain(id, "d.tenant", Allows::Within(limits(variant).into()))
     });
@@ -176,7 +176,7 @@ struct History {
 impl History {
     fn new(seed: u64) -> Self {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
-        let (returns, task) = Returns::new();
+        let (returns, task) = Returns::new(Arc::default());
         let mut tasks = JoinSet::new();
         tasks.spawn(task.run());
         let store = SlowStore {
@@ -254,8 +254,9 @@ impl History {
         let leases = &self.limiter.leases;
         let answer = {
             let check = self.limiter.check(&request, now, &deadline, |decision, _| {
-                let parts = decision.leased.iter().map(|(_, part)| *part);
-                (decision.overall, leases.token(parts, now))
+                let leased = decision.leased.as_deref();
+                let token = leased.and_then(|leased| leases.token(leased, now));
+                (decision.overall, token)
             });
             let mut check = std::pin::pin!(check);
             let mut left = patience;

@@ -5,8 +5,8 @@
 -- KEYS: the counters, all of one hash slot.
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
---       limit, period in milliseconds, and either the seconds that a window's counter may live or the
---       tokens that flow into a bucket in a period. One more argument follows if the hits came late: how
+--       limit, period in milliseconds, and either the seconds that a window's counter may live, the
+--       tokens that flow into a bucket in a period, or the lease that names slots. One more argument follows if the hits came late: how
 --       many milliseconds ago they came.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
@@ -23,12 +23,14 @@ local SKEW = 24 * 60 * 60 * 1000
 local MOST = 2 ^ 62
 local FIELDS = 8
 
+local function server_time()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
 local now = tonumber(ARGV[1])
 local is_one_clock = now < 0
-if is_one_clock then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
+if is_one_clock then now = server_time() end
 
 -- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
 local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
@@ -390,6 +392,55 @@ ways.t = {
   end,
 }
 
+-- A sorted set: each slot that is taken, and when it leaves by this server's clock. The slots of a lease are
+-- named by it: 17, 17:2, 17:3 and so on.
+local function slot(c, index)
+  return index == 1 and c.extra_text or c.extra_text .. ':' .. index
+end
+
+ways.c = {
+  look = function(c)
+    c.now = server_time()
+    local latest = text(c.now + c.period)
+    redis.call('ZREMRANGEBYSCORE', c.key, '-inf', text(c.now))
+    -- They were taken by a clock that was ahead.
+    for _, ahead in ipairs(redis.call('ZRANGEBYSCORE', c.key, '(' .. latest, '+inf')) do
+      redis.call('ZADD', c.key, latest, ahead)
+    end
+    c.held = redis.call('ZCARD', c.key)
+  end,
+  held_after = function(c, ahead)
+    local own = 0
+    while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
+    return c.held - own + ahead
+  end,
+  charge = function(c)
+    if c.hits < 0 then
+      local index = 1
+      while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
+    elseif not redis.call('ZSCORE', c.key, c.extra_text) then
+      local latest = text(c.now + c.period)
+      for index = 1, c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
+      redis.call('PEXPIRE', c.key, text(c.period + GRACE))
+    end
+    c.held = redis.call('ZCARD', c.key)
+  end,
+  -- No hits pass beyond the limit: all slots are freed.
+  grant = function(c)
+    redis.call('DEL', c.key)
+    c.held = 0
+    return true
+  end,
+  resets_in = function(c)
+    local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
+    return oldest[2] and oldest[2] - c.now or 0
+  end,
+  -- Most slots are freed by their requests, and not by time.
+  retry_in = function(c)
+    return math.min(c.algorithm.resets_in(c), 1000)
+  end,
+}
+
 -- The most hits that a window may owe.
 local MOST_OWED = 2 ^ 52
 
@@ -426,6 +477,7 @@ for i, key in ipairs(KEYS) do
     limit = tonumber(ARGV[at + 5]),
     period = tonumber(ARGV[at + 6]),
     extra = tonumber(ARGV[at + 7]),
+    extra_text = ARGV[at + 7],
   }
   c.added = math.max(c.hits, 0)
   c.algorithm.look(c)

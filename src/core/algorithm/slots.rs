@@ -1,0 +1,218 @@
+//! Slots: how many requests are in flight. Each takes its slots under the name of its lease, and frees them by it.
+
+use std::collections::VecDeque;
+
+use crate::core::counter::{CounterKind, IncrementSpec};
+
+/// A caller of a full counter is to come back after so many milliseconds, or when the oldest slot leaves: most slots
+/// are freed by their requests and not by time.
+pub(super) const LONGEST_RETRY_MILLIS: u64 = 1_000;
+
+/// The slots that are taken.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Slots {
+    /// In the order in which they leave, which is that in which they were taken.
+    taken: VecDeque<SlotsOfLease>,
+}
+
+/// The slots of one request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SlotsOfLease {
+    lease: u64,
+    slots: u64,
+    /// When they are free again without a release.
+    leave_at: u64,
+}
+
+fn lease_of(spec: &IncrementSpec) -> u64 {
+    match spec.method {
+        CounterKind::Slots { lease } => lease.get(),
+        _ => 0,
+    }
+}
+
+impl Slots {
+    /// The slots that are taken at `now`.
+    pub(super) fn held(&self, now: u64) -> u64 {
+        self.live(now).map(|one| one.slots).sum()
+    }
+
+    /// Those of the lease that `spec` names.
+    pub(super) fn of_lease(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let mut live = self.live(now);
+        live.find(|one| one.lease == lease_of(spec))
+            .map_or(0, |one| one.slots)
+    }
+
+    fn live(&self, now: u64) -> impl Iterator<Item = &SlotsOfLease> {
+        self.taken.iter().filter(move |one| one.leave_at > now)
+    }
+
+    /// Takes slots for the lease that `spec` names, unless it has some, or frees all of them. Hits that are given back
+    /// without a lease free none.
+    pub(super) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        self.taken.retain(|one| one.leave_at > now);
+        let lease = lease_of(spec);
+        let place = self.taken.iter().position(|one| one.lease == lease);
+        match place {
+            Some(place) if spec.taken_off() > 0 && lease != 0 => {
+                self.taken.remove(place);
+            }
+            None if spec.added() > 0 => self.taken.push_back(SlotsOfLease {
+                lease,
+                slots: spec.added(),
+                leave_at: now.saturating_add(spec.period_millis),
+            }),
+            _ => {}
+        }
+    }
+
+    /// Slots that leave later than `latest` were taken by a clock that was ahead.
+    pub(super) fn bound(&mut self, latest: u64) {
+        let ahead = self.taken.iter_mut().rev();
+        for one in ahead.take_while(|one| one.leave_at > latest) {
+            one.leave_at = latest;
+        }
+    }
+
+    /// Milliseconds until the oldest one leaves; 0 if none is taken.
+    pub(super) fn oldest_leaves_in(&self, now: u64) -> u64 {
+        self.live(now).next().map_or(0, |one| one.leave_at - now)
+    }
+
+    pub(super) fn last_leaves_at(&self) -> u64 {
+        self.taken.back().map_or(0, |one| one.leave_at)
+    }
+
+    /// The bytes of the list.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.taken.capacity() * size_of::<SlotsOfLease>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use crate::core::{
+        algorithm::AlgorithmState,
+        counter::{CounterKind, IncrementSpec, Operation, sample},
+        kind::Halves,
+        request::Hits,
+    };
+
+    const TTL: u64 = 1_000;
+
+    const START: u64 = 5_000_000;
+
+    /// Takes slots for a lease if `hits` is positive, and frees them if it is negative.
+    fn spec(lease: u64, hits: i64) -> IncrementSpec {
+        let count = hits.unsigned_abs();
+        let hits = if hits < 0 {
+            Hits::give_back(count)
+        } else {
+            Hits::add(count)
+        };
+        IncrementSpec {
+            method: CounterKind::Slots {
+                lease: Halves::new(lease),
+            },
+            period_millis: TTL,
+            ..sample::spec(5, hits)
+        }
+    }
+
+    fn slots() -> AlgorithmState {
+        AlgorithmState::new(spec(0, 0).method).unwrap()
+    }
+
+    /// The slots of each lease, and when they leave.
+    #[derive(Debug, Default)]
+    struct Model(HashMap<u64, (u64, u64)>);
+
+    impl Model {
+        fn held(&mut self, now: u64) -> i64 {
+            self.0.retain(|_, (_, leave_at)| {
+                // Taken by a clock that was ahead.
+                *leave_at = (*leave_at).min(now + TTL);
+                *leave_at > now
+            });
+            self.0
+                .values()
+                .map(|(slots, _)| slots)
+                .sum::<u64>()
+                .cast_signed()
+        }
+    }
+
+    proptest! {
+        /// Releases that are repeated, unknown or too early, clocks that step, and slots whose time is over.
+        #[test]
+        fn slots_are_those_of_requests_that_have_neither_ended_nor_outlived_them(
+            steps in prop::collection::vec((1_u64..9, -1_i64..4, -1_500_i64..1_500), 1..80),
+        ) {
+            let (mut state, mut model, mut now) = (slots(), Model::default(), START);
+            for (lease, hits, passes) in steps {
+                now = now.saturating_add_signed(passes);
+                let spec = spec(lease, hits);
+                let held = model.held(now);
+                prop_assert_eq!(state.held(&spec, now), held);
+                if hits < 0 {
+                    let own = model.0.get(&lease).map_or(0, |(slots, _)| *slots);
+                    prop_assert_eq!(state.held_after(&spec, 2, now), held - own.cast_signed() + 2);
+                    model.0.remove(&lease);
+                } else if hits > 0 {
+                    let new = (hits.unsigned_abs(), now + TTL);
+                    model.0.entry(lease).or_insert(new);
+                }
+                state.charge(&spec, now);
+                prop_assert_eq!(state.held(&spec, now), model.held(now));
+                let held = model.held(now);
+                let leaves = model.0.values().map(|(_, leave_at)| *leave_at);
+                prop_assert_eq!(state.expires_at(&spec, now), leaves.clone().max().unwrap_or(0));
+                let ends = state.ends(&spec, held, now);
+                prop_assert_eq!(ends.resets_in, leaves.min().map_or(0, |leave_at| leave_at - now));
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_leaves_when_its_time_is_over_and_not_a_millisecond_before() {
+        let mut state = slots();
+        state.charge(&spec(1, 2), START);
+        state.charge(&spec(2, 1), START + 1);
+        for (passed, held) in [(TTL - 1, 3), (TTL, 1), (TTL + 1, 0)] {
+            assert_eq!(state.held(&spec(3, 0), START + passed), held, "{passed}");
+        }
+    }
+
+    #[test]
+    fn a_full_counter_is_asked_again_after_a_second_at_most() {
+        for (lease, passed, retry_in) in [(1, 0, 1_000), (2, 400, 600)] {
+            let mut state = slots();
+            let full = spec(lease, 5);
+            state.charge(&full, START);
+            let ends = state.ends(&spec(9, 1), 5, START + passed);
+            assert_eq!(ends.retry_in, Some(retry_in));
+        }
+        let ends = slots().ends(&spec(9, 6), 0, START);
+        assert_eq!(ends.retry_in, None);
+    }
+
+    #[test]
+    fn hits_that_are_given_back_without_a_lease_free_nothing_and_a_grant_frees_all() {
+        let mut state = slots();
+        state.charge(&spec(0, 1), START);
+        state.charge(&spec(7, 1), START);
+        state.charge(&spec(0, -1), START);
+        assert_eq!(state.held(&spec(0, 0), START), 2);
+        let grant = IncrementSpec {
+            operation: Operation::Grant,
+            ..spec(0, 1)
+        };
+        assert!(state.grant(&grant, START));
+        assert_eq!(state.held(&spec(0, 0), START), 0);
+    }
+}

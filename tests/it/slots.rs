@@ -1,0 +1,588 @@
+//! `docs/concurrency.md`: at most so many requests in flight, through a real Envoy and directly.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use ::tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
+};
+use prost_types::value::Kind;
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::support::{
+    ask::{Client, connect, descriptor, request, send},
+    cluster::Cluster,
+    envoy::Envoy,
+    eventually, finish,
+    histories::Random,
+    http::post_json,
+    in_flight::InFlight,
+    redis::Redis,
+    tollgate::{self, Builder, Tollgate, program},
+    wait_until,
+    wall_clock::WallClock,
+};
+
+const LIMIT: u32 = 5;
+
+fn rules(ttl: &str) -> String {
+    format!(
+        "
+domain: shop
+descriptors:
+  - key: user
+    rate_limits:
+      - {{ algorithm: concurrency, requests_per_unit: {LIMIT}, ttl: {ttl} }}
+"
+    )
+}
+
+/// The page's Envoy, with other ports, a shorter timeout of the route, a retry, and a header that tells the slot.
+fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/concurrency.md");
+    let page = fs::read_to_string(path).unwrap();
+    let block = page.split("```yaml\n").nth(2).unwrap();
+    let mut page = block.split("```").next().unwrap().to_owned();
+    for (known, own) in [
+        (8000, 0),
+        (8081, grpc.port()),
+        (9000, service.address.port()),
+    ] {
+        page = page.replace(
+            &format!("port_value: {known}"),
+            &format!("port_value: {own}"),
+        );
+    }
+    let route = "route: { cluster: service, timeout: 60s }";
+    assert!(page.contains(route));
+    let indent = " ".repeat(26);
+    let slot = "%DYNAMIC_METADATA(envoy.filters.http.ratelimit:reservation)%";
+    let more = format!(
+        "route: {{ cluster: service, timeout: 0.3s, retry_policy: {{ retry_on: \"5xx,reset\", num_retries: 1 }} }}\n\
+         {indent}request_headers_to_add: [{{ header: {{ key: x-slot, value: \"{slot}\" }} }}]"
+    );
+    let page = page.replace(route, &more);
+    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
+    Envoy::start(|| format!("{admin}{page}"))
+}
+
+/// Sends a request of user `a`. Returns its connection.
+fn begin(front: SocketAddr, path: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(front).unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-user: a\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    stream
+}
+
+/// Sends a request of user `a`, and returns the status of its answer.
+fn ask(front: SocketAddr, path: &str) -> u16 {
+    let mut reply = String::new();
+    begin(front, path).read_to_string(&mut reply).unwrap();
+    let status = reply.split(' ').nth(1);
+    let status = status.unwrap_or_else(|| panic!("no answer to {path}"));
+    status.parse().unwrap()
+}
+
+/// The slots that user `a` holds.
+fn held(server: &Tollgate) -> u64 {
+    let asked = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
+    let reply = post_json(server.debug, "/counters/get", asked).unwrap();
+    let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+    let hits = reply["descriptors"][0]["counters"][0]["hits"].as_u64();
+    hits.unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// A count of the slots of the rule.
+fn slots(server: &Tollgate, event: &str) -> u64 {
+    let name = format!("tollgate.slots_total.shop.user.{event}: ");
+    let stats = server.page("/stats");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&name));
+    line.map_or(0, |value| value.parse().unwrap())
+}
+
+/// A client that sends requests which end in all ways, and that leaves at any time.
+fn client(front: SocketAddr, seed: u64, requests: u64) {
+    let mut random = Random::new(seed);
+    for _ in 0..requests {
+        let millis = random.below(20);
+        match random.below(10) {
+            0 => drop(ask(front, &format!("/fail/{millis}"))),
+            1 => drop(ask(front, &format!("/reset/{millis}"))),
+            2 | 3 => {
+                let stream = begin(front, &format!("/answer/{}", 2 * millis));
+                thread::sleep(Duration::from_millis(random.below(30)));
+                drop(stream);
+            }
+            4 if random.below(10) == 0 => assert!([429, 504].contains(&ask(front, "/answer/600"))),
+            _ => drop(ask(front, &format!("/answer/{millis}"))),
+        }
+    }
+}
+
+/// Twelve clients at once.
+#[track_caller]
+fn check(server: impl Fn(&str) -> Builder) {
+    let seed = 42;
+    let server = server(&rules("5s")).start();
+    let service = InFlight::start();
+    let envoy = envoy(server.grpc, &service);
+    let front = envoy.listener("front");
+    // A clean run.
+    let first: Vec<_> = (0..12)
+        .map(|_| {
+            thread::spawn(move || (0..20).map(|_| ask(front, "/answer/1")).collect::<Vec<_>>())
+        })
+        .collect();
+    let statuses: Vec<_> = first
+        .into_iter()
+        .flat_map(|client| client.join().unwrap())
+        .collect();
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)));
+    wait_until("no slot is held", || held(&server) == 0);
+    let clients: Vec<_> = (0..12)
+        .map(|number| thread::spawn(move || client(front, seed + number, 200)))
+        .collect();
+    for client in clients {
+        client.join().unwrap();
+    }
+    let (arrived, late) = service.arrived();
+    // Those without an answer in time say nothing.
+    assert!(
+        4 * late < arrived,
+        "{late} of {arrived} had no answer in time"
+    );
+    assert!(arrived > 200);
+    assert_eq!(service.most(), LIMIT);
+    wait_until("no slot is held", || held(&server) == 0);
+    // Envoy is killed while requests run.
+    let running: Vec<_> = (0..8).map(|_| begin(front, "/answer/60000")).collect();
+    wait_until("all slots are taken", || held(&server) == u64::from(LIMIT));
+    drop(envoy);
+    drop(running);
+    wait_until("no slot is held after the ttl", || held(&server) == 0);
+}
+
+#[test]
+fn no_more_requests_than_the_limit_are_in_flight_in_memory() {
+    check(tollgate::with_rules);
+}
+
+#[test]
+fn no_more_requests_than_the_limit_are_in_flight_in_redis() {
+    let redis = Redis::start();
+    check(|rules| tollgate::with_rules(rules).redis(&redis));
+}
+
+#[test]
+fn no_more_requests_than_the_limit_are_in_flight_in_a_cluster() {
+    let cluster = Cluster::start(0);
+    check(|rules| tollgate::with_rules(rules).redis_at(&cluster.url(), "10s"));
+}
+
+async fn send_parts(client: &mut Client, parts: Vec<RateLimitDescriptor>) -> RateLimitResponse {
+    send(client, request("shop", parts)).await.unwrap()
+}
+
+/// Takes a slot, and returns its token and the reply.
+async fn take(client: &mut Client) -> (Option<String>, RateLimitResponse) {
+    let reply = send_parts(client, vec![descriptor(&[("user", "a")])]).await;
+    (token(&reply), reply)
+}
+
+fn token(reply: &RateLimitResponse) -> Option<String> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reservation")?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn free(client: &mut Client, token: &str) {
+    let entries = [("user", "a"), ("tollgate.release", token)];
+    let reply = send_parts(client, vec![descriptor(&entries)]).await;
+    assert_eq!(reply.overall_code(), Code::Ok);
+}
+
+/// Each way to count.
+async fn each_store(test: impl AsyncFn(Builder, &str)) {
+    test(tollgate::with_rules(&rules("1h")), "memory").await;
+    let redis = Redis::start();
+    test(tollgate::with_rules(&rules("1h")).redis(&redis), "redis").await;
+}
+
+#[tokio::test]
+async fn a_slot_is_freed_once_and_only_by_its_own_token() {
+    each_store(async |server, store| {
+        let server = server.start();
+        let mut client = connect(server.grpc).await;
+        let mut tokens = Vec::new();
+        for left in (0..LIMIT).rev() {
+            let (token, reply) = take(&mut client).await;
+            let status = &reply.statuses[0];
+            let limit = status.current_limit.as_ref().unwrap();
+            assert_eq!((limit.requests_per_unit, limit.unit), (5, 0), "{store}");
+            assert_eq!(
+                (status.limit_remaining, status.duration_until_reset),
+                (left, None)
+            );
+            assert!(
+                !reply
+                    .dynamic_metadata
+                    .unwrap()
+                    .fields
+                    .contains_key("reserved")
+            );
+            tokens.push(token.unwrap());
+        }
+        let (token, reply) = take(&mut client).await;
+        assert_eq!((token, reply.overall_code()), (None, Code::OverLimit));
+        let forged = format!("1.1.1.0{}", ".1-1".repeat(8));
+        for bad in [
+            "",
+            "x",
+            &forged,
+            &"1".repeat(65_536),
+            &tokens[0].replace("1.", "2."),
+        ] {
+            free(&mut client, bad).await;
+        }
+        assert_eq!(held(&server), 5, "{store}");
+        for _ in 0..3 {
+            free(&mut client, &tokens[0]).await;
+            assert_eq!(held(&server), 4, "{store}");
+        }
+        // Negative hits are of no request.
+        let back = RateLimitDescriptor {
+            hits_addend: Some(2),
+            is_negative_hits: true,
+            ..descriptor(&[("user", "a")])
+        };
+        send_parts(&mut client, vec![back]).await;
+        assert_eq!(held(&server), 4, "{store}");
+        // Both orders of one message, as Envoy sends them for a rule with a budget and one with slots.
+        let orders = ["tollgate.reservation", "tollgate.release"];
+        let orders = orders.map(|order| descriptor(&[("user", "a"), (order, &tokens[1])]));
+        send_parts(&mut client, orders.into()).await;
+        assert_eq!(held(&server), 3, "{store}");
+        let events = ["taken", "freed", "repeated", "expired"].map(|event| slots(&server, event));
+        // The forged token is of 1970.
+        assert_eq!(events, [5, 2, 2, 1], "{store}");
+        let reset = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
+        post_json(server.debug, "/counters/reset", reset).unwrap();
+        assert_eq!(held(&server), 0, "{store}");
+        free(&mut client, &tokens[2]).await;
+        assert_eq!(held(&server), 0, "{store}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_slot_outlives_tollgate_in_redis_and_is_freed_by_another_one() {
+    let redis = Redis::start();
+    let start = || tollgate::with_rules(&rules("1h")).redis(&redis).start();
+    let first = start();
+    let (token, _) = take(&mut connect(first.grpc).await).await;
+    drop(first);
+    let second = start();
+    assert_eq!(held(&second), 1);
+    free(&mut connect(second.grpc).await, &token.unwrap()).await;
+    assert_eq!(held(&second), 0);
+}
+
+/// The caller does not know of its slot, so tollgate frees it.
+#[tokio::test]
+async fn a_call_that_is_dropped_or_late_holds_no_slot() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules("1h")).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    take(&mut client).await;
+    redis.freeze();
+    let given_up = tokio::time::timeout(Duration::from_millis(100), take(&mut client)).await;
+    assert!(given_up.is_err());
+    let mut late = tonic::Request::new(request("shop", vec![descriptor(&[("user", "a")])]));
+    late.set_timeout(Duration::from_millis(100));
+    client.should_rate_limit(late).await.unwrap_err();
+    redis.thaw();
+    eventually("one slot is held", async || held(&server) == 1).await;
+    // Both commands were sent, and both slots freed again.
+    let (token, _) = take(&mut client).await;
+    free(&mut client, &token.unwrap()).await;
+    assert_eq!(held(&server), 1);
+}
+
+/// A release waits for Redis, because it can be repeated.
+#[tokio::test]
+async fn a_slot_that_is_freed_while_redis_is_away_is_free_when_it_is_back() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules("1h")).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    let (token, _) = take(&mut client).await;
+    redis.freeze();
+    free(&mut client, &token.unwrap()).await;
+    redis.thaw();
+    eventually("no slot is held", async || held(&server) == 0).await;
+}
+
+/// Requests that take one to three slots each, end in any order, and end again.
+async fn check_history(server: &Tollgate, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut client = connect(server.grpc).await;
+    let (mut running, mut ended): (Vec<(String, u32)>, Vec<String>) = Default::default();
+    for step in 0..600 {
+        let held_before: u32 = running.iter().map(|(_, slots)| slots).sum();
+        match random.below(5) {
+            0 | 1 => {
+                let slots = 1 + random.below(3);
+                let part = RateLimitDescriptor {
+                    hits_addend: Some(slots),
+                    ..descriptor(&[("user", "a")])
+                };
+                let reply = send_parts(&mut client, vec![part]).await;
+                let slots = u32::try_from(slots).unwrap();
+                let passes = held_before + slots <= LIMIT;
+                assert_eq!(
+                    token(&reply).is_some(),
+                    passes,
+                    "step {step} of seed {seed}"
+                );
+                running.extend(token(&reply).map(|token| (token, slots)));
+            }
+            2 | 3 if !running.is_empty() => {
+                let index = usize::try_from(random.below(running.len() as u64)).unwrap();
+                let (token, _) = running.swap_remove(index);
+                free(&mut client, &token).await;
+                ended.push(token);
+            }
+            _ if !ended.is_empty() => {
+                let index = usize::try_from(random.below(ended.len() as u64)).unwrap();
+                free(&mut client, &ended[index]).await;
+            }
+            _ => {}
+        }
+        let slots: u32 = running.iter().map(|(_, slots)| slots).sum();
+        assert_eq!(held(server), u64::from(slots), "step {step} of seed {seed}");
+    }
+}
+
+#[tokio::test]
+async fn slots_are_those_of_running_requests_on_each_store() {
+    let rules = rules("1h");
+    check_history(&tollgate::with_rules(&rules).start(), 1).await;
+    let [redis, per_second] = [(); 2].map(|()| Redis::start());
+    let one = tollgate::with_rules(&rules).redis(&redis);
+    check_history(&one.start(), 2).await;
+    redis.cli(&["flushall"]);
+    let second = per_second.url();
+    let two = tollgate::with_rules(&rules).redis(&redis);
+    let two = two.args(["--redis-per-second", "--redis-per-second-url", &second]);
+    check_history(&two.start(), 3).await;
+    let cluster = Cluster::start(0);
+    let in_cluster = tollgate::with_rules(&rules).redis_at(&cluster.url(), "10s");
+    check_history(&in_cluster.start(), 4).await;
+}
+
+/// Slots leave by the clock of Redis, whatever those of the replicas say; and that clock can step.
+#[tokio::test]
+async fn no_clock_locks_slots_or_frees_those_of_running_requests() {
+    let redis_clock = Arc::new(WallClock::start());
+    let redis = Redis::with_wall_clock(&redis_clock);
+    let clock = WallClock::start();
+    let server = tollgate::with_rules(&rules("1h"))
+        .redis(&redis)
+        .args(["--clock", "local"])
+        .with_wall_clock(&clock)
+        .start();
+    let mut client = connect(server.grpc).await;
+    clock.set(7_200);
+    let (token, _) = take(&mut client).await;
+    clock.set(-7_200);
+    assert_eq!(held(&server), 1);
+    free(&mut client, &token.unwrap()).await;
+    assert_eq!(held(&server), 0);
+    // A slot that was taken by a clock of tomorrow leaves an hour from now.
+    redis_clock.set(86_400);
+    let (token, _) = take(&mut client).await;
+    redis_clock.set(0);
+    assert_eq!(held(&server), 1);
+    redis_clock.set(3_590);
+    assert_eq!(held(&server), 1);
+    redis_clock.set(3_620);
+    assert_eq!(held(&server), 0);
+    free(&mut client, &token.unwrap()).await;
+    assert_eq!(held(&server), 0);
+}
+
+/// The share of one of two replicas is three slots. Those of before run on.
+#[tokio::test]
+async fn a_rule_that_counts_locally_has_slots_of_its_own_while_redis_is_away() {
+    let text = rules("1h").replace("- key: user", "- key: user\n    on_store_loss: local");
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(&text)
+        .redis_at(&redis.url(), "100ms")
+        .args(["--replicas", "2"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    let (before, _) = take(&mut client).await;
+    redis.kill();
+    let mut local = Vec::new();
+    for _ in 0..5 {
+        local.extend(take(&mut client).await.0);
+    }
+    assert_eq!(local.len(), 3);
+    free(&mut client, &local[0]).await;
+    assert!(take(&mut client).await.0.is_some());
+    assert_eq!(take(&mut client).await.0, None);
+    free(&mut client, &local[1]).await;
+    // It is freed in the Redis that comes back, too, where it is unknown.
+    free(&mut client, &before.unwrap()).await;
+    redis.restart();
+    eventually("Redis counts again", async || {
+        let (token, reply) = take(&mut client).await;
+        let token = token.expect("a slot is free");
+        free(&mut client, &token).await;
+        let metadata = reply.dynamic_metadata.unwrap();
+        !metadata.fields.contains_key("degraded")
+    })
+    .await;
+    assert_eq!(held(&server), 0);
+}
+
+#[tokio::test]
+async fn a_reload_keeps_slots_under_another_limit_and_begins_anew_with_another_ttl() {
+    let server = tollgate::with_rules(&rules("1h")).start();
+    let mut client = connect(server.grpc).await;
+    let mut tokens = Vec::new();
+    for _ in 0..4 {
+        tokens.extend(take(&mut client).await.0);
+    }
+    let reload = |limit: &str, ttl: &str, shown: &str| {
+        let text = rules(ttl).replace(
+            "requests_per_unit: 5",
+            &format!("requests_per_unit: {limit}"),
+        );
+        fs::write(server.rules().join("rules.yaml"), text).unwrap();
+        wait_until("the new rule is in force", || {
+            server.page("/rules").contains(shown)
+        });
+    };
+    reload("3", "1h", r#""rate":"3 in flight""#);
+    free(&mut client, &tokens[0]).await;
+    assert_eq!(take(&mut client).await.0, None);
+    free(&mut client, &tokens[1]).await;
+    assert!(take(&mut client).await.0.is_some());
+    reload("3", "30m", r#""ttlSecs":1800"#);
+    assert_eq!(held(&server), 0);
+    assert!(take(&mut client).await.0.is_some());
+    free(&mut client, &tokens[2]).await;
+    assert_eq!(held(&server), 1);
+}
+
+/// Prints what a user of the commands reads.
+#[tokio::test]
+async fn commands_tell_how_many_requests_are_in_flight_and_for_how_long() {
+    let server = tollgate::with_rules(&rules("1h")).start();
+    let mut client = connect(server.grpc).await;
+    let run = |args: &[&str]| {
+        let port = format!("http://{}", server.debug);
+        let output = finish(program().args(args).args(["--server", &port]));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let explain = || run(&["explain", "--domain", "shop", "-d", "user=a"]);
+    assert!(explain().contains(
+        "limit 5 in flight: concurrency, each for 1h at most\n    none in flight, 5 left"
+    ));
+    for _ in 0..LIMIT {
+        take(&mut client).await;
+    }
+    let explained = explain();
+    assert!(
+        explained.contains("5 in flight, 0 left, the oldest for 0s"),
+        "{explained}"
+    );
+    let counter = run(&["counters", "get", "--domain", "shop", "-d", "user=a"]);
+    assert!(
+        counter.contains("5 of 5 in flight, 0 left, the oldest for 0s; concurrency"),
+        "{counter}"
+    );
+    let granted = run(&[
+        "counters", "grant", "--domain", "shop", "-d", "user=a", "--hits", "2",
+    ]);
+    assert!(
+        granted.contains("nothing granted (its slots are freed by the ends of requests"),
+        "{granted}"
+    );
+    let listed = run(&["counters", "list", "--domain", "shop"]);
+    assert!(listed.contains("5 of 5 in flight"), "{listed}");
+    let reset = run(&["counters", "reset", "--domain", "shop", "-d", "user=a"]);
+    assert!(reset.contains("5 -> 0 of 5 in flight"), "{reset}");
+}
+
+/// Eight clients of two replicas, while Redis and then one replica are killed. Redis keeps its data.
+#[tokio::test]
+async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
+    let mut redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let start = || tollgate::with_rules(&rules("10s")).redis(&redis).start();
+    let (first, second) = (start(), start());
+    let (running, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let passed = Arc::new(AtomicI64::new(0));
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut clients = JoinSet::new();
+    for number in 0..8 {
+        let (running, most, passed) = (running.clone(), most.clone(), passed.clone());
+        let is_over = is_over.clone();
+        let addresses = [first.grpc, second.grpc];
+        clients.spawn(async move {
+            let mut random = Random::new(number);
+            let mut connections = [connect(addresses[0]).await, connect(addresses[1]).await];
+            while !is_over.load(SeqCst) {
+                let [one, other] =
+                    [random.below(2), random.below(2)].map(|index| usize::from(index == 1));
+                let asked = request("shop", vec![descriptor(&[("user", "a")])]);
+                let reply = send(&mut connections[one], asked).await;
+                let Some(token) = reply.ok().as_ref().and_then(token) else {
+                    sleep(Duration::from_millis(1)).await;
+                    continue;
+                };
+                most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
+                passed.fetch_add(1, SeqCst);
+                sleep(Duration::from_millis(random.below(10))).await;
+                running.fetch_sub(1, SeqCst);
+                let entries = [("user", "a"), ("tollgate.release", &*token)];
+                for connection in [other, 1 - other] {
+                    let free = request("shop", vec![descriptor(&entries)]);
+                    if send(&mut connections[connection], free).await.is_ok() {
+                        break;
+                    }
+                }
+            }
+        });
+    }
+    let passing = async |more: i64| {
+        let before = passed.load(SeqCst);
+        eventually("requests pass", async || {
+            passed.load(SeqCst) >= before + more
+        })
+        .await;
+    };
+    passing(200).await;
+    redis.kill();
+    redis.restart();
+    passing(200).await;
+    drop(first);
+    passing(200).await;
+    is_over.store(true, SeqCst);
+    clients.join_all().await;
+    assert!(most.load(SeqCst) <= LIMIT.into(), "{most:?}");
+    wait_until("no slot is held", || held(&second) == 0);
+}
