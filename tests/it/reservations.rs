@@ -168,8 +168,8 @@ fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
     let filter: serde_yaml::Value = serde_yaml::from_str(filter).unwrap();
     let manager = &mut bootstrap["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
         [0]["typed_config"];
-    let filters = manager["http_filters"].as_sequence_mut().unwrap();
-    filters.insert(0, filter["http_filters"][0].clone());
+    // In the place of the one that reads the header.
+    manager["http_filters"][0] = filter["http_filters"][0].clone();
     let route =
         &mut manager["route_config"]["virtual_hosts"][0]["routes"][0]["typed_per_filter_config"];
     let own = filter["typed_per_filter_config"]
