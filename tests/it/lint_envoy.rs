@@ -229,10 +229,22 @@ fn a_dump_of_a_real_envoy_has_the_traps_of_its_bootstrap() {
             "explicit_http_config: { http2_protocol_options: {} }",
             "explicit_http_config: { http_protocol_options: {} }",
         );
+    // The dump has the version of this Envoy, which its bootstrap has not.
+    let late = good.replace(
+        "domain: shop\n",
+        "domain: shop\n                      rate_limits: [{ actions: [{ remote_address: {} }], hits_addend: { format: \
+         \"%RESP(x-tokens)%\" }, apply_on_stream_done: true }]\n",
+    );
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("late.yaml");
+    fs::write(&file, &late).unwrap();
+    let (_, said) = lint(&file, None);
+    assert!(said.contains(": [late-header] "), "{said}");
     let rules = root("config");
     for (bootstrap, expected) in [
         (good, &[][..]),
         (bad, &["authority", "hits-addend", "http2", "timeout"]),
+        (late, &["hidden-limits", "stream-done"]),
     ] {
         let envoy = Envoy::start(|| bootstrap.clone());
         let folder = TempDir::new().unwrap();

@@ -12,6 +12,13 @@ const ALWAYS_KNOWN: [&str; 6] = [
     "REQUEST_HEADER",
 ];
 
+/// A part of an answer that hits can be read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerPart {
+    Headers,
+    Trailers,
+}
+
 /// Whether an item that is sent at the end of the stream has hits for a refused request. A number always has a value,
 /// and without `hits_addend` there is one hit.
 pub(super) fn has_value_on_refusal(item: &DocumentValue<'_>) -> bool {
@@ -30,7 +37,17 @@ pub(super) fn request_headers<'d>(item: &DocumentValue<'d>) -> Vec<&'d str> {
     }
 }
 
-fn format<'d>(item: &DocumentValue<'d>) -> Option<&'d str> {
+/// The part of the answer that the hits are read from.
+pub(super) fn part_of_answer(item: &DocumentValue<'_>) -> Option<AnswerPart> {
+    match format(item).and_then(command)?.0 {
+        "RESP" | "RESPONSE_HEADER" => Some(AnswerPart::Headers),
+        "TRAILER" | "RESPONSE_TRAILER" => Some(AnswerPart::Trailers),
+        _ => None,
+    }
+}
+
+/// The text of the format, unless it is empty.
+pub(super) fn format<'d>(item: &DocumentValue<'d>) -> Option<&'d str> {
     let format = item.at(&["hits_addend", "format"])?.text()?;
     Some(format).filter(|format| !format.is_empty())
 }

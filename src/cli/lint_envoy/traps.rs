@@ -15,7 +15,7 @@ pub(super) use self::{
     filter::{behind_router, http_filter, quota_filter, tcp_filter},
     items::{item, items, single_item},
     no_filter::{is_router_name, is_usual_name, resembles_filter, unknown_filter, untyped},
-    orders::costs,
+    orders::{costs, late_headers},
     patches::patch,
     routes::{configured, route, virtual_host},
     scope::{called_services, scope},

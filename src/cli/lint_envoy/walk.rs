@@ -52,6 +52,8 @@ pub(super) struct EnvoyWalk<'d> {
     clusters: BTreeMap<String, DocumentValue<'d>>,
     /// Whether the file is a dump of a running Envoy.
     is_dump: bool,
+    /// The version of that Envoy, major and minor, if the dump has it.
+    version: Option<(u64, u64)>,
     is_bootstrap: bool,
     /// Whether more clusters can arrive from a control plane or from other Kubernetes resources.
     has_more_clusters: bool,
@@ -113,6 +115,10 @@ impl<'d> EnvoyWalk<'d> {
             .get("configs")
             .map_or_else(Vec::new, |configs| configs.elements());
         self.is_dump |= !dumps.is_empty();
+        let mut bootstraps = dumps.iter().filter(|dump| is_bootstrap_dump(dump));
+        if let Some(version) = bootstraps.find_map(version_of) {
+            self.version = Some(version);
+        }
         if dumps.len() > 1 && dumps.iter().any(is_bootstrap_dump) {
             for dump in dumps.iter().filter(|dump| !is_bootstrap_dump(dump)) {
                 self.gather(dump, place);
@@ -250,6 +256,7 @@ impl<'d> EnvoyWalk<'d> {
             descriptors.push(item);
         }
         traps::costs(&descriptors, &mut self.findings);
+        traps::late_headers(&descriptors, self.version, &mut self.findings);
         self.scope(place.scope).descriptors.extend(descriptors);
     }
 }
@@ -258,6 +265,16 @@ impl<'d> EnvoyWalk<'d> {
 fn is_bootstrap_dump(dump: &DocumentValue<'_>) -> bool {
     let name = dump.message().map(|(name, _)| name);
     name.is_some_and(|name| name.ends_with(".BootstrapConfigDump"))
+}
+
+/// The version of the Envoy whose bootstrap is in this part of a dump.
+fn version_of(dump: &DocumentValue<'_>) -> Option<(u64, u64)> {
+    let keys = ["bootstrap", "node", "user_agent_build_version", "version"];
+    let version = dump.at(&keys)?;
+    Some((
+        version.number("major_number"),
+        version.number("minor_number"),
+    ))
 }
 
 fn is_virtual_host(value: &DocumentValue<'_>) -> bool {

@@ -74,6 +74,7 @@ pub(crate) enum Trap {
     HiddenLimits,
     HitsAddend,
     Http2,
+    LateHeader,
     ListOfOne,
     LostCost,
     MisplacedLimits,

@@ -6,7 +6,8 @@ const TENANT: &str = "{request_headers: {header_name: ':authority', descriptor_k
 const UNRESERVED: &str =
     "{generic_key: {descriptor_key: tollgate.unreserved, descriptor_value: '1'}}";
 const AT_END: &str = "apply_on_stream_done: true";
-const COST: &str = "hits_addend: {format: '%RESP(x-tokens)%'}, apply_on_stream_done: true";
+const COST: &str =
+    "hits_addend: {format: '%DYNAMIC_METADATA(llm:tokens)%'}, apply_on_stream_done: true";
 
 /// An action that reads a field of tollgate's metadata.
 fn metadata(key: &str, field: &str) -> String {
@@ -126,14 +127,52 @@ fn a_cost_must_not_have_a_value_on_refusals() {
             reservation().replace("descriptor_key", "default_value: x, descriptor_key");
         check(&with(&by_default, always), &["Warning charged-refusals"]);
     }
-    for answer in [
-        "%RESP(x-tokens)%",
-        "%RESPONSE_HEADER(x-tokens)%",
-        "%DYNAMIC_METADATA(llm:tokens)%",
-        "%TRAILER(x-tokens)%",
+    for (answer, expected) in [
+        ("%DYNAMIC_METADATA(llm:tokens)%", &[][..]),
+        ("%RESP(x-tokens)%", &["Warning late-header"]),
+        ("%RESPONSE_HEADER(x-tokens)%", &["Warning late-header"]),
+        ("%TRAILER(x-tokens)%", &["Warning late-header"]),
     ] {
         let addend = format!("hits_addend: {{format: '{answer}'}}");
-        check(&with(UNRESERVED, &addend), &[]);
+        check(&with(UNRESERVED, &addend), expected);
+    }
+}
+
+#[test]
+fn headers_of_an_answer_are_gone_at_its_end_before_a_version() {
+    let late = |more: &str| limits(&[item(&[TENANT], ""), item(&[NAMED], more)]);
+    let of_answer = "hits_addend: {format: '%RESP(x-tokens)%'}";
+    let text = late(&format!("{of_answer}, {AT_END}"));
+    assert_eq!(found(&text, None), ["Warning late-header"]);
+    // At the request there are none either, and a route sends no addend.
+    assert_eq!(found(&late(of_answer), None), [""; 0]);
+    let on_route = format!(
+        "domains: ['*']\nroutes: []\nrate_limits:\n{}",
+        item(&[TENANT], COST)
+    )
+    .replace("%DYNAMIC_METADATA(llm:tokens)%", "%RESP(x-tokens)%");
+    assert_eq!(found(&on_route, None), ["Error hits-addend"]);
+    let dump = |version: &str| {
+        let of_dump = "type.googleapis.com/envoy.admin.v3";
+        format!(
+            "configs:\n- '@type': {of_dump}.BootstrapConfigDump\n  bootstrap: {{node: {{user_agent_build_version: \
+             {{version: {{{version}}}}}}}}}\n- {}",
+            text.replace('\n', "\n  ")
+        )
+    };
+    for (version, expected) in [
+        (
+            "major_number: 1, minor_number: 39, patch: 1",
+            &["Warning late-header"][..],
+        ),
+        ("major_number: 1, minor_number: 40", &[]),
+        ("major_number: 2", &[]),
+        ("", &["Warning late-header"]),
+    ] {
+        assert_eq!(found(&dump(version), None), expected, "{version}");
+        // Trailers are gone in all versions.
+        let trailers = dump(version).replace("RESP(", "TRAILER(");
+        assert_eq!(found(&trailers, None), ["Warning late-header"], "{version}");
     }
 }
 
@@ -175,7 +214,7 @@ fn hits_are_given_back_for_admitted_requests_only() {
     let gate = metadata("x", "reservation");
     for gated in [
         gives(&[TENANT, &gate], "number: 1"),
-        gives(&[TENANT], "format: '%RESP(x-tokens)%'"),
+        gives(&[TENANT], "format: '%DYNAMIC_METADATA(llm:tokens)%'"),
         text.replace(AT_END, "apply_on_stream_done: false"),
         text.replace("is_negative_hits: true", "is_negative_hits: false"),
     ] {

@@ -2,7 +2,7 @@
 
 use super::super::{
     actions::{self, Holder, KnownRules, OrderName, RateLimitItem, RuleCharging},
-    addend,
+    addend::{self, AnswerPart},
     finding::{Findings, Trap, TrapSeverity},
     scope::{Filter, Scope},
 };
@@ -10,6 +10,12 @@ use super::no_filter::USUAL_NAME;
 
 /// Fields in the metadata of tollgate's replies that are numbers.
 const NUMBERS: [&str; 2] = ["reserved", "hitsAddend"];
+
+/// The first Envoy, major and minor, that has the headers of the answer at the end of a stream.
+const HEADERS_SINCE: (u64, u64) = (1, 40);
+
+/// A cost that is there for real answers only, in all versions of Envoy.
+const FROM_METADATA: &str = "hits_addend: { format: \"%DYNAMIC_METADATA(tollgate:tokens)%\" }";
 
 /// Checks the items of one list for costs that are lost, or charged for refusals.
 pub(crate) fn costs(items: &[RateLimitItem<'_>], found: &mut Findings) {
@@ -38,10 +44,45 @@ pub(crate) fn costs(items: &[RateLimitItem<'_>], found: &mut Findings) {
                 Trap::ChargedRefusals,
                 addend.as_ref().unwrap_or(&item.value),
                 "refused requests have these hits as well, and are charged",
-                "take them from a value that only a real answer has, such as `hits_addend: { format: \
-                 \"%RESP(x-tokens)%\" }` for a response header of the upstream",
+                format!(
+                    "take them from a value that only a real answer has, such as `{FROM_METADATA}`, where \
+                     envoy.filters.http.header_to_metadata puts a header of the upstream"
+                ),
             );
         }
+    }
+}
+
+/// Checks the items of one list for hits that Envoy can no longer read when it sends the item. Its version is major and
+/// minor, if known.
+pub(crate) fn late_headers(
+    items: &[RateLimitItem<'_>],
+    version: Option<(u64, u64)>,
+    found: &mut Findings,
+) {
+    for item in items {
+        // From a route Envoy sends no addend at all.
+        if item.holder == Holder::Route || !item.value.is_true("apply_on_stream_done") {
+            continue;
+        }
+        let until = match addend::part_of_answer(&item.value) {
+            // An unknown version is less than all others.
+            Some(AnswerPart::Headers) if version < Some(HEADERS_SINCE) => " before Envoy 1.40",
+            Some(AnswerPart::Trailers) => "",
+            _ => continue,
+        };
+        let addend = item.value.get("hits_addend");
+        found.warning(
+            Trap::LateHeader,
+            addend.as_ref().unwrap_or(&item.value),
+            format!(
+                "`{}` has no value at the end of a stream{until}: the item is left out",
+                addend::format(&item.value).unwrap_or_default()
+            ),
+            format!(
+                "have envoy.filters.http.header_to_metadata read a header of the answer, and write `{FROM_METADATA}`"
+            ),
+        );
     }
 }
 
@@ -168,7 +209,7 @@ fn give_back(
         &addend,
         format!("refused requests give back hits, too, {consequence}"),
         "add a `metadata` action without `default_value` that reads what only admitted requests have, or use a value \
-         that only a real answer has, such as `%RESP(x-tokens)%`",
+         that only a real answer has",
     );
 }
 
