@@ -215,9 +215,8 @@ def metadata(gateway):
 def linted(gateway):
     with behind_gateway(gateway, 200):
         dump = next(dump for dump in gateway.config_dumps() if "tollgate.token-budget" in dump)
-        # Envoy Gateway's own filter may be there as well. It asks a service that reserves nothing.
-        but = [*life.MEANT, ("warning", "shared-metadata")]
-        expect_lint(gateway.programs["tollgate"], gateway.folder / "budget.json", without_drained(dump), [], but)
+        file = gateway.folder / "budget.json"
+        expect_lint(gateway.programs["tollgate"], file, without_drained(dump), [], life.MEANT)
 
 
 @case(GATEWAY, "by its own policy all 20 pass, and each costs")
@@ -300,8 +299,7 @@ def behind_mesh(meshed, estimate):
 def linted_mesh(meshed):
     with behind_mesh(meshed, 200):
         file = meshed.folder / "budget.json"
-        # The filter of envoyfilter.yaml is there as well. Its domain has no rule that reserves.
-        but = [("warning", "absent-value"), ("warning", "shared-metadata")]
+        but = [("warning", "absent-value")]
         expect_lint(meshed.programs["tollgate"], file, without_drained(meshed.gateway.dump()), [], but)
 
 

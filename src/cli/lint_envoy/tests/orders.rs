@@ -8,6 +8,8 @@ const UNRESERVED: &str =
 const AT_END: &str = "apply_on_stream_done: true";
 const COST: &str =
     "hits_addend: {format: '%DYNAMIC_METADATA(llm:tokens)%'}, apply_on_stream_done: true";
+const PER_ROUTE: &str =
+    "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
 
 /// An action that reads a field of tollgate's metadata.
 fn metadata(key: &str, field: &str) -> String {
@@ -302,6 +304,33 @@ fn each_filter_of_a_chain_has_metadata_of_its_own() {
         assert_eq!(found(&text, None), expected, "{text}");
         assert_eq!(found(&filters(NAMED, namespaces), None), [""; 0]);
     }
+    // A filter that reserves nothing writes no reservation, as beside one that a control plane made.
+    let text = filters(NAMED, ["''", "''"]);
+    let second = text.rfind("- name: l\n").unwrap();
+    let own = |name: &str, item: &str| {
+        let key = format!(
+            "typed_per_filter_config: {{{name}: {{'@type': {PER_ROUTE}, vh_rate_limits: INCLUDE, rate_limits: \
+             [{{actions: [{item}]}}]}}}}"
+        );
+        let text = format!(
+            "{}{}",
+            &text[..second],
+            text[second..].replace("- name: l\n", "- name: m\n")
+        );
+        text.replace(
+            "route: {cluster: a}",
+            &format!("route: {{cluster: a}}, {key}"),
+        )
+    };
+    for name in ["l", "m"] {
+        assert_eq!(found(&own(name, &with_order), None), [""; 0]);
+        assert_eq!(found(&own(name, TENANT), Some(ESTIMATE)), [""; 0]);
+    }
+    let both = own("m", &with_order).replace(NAMED, &with_order);
+    assert_eq!(found(&both, None), ["Warning shared-metadata"]);
+    let both = own("m", &with_order).replace(NAMED, TENANT);
+    assert_eq!(found(&both, Some(ESTIMATE)), ["Warning shared-metadata"]);
+    assert_eq!(found(&both, Some(ADMITTED)), [""; 0]);
     // A filter of a stage without items never calls.
     let text = filters(&with_order, ["''", "''"]);
     let silent = format!("{text}    stage: 3\n");

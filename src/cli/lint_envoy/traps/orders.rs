@@ -100,7 +100,7 @@ pub(super) fn orders(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &
     let mut orders = scope.descriptors.iter().filter_map(|item| item.order);
     if orders.any(|order| order != OrderName::Unreserved) {
         retried_settlements(scope, found);
-        shared_metadata(scope, found);
+        shared_metadata(scope, rules, found);
     }
 }
 
@@ -263,18 +263,18 @@ fn retried_settlements(scope: &Scope<'_>, found: &mut Findings) {
 }
 
 /// Reports filters whose replies replace the reservation of an earlier filter.
-fn shared_metadata(scope: &Scope<'_>, found: &mut Findings) {
+fn shared_metadata(scope: &Scope<'_>, rules: Option<&KnownRules<'_>>, found: &mut Findings) {
     // Outside connection managers the file does not show which filters are in one chain.
     if scope.manager.is_none() {
         return;
     }
-    let calling = scope.filters.iter();
-    let calling: Vec<_> = calling
-        .filter(|filter| scope.calls_service(filter))
+    let reserving = scope.filters.iter();
+    let reserving: Vec<_> = reserving
+        .filter(|filter| may_reserve(scope, filter, rules))
         .collect();
-    for (at, filter) in calling.iter().enumerate() {
+    for (at, filter) in reserving.iter().enumerate() {
         let own = namespace(filter);
-        if calling[..at]
+        if reserving[..at]
             .iter()
             .any(|earlier| namespace(earlier) == own)
         {
@@ -289,6 +289,28 @@ fn shared_metadata(scope: &Scope<'_>, found: &mut Findings) {
                 "give each its own `metadata_namespace`, and name it in `metadata_key`",
             );
         }
+    }
+}
+
+/// Whether replies to a filter can have a reservation: it orders something for one, or a rule reserves.
+fn may_reserve(scope: &Scope<'_>, filter: &Filter<'_>, rules: Option<&KnownRules<'_>>) -> bool {
+    let mut items = scope.descriptors.iter();
+    items.any(|item| {
+        let is_charged = || {
+            let domain = item.domain.or(filter.domain.as_deref())?;
+            Some(rules?.charging(domain, item.entries.as_ref()?) >= RuleCharging::Slots)
+        };
+        is_sent_by(item, filter) && (item.order.is_some() || is_charged() == Some(true))
+    })
+}
+
+/// Whether the filter sends an item, as far as the place of the item shows.
+fn is_sent_by(item: &RateLimitItem<'_>, filter: &Filter<'_>) -> bool {
+    let path = item.value.path();
+    match item.holder {
+        Holder::Route => item.stage() == filter.stage,
+        Holder::PerRoute => path.contains(&format!(".{}.", filter.name)),
+        Holder::Filter => path.starts_with(&filter.value.path()),
     }
 }
 
