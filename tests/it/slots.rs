@@ -28,7 +28,7 @@ use crate::support::{
     histories::Random,
     http::post_json,
     in_flight::InFlight,
-    redis::Redis,
+    redis::{Monitor, Redis},
     tollgate::{self, Builder, Tollgate, program},
     wait_until,
     wall_clock::WallClock,
@@ -74,7 +74,7 @@ fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
     );
     let page = page.replace(route, &more);
     let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
-    Envoy::start(|| format!("{admin}{page}"))
+    Envoy::with_workers(4, || format!("{admin}{page}"))
 }
 
 /// Sends a request of user `a`. Returns its connection.
@@ -585,4 +585,68 @@ async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
     clients.join_all().await;
     assert!(most.load(SeqCst) <= LIMIT.into(), "{most:?}");
     wait_until("no slot is held", || held(&second) == 0);
+}
+
+#[tokio::test]
+async fn a_slot_is_taken_by_one_command_and_freed_by_another() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules("1h")).redis(&redis).start();
+    let mut client = connect(server.grpc).await;
+    // The first call loads the script.
+    let (first, _) = take(&mut client).await;
+    let sent = |monitor: &Monitor<'_>| {
+        let commands = monitor.commands();
+        let own = commands.iter().filter(|own| own.starts_with("\"EVALSHA\""));
+        own.count()
+    };
+    let monitor = redis.monitor();
+    let (token, _) = take(&mut client).await;
+    assert_eq!(sent(&monitor), 1);
+    let monitor = redis.monitor();
+    free(&mut client, &token.unwrap()).await;
+    assert_eq!(sent(&monitor), 1);
+    drop(first);
+    assert_eq!(redis.keys_without_end(), 0);
+}
+
+#[tokio::test]
+async fn each_answer_to_a_lost_store_takes_no_slot() {
+    for (answer, expected) in [
+        ("error", None),
+        ("allow", Some(Code::Ok)),
+        ("deny", Some(Code::OverLimit)),
+    ] {
+        let policy = format!("- key: user\n    on_store_loss: {answer}");
+        let text = rules("1h").replace("- key: user", &policy);
+        let mut redis = Redis::start();
+        let server = tollgate::with_rules(&text)
+            .redis_at(&redis.url(), "100ms")
+            .start();
+        let mut client = connect(server.grpc).await;
+        redis.kill();
+        let asked = request("shop", vec![descriptor(&[("user", "a")])]);
+        let reply = send(&mut client, asked).await.ok();
+        let code = reply.as_ref().map(RateLimitResponse::overall_code);
+        assert_eq!(code, expected, "{answer}");
+        assert_eq!(reply.as_ref().and_then(token), None, "{answer}");
+    }
+}
+
+/// A value without room counts its starts: it may be refused early, and never passes too often.
+#[tokio::test]
+async fn a_value_without_room_takes_no_more_slots_than_its_limit() {
+    let server = tollgate::with_rules(&rules("1h"))
+        .args(["--max-counters", "1"])
+        .start();
+    let mut client = connect(server.grpc).await;
+    let other = send_parts(&mut client, vec![descriptor(&[("user", "first")])]).await;
+    assert_eq!(other.overall_code(), Code::Ok);
+    let mut passed = 0;
+    for _ in 0..20 {
+        if let (Some(token), _) = take(&mut client).await {
+            passed += 1;
+            free(&mut client, &token).await;
+        }
+    }
+    assert_eq!(passed, LIMIT);
 }

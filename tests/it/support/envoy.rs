@@ -29,9 +29,15 @@ impl Envoy {
     /// `bootstrap` is called again for each attempt: if a port was not free after all, it can choose another one.
     #[track_caller]
     pub fn start(bootstrap: impl Fn() -> String) -> Self {
+        Self::with_workers(2, bootstrap)
+    }
+
+    /// [`Self::start`] with so many threads.
+    #[track_caller]
+    pub fn with_workers(workers: u32, bootstrap: impl Fn() -> String) -> Self {
         let mut said = String::new();
         for _ in 0..10 {
-            match try_start(&bootstrap()) {
+            match try_start(&bootstrap(), workers) {
                 Ok(envoy) => return envoy,
                 Err(log) if log.contains("Address already in use") => said = log,
                 Err(log) => panic!("Envoy ended:\n{log}"),
@@ -138,13 +144,17 @@ const UPSTREAM_CLUSTER: &str = r#"    - name: service
 "#;
 
 /// Returns its output if it ended instead of becoming ready.
-fn try_start(bootstrap: &str) -> Result<Envoy, String> {
+fn try_start(bootstrap: &str, workers: u32) -> Result<Envoy, String> {
     let folder = TempDir::new().unwrap();
     let file = |name: &str| folder.path().join(name);
     fs::write(file("envoy.yaml"), bootstrap).unwrap();
     let mut process = Process::start(
         Command::new(tool("envoy"))
-            .args(["--concurrency", "2", "--disable-hot-restart"])
+            .args([
+                "--concurrency",
+                &workers.to_string(),
+                "--disable-hot-restart",
+            ])
             .arg("--config-path")
             .arg(file("envoy.yaml"))
             .arg("--admin-address-path")

@@ -656,12 +656,8 @@ impl History {
                     .partition(|(_, change)| adds(change));
                 match unanswered {
                     Unanswered::Lost(server) => {
-                        // It is sent later, if it cannot be sent now. A node of a cluster refuses commands for two
-                        // seconds after its start, and a cost that it refuses is lost.
-                        match self.plan.store {
-                            LeaseStore::Cluster => self.model.perhaps(&added),
-                            _ => self.model.apply(&added),
-                        }
+                        // It is sent later, if it cannot be sent now.
+                        self.model.apply(&added);
                         let is_lost = given_back.iter().any(|(key, _)| self.home(key) == server);
                         if is_lost {
                             self.note("lost");

@@ -368,7 +368,8 @@ impl Probe {
         if self.must_be_master || is_of_role {
             questions.push(&[b"ROLE"]);
         }
-        if before == Some(&NodeFailure::ClusterDown) {
+        // A node of a cluster that was restarted answers PING for a while before it takes commands.
+        if before == Some(&NodeFailure::ClusterDown) || before.is_some() && self.must_be_master {
             questions.push(&[b"CLUSTER", b"INFO"]);
         }
         let replies = link.ask(&questions).await?;
