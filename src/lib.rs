@@ -174,6 +174,7 @@ mod store {
     }
     pub(crate) mod replicas;
     pub(crate) mod returns;
+    pub(crate) mod slices;
     mod split;
 }
 

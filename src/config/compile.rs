@@ -274,7 +274,7 @@ impl<'a> Compiler<'a, '_> {
         for (at, fault) in faults {
             self.report(file, at, path, fault);
         }
-        if let Some(LeasePolicy::Reserve(_)) = lease {
+        if let Some(LeasePolicy::Reserve(_) | LeasePolicy::Slices) = lease {
             let names = compiled.iter().filter_map(|limit| limit.name.clone());
             self.reserving.extend(names);
         }
@@ -311,13 +311,18 @@ impl<'a> Compiler<'a, '_> {
 
     /// Reports settings of limits that are not there.
     fn without_limits(&mut self, file: &File, path: &str, descriptor: &DescriptorNode) {
-        if let Some(reserve) = &descriptor.reserve {
+        let reserve = descriptor.reserve.as_ref().map(|keys| ("reserve", keys.at));
+        let accuracy = descriptor
+            .accuracy
+            .as_ref()
+            .map(|word| ("accuracy", word.at));
+        for (key, at) in reserve.into_iter().chain(accuracy) {
             let fault = Fault::DoesNotGo {
-                key: "reserve",
+                key,
                 with: "a descriptor without limits",
                 fix: "write it beside `rate_limits`",
             };
-            self.report(file, reserve.at, path, fault);
+            self.report(file, at, path, fault);
         }
     }
 
@@ -479,7 +484,7 @@ impl<'a> Compiler<'a, '_> {
             let fault = if self.reserving.contains(by.replaces.as_str()) {
                 Fault::DoesNotGo {
                     key: "replaces",
-                    with: "a limit of a rule with `reserve`",
+                    with: "a limit of a rule with `reserve` or `exact-leased`",
                     fix: "replace another one: what this limit had not charged would be given back to it",
                 }
             } else if !self.names.contains_key(&by.replaces) {

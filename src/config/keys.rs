@@ -72,7 +72,7 @@ pub(super) const MERGE: &str = "<<";
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
-const KEYS: [Key; 39] = [
+const KEYS: [Key; 40] = [
     key("domain", &[File], Text)
         .about("The set of rules that requests name.")
         .examples(&["shop"]),
@@ -114,6 +114,9 @@ const KEYS: [Key; 39] = [
     key("reserve", &[Descriptor], Map(Reserve))
         .about("Charges hits before they are used, and settles them with their cost at the end of the stream.")
         .examples(&["{estimate: 800}", "{}"]),
+    key("accuracy", &[Descriptor], Text)
+        .about("How hits reach Redis: one by one, or in slices that each worker charges in advance. Both are exact.")
+        .words(&["exact", "exact-leased"]).or("exact"),
     key("metadata", &[Descriptor], FreeForm)
         .about("Data that is returned with the decision, for Envoy's later filters.")
         .examples(&["{team: search}"]),

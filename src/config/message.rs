@@ -205,6 +205,7 @@ impl MessageReader<'_> {
             value_to_metric: descriptor.value_to_metric,
             metadata: descriptor.metadata.as_ref().map(|from| Arc::new(map(from))),
             reserve: descriptor.reserve.as_ref().map(reserve),
+            accuracy: word(&descriptor.accuracy),
             own: DefaultKeys {
                 count: word(&descriptor.count),
                 on_store_loss: word(&descriptor.on_store_loss),

@@ -64,6 +64,7 @@ pub(super) struct DescriptorNode {
     pub(super) value_to_metric: bool,
     pub(super) metadata: Option<Arc<Metadata>>,
     pub(super) reserve: BoxedOption<ReserveKeys>,
+    pub(super) accuracy: BoxedOption<LocatedText>,
     pub(super) own: DefaultKeys,
     pub(super) descriptors: Vec<Self>,
 }

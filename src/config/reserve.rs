@@ -1,4 +1,4 @@
-//! The key `reserve` and the algorithm `concurrency` → a [`LeasePolicy`], with every error.
+//! The keys `reserve` and `accuracy` and the algorithm `concurrency` → a [`LeasePolicy`], with every error.
 
 use super::{
     algorithm::{Faults, unknown},
@@ -20,11 +20,13 @@ pub(super) fn lease(
     is_unlimited: bool,
     faults: &mut Faults,
 ) -> Option<LeasePolicy> {
+    let has_slots = limits.iter().any(Limit::is_concurrency);
+    let slices = slices(descriptor, limits, is_unlimited, faults);
     if let Some(reserve) = reserve(descriptor, limits, is_unlimited, faults) {
         return Some(LeasePolicy::Reserve(reserve));
     }
-    if !limits.iter().any(Limit::is_concurrency) {
-        return None;
+    if !has_slots {
+        return slices;
     }
     if let Some(word) = counts_all(descriptor) {
         let fault = Fault::DoesNotGo {
@@ -35,6 +37,51 @@ pub(super) fn lease(
         faults.push((word.at, fault));
     }
     Some(LeasePolicy::Slots)
+}
+
+/// Whether the rule is counted in slices.
+fn slices(
+    descriptor: &DescriptorNode,
+    limits: &[Limit],
+    is_unlimited: bool,
+    faults: &mut Faults,
+) -> Option<LeasePolicy> {
+    let word = descriptor.accuracy.as_deref()?;
+    match word.text.as_str() {
+        "exact" => return None,
+        "exact-leased" => {}
+        _ => {
+            faults.push(unknown("accuracy", word, "exact or exact-leased"));
+            return None;
+        }
+    }
+    let mut reject = |at: Option<usize>, with, fix| {
+        let key = "accuracy";
+        faults.push((at, Fault::DoesNotGo { key, with, fix }));
+    };
+    if is_unlimited {
+        let fix = "remove it: such a rule counts nothing";
+        reject(word.at, "`unlimited`", fix);
+    }
+    if let Some(count) = counts_all(descriptor) {
+        let fix = "remove `count: all`: slices count admitted hits only";
+        reject(count.at, "`count: all`", fix);
+    }
+    if descriptor.reserve.is_some() {
+        let fix = "remove one of them: hits are charged in advance for a worker or for a request";
+        reject(word.at, "`reserve`", fix);
+    }
+    let is_aligned = |limit: &Limit| {
+        matches!(
+            limit.algorithm,
+            Algorithm::FixedWindow | Algorithm::Calendar(_)
+        )
+    };
+    if !limits.iter().all(is_aligned) {
+        let fix = "only fixed windows without `first_hit` and calendars can be: a slice is used after it is counted";
+        reject(word.at, "the algorithm of a limit", fix);
+    }
+    Some(LeasePolicy::Slices)
 }
 
 fn counts_all(descriptor: &DescriptorNode) -> Option<&LocatedText> {

@@ -367,7 +367,7 @@ fn an_unknown_key_is_answered_with_those_of_its_level() {
         (
             "penalty: 3",
             "'penalty' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, \
-             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, metadata)",
+             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, accuracy, metadata)",
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 1, replaces: [{penalty: 3}]}",

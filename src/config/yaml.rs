@@ -154,6 +154,7 @@ impl YamlReader<'_> {
             value_to_metric: self.boolean(&fields, "value_to_metric", &path),
             metadata: self.metadata(&fields, &path),
             reserve: self.reserve(&fields, &path).map(Box::new),
+            accuracy: self.word(&fields, "accuracy", &path),
             own: self.defaults(&fields, &path),
             descriptors: self.descriptors(&fields, &path),
             key,

@@ -4,6 +4,7 @@
 pub(crate) mod mark;
 pub(crate) mod order;
 pub(crate) mod settlement;
+pub(crate) mod slice;
 #[cfg(test)]
 mod tests;
 pub(crate) mod token;

@@ -80,7 +80,7 @@ impl Rule {
     pub fn reserve(&self) -> Option<Reserve> {
         match self.lease {
             Some(LeasePolicy::Reserve(reserve)) => Some(reserve),
-            Some(LeasePolicy::Slots) | None => None,
+            Some(LeasePolicy::Slots | LeasePolicy::Slices) | None => None,
         }
     }
 
@@ -135,6 +135,8 @@ pub enum LeasePolicy {
     Reserve(Reserve),
     /// One of its limits counts the requests in flight. The hits on its others are used at once.
     Slots,
+    /// Not to a request, but to a worker: it may charge hits in advance (`accuracy: exact-leased`).
+    Slices,
 }
 
 /// How a rule reserves hits at the request, whose cost is known at the end of its stream only (`reserve`).

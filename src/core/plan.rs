@@ -251,15 +251,18 @@ impl<'a> PlanBuilder<'a, '_> {
         };
         let first = self.limits.len();
         self.identity.set(self.domain, descriptor.entries, shared);
-        let mut hits = descriptor.hits;
+        let (mut hits, mut is_sliced) = (descriptor.hits, false);
         if let Some(Rule {
             lease: Some(lease), ..
         }) = rule
         {
-            hits = match lease {
-                LeasePolicy::Reserve(reserve) => self.reserve(index, reserve, limits, descriptor),
+            match lease {
+                LeasePolicy::Reserve(reserve) => {
+                    hits = self.reserve(index, reserve, limits, descriptor);
+                }
                 LeasePolicy::Slots => self.slots(index, descriptor),
-            };
+                LeasePolicy::Slices => is_sliced = true,
+            }
         }
         for limit in limits {
             if rule.is_some() && limit.is_replaced(replaced) {
@@ -271,6 +274,7 @@ impl<'a> PlanBuilder<'a, '_> {
                 enforcement: self.enforcement(rule),
                 on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
+                is_sliced,
                 age_millis: 0,
             };
             self.batch.push(&self.identity, limit, self.now, counting);
@@ -326,13 +330,12 @@ impl<'a> PlanBuilder<'a, '_> {
         }
     }
 
-    /// Plans the slots of a descriptor, and returns its hits.
+    /// Plans the slots of a descriptor.
     #[cold]
-    fn slots(&mut self, index: u32, descriptor: &Descriptor<'_>) -> Hits {
+    fn slots(&mut self, index: u32, descriptor: &Descriptor<'_>) {
         if descriptor.hits.added() > 0 {
             self.leases.get_or_insert_default().slots.push(index);
         }
-        descriptor.hits
     }
 
     #[cold]
@@ -347,7 +350,9 @@ impl<'a> PlanBuilder<'a, '_> {
             let Allows::Within(limits) = &rule.allows else {
                 return None;
             };
-            let lease = rule.lease.filter(|_| kind != OrderKind::Unknown)?;
+            let is_ordered =
+                |lease: &LeasePolicy| kind != OrderKind::Unknown && *lease != LeasePolicy::Slices;
+            let lease = rule.lease.filter(is_ordered)?;
             let mut identity = Identity::new(self.identity.format());
             identity.set(self.domain, entries, shared);
             Some(OrderTarget {

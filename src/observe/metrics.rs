@@ -30,6 +30,7 @@ use crate::{
             health::running::Pauses,
             stats::{self as redis, RedisStats},
         },
+        slices::SliceTables,
     },
 };
 
@@ -84,6 +85,7 @@ pub struct Metrics {
     pub redis_per_second: Arc<RedisStats>,
     pub over_limit_cache: CacheStats,
     pub loss: Arc<LossStats>,
+    pub(crate) slices: Arc<SliceTables>,
     /// Work on leases that was dropped for lack of room.
     pub dropped_returns: Arc<AtomicU64>,
     pub authorities: Authorities,
@@ -271,6 +273,7 @@ impl Metrics {
         self.tasks.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
         self.loss.samples(list);
+        self.slices.samples(list);
         let dropped = self.dropped_returns.load(Relaxed);
         list.counter("tollgate.returns_dropped_total", dropped);
         self.over_limit_cache.samples(list);

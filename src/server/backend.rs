@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    num::NonZeroU32,
     pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
@@ -23,6 +24,7 @@ use crate::{
         redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
         replicas::Replicas,
         returns::Returns,
+        slices::Slices,
     },
 };
 
@@ -156,7 +158,17 @@ impl StoreBackend {
             store: store_of_all,
             per_second,
         };
-        let store = OverLimitCache::new(both, cache_bytes, caches, stats);
+        let store = Arc::new(OverLimitCache::new(both, cache_bytes, caches, stats));
+        let tables = metrics.slices.clone();
+        let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
+        tables.set_holders(replicas, worker_count(settings));
+        let store = Slices::new(store, tables, returns.clone());
+        let clock = || {
+            let clock = self.clock(settings);
+            move || clock.now()
+        };
+        tasks.on_worker.push(Box::pin(store.sweeping(clock())));
+        tasks.at_drain.push(Box::pin(store.drain(clock())));
         WorkerStore {
             store: AnyStore::Redis(Arc::new(store)),
             returns,

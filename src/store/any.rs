@@ -10,15 +10,22 @@ use crate::core::{
 };
 
 use super::{
-    loss::OnLoss, memory::MemoryStore, over_limit_cache::OverLimitCache, per_second::PerSecond,
+    loss::OnLoss,
+    memory::MemoryStore,
+    over_limit_cache::OverLimitCache,
+    per_second::PerSecond,
     redis::store::RedisStore,
+    slices::{SliceTables, Slices},
 };
+
+/// One Redis or two, behind what is known without asking them.
+type CachedRedis = OverLimitCache<PerSecond<OnLoss<RedisStore>>>;
 
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyStore {
     Memory(Arc<MemoryStore>),
-    Redis(Arc<OverLimitCache<PerSecond<OnLoss<RedisStore>>>>),
+    Redis(Arc<Slices<Arc<CachedRedis>>>),
 }
 
 impl Store for AnyStore {
@@ -67,7 +74,18 @@ impl AnyStore {
         let deadline = Deadline::of_store();
         match self {
             Self::Memory(store) => store.add_into(counts, batch, now, &deadline).await,
-            Self::Redis(store) => store.store.add_into(counts, batch, now, &deadline).await,
+            Self::Redis(store) => {
+                let past_cache = &store.store.store;
+                past_cache.add_into(counts, batch, now, &deadline).await
+            }
+        }
+    }
+
+    /// The slices of all workers; `None` if the store needs none.
+    pub(crate) fn slices(&self) -> Option<&SliceTables> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(store) => Some(store.tables()),
         }
     }
 

@@ -90,7 +90,7 @@ descriptors:
         "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or 300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)",
         "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
         "d.yaml:1:9: this `[` is not closed",
-        "e.yaml:4:5: e.x: unknown key 'limit' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, metadata)",
+        "e.yaml:4:5: e.x: unknown key 'limit' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, accuracy, metadata)",
         "failed: 10 errors, 1 warning",
     ];
     let said: Vec<_> = said.lines().collect();

@@ -133,6 +133,7 @@ mod second_reader;
 mod secrets;
 mod sentinel;
 mod shell;
+mod slices;
 mod slots;
 mod statistics;
 mod store;

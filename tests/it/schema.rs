@@ -185,6 +185,15 @@ const LIMITS: &[(&str, bool)] = &[
         "rate_limit: {algorithm: concurrency, requests_per_unit: 10000, ttl: 90 seconds}",
         true,
     ),
+    ("accuracy: exact-leased, rate_limits: [5/day]", true),
+    (
+        "accuracy: exact-leased, count: all, rate_limits: [5/day]",
+        false,
+    ),
+    (
+        "accuracy: exact-leased, rate_limit: {unit: day, requests_per_unit: 5, algorithm: sliding_log}",
+        false,
+    ),
     (
         "rate_limit: {algorithm: concurrency, requests_per_unit: 5}",
         false,

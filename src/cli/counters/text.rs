@@ -91,6 +91,9 @@ fn standing(counter: &Value) -> String {
             let _ = write!(text, " hits{}", period.unwrap_or_default());
         }
     }
+    if let Some(leased) = number(counter, "leased") {
+        let _ = write!(text, ", of which {leased} are a slice of this process");
+    }
     if let Some(effect) = granted(counter) {
         text.push_str(&effect);
     }

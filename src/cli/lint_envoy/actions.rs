@@ -239,7 +239,7 @@ impl<'m> KnownRules<'m> {
             // The default is to keep the estimate.
             Some(reserve) if reserve.missing != Default::default() => RuleCharging::Released,
             Some(_) => RuleCharging::Reserved,
-            None if rule.lease.is_some() => RuleCharging::Slots,
+            None if !rule.ttl().is_zero() => RuleCharging::Slots,
             None if rule.counts != Default::default() => RuleCharging::Admitted,
             None => RuleCharging::Any,
         });

@@ -33,7 +33,29 @@ fn of_descriptors() -> Vec<Value> {
             "then": {"anyOf": [in_value, in_key]},
         }),
         of_reserving_rules(),
+        of_sliced_rules(),
     ]
+}
+
+/// Aligned windows, which count what they admit.
+fn of_sliced_rules() -> Value {
+    let aligned = json!({
+        "algorithm": {"enum": ["fixed_window", null]},
+        "window": {"enum": ["aligned", null]},
+        "unlimited": {"enum": [false, null]},
+    });
+    json!({
+        "if": with("accuracy", json!({"const": "exact-leased"})),
+        "then": {
+            "anyOf": [{"required": ["rate_limit"]}, {"required": ["rate_limits"]}],
+            "properties": {
+                "count": {"enum": ["admitted", null]},
+                "reserve": {"type": "null"},
+                "rate_limit": {"properties": aligned},
+                "rate_limits": {"items": {"properties": aligned}},
+            },
+        },
+    })
 }
 
 /// Limits that can be settled, which count what they admit.

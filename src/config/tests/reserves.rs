@@ -1,4 +1,4 @@
-//! Reservations and slots in rule files.
+//! Reservations, slots and slices in rule files.
 
 use super::{
     load,
@@ -101,8 +101,8 @@ fn a_mistake_in_a_reservation_is_told_with_its_fix() {
             "domain: d\ndescriptors:\n  - key: a\n    reserve: {}\n    \
              rate_limits: [{name: n, unit: day, requests_per_unit: 5}]\n  - key: b\n    \
              rate_limit: {unit: day, requests_per_unit: 5, replaces: [{name: n}]}\n",
-            "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve`; replace another one: what this \
-             limit had not charged would be given back to it",
+            "7:69: d.b: `replaces` does not go with a limit of a rule with `reserve` or `exact-leased`; replace \
+             another one: what this limit had not charged would be given back to it",
         ),
     ]);
 }
@@ -169,6 +169,58 @@ fn a_mistake_in_slots_is_told_with_its_fix() {
             "rate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2h}",
             "4:69: d.k: warning: `ttl` is 2h: each end of a request that is not heard of takes a slot for so long; a \
              ttl near the longest request is best",
+        ),
+    ]);
+}
+
+#[test]
+fn a_rule_with_slices_counts_admitted_requests_in_aligned_windows() {
+    let calendar = "{unit: month, requests_per_unit: 9000000, calendar: true, time_zone: UTC}";
+    let rule = rule(&format!(
+        "accuracy: exact-leased\n    rate_limits: [10000/second, {calendar}]"
+    ));
+    assert_eq!(
+        (rule.lease, rule.counts),
+        (Some(LeasePolicy::Slices), CountPolicy::Admitted)
+    );
+    assert_eq!(
+        self::rule("accuracy: exact\n    rate_limits: [5/day]").lease,
+        None
+    );
+}
+
+#[test]
+fn a_mistake_in_slices_is_told_with_its_fix() {
+    let algorithm = "only fixed windows without `first_hit` and calendars can be: a slice is used after it is counted";
+    check_bodies(&[
+        (
+            "accuracy: 5%\nrate_limits: [5/day]",
+            "4:15: d.k: unknown accuracy '5%' (exact or exact-leased)",
+        ),
+        (
+            "accuracy: exact-leased\nrate_limit: {unit: day, requests_per_unit: 5, algorithm: sliding_window}",
+            &format!(
+                "4:15: d.k: `accuracy` does not go with the algorithm of a limit; {algorithm}"
+            ),
+        ),
+        (
+            "accuracy: exact-leased\nrate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2m}",
+            &format!(
+                "4:15: d.k: `accuracy` does not go with the algorithm of a limit; {algorithm}"
+            ),
+        ),
+        (
+            "accuracy: exact-leased\ncount: all\nrate_limits: [5/day]",
+            "5:12: d.k: `accuracy` does not go with `count: all`; remove `count: all`: slices count admitted hits only",
+        ),
+        (
+            "accuracy: exact-leased\nreserve: {}\nrate_limits: [5/day]",
+            "4:15: d.k: `accuracy` does not go with `reserve`; remove one of them: hits are charged in advance for a \
+             worker or for a request",
+        ),
+        (
+            "accuracy: exact-leased\nrate_limit: {unlimited: true}",
+            "4:15: d.k: `accuracy` does not go with `unlimited`; remove it: such a rule counts nothing",
         ),
     ]);
 }

@@ -20,6 +20,8 @@ pub struct IncrementSpec {
     pub descriptor: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
+    /// Whether a worker may charge hits of its descriptor in advance (`accuracy: exact-leased`).
+    pub is_sliced: bool,
     /// The length of the limit's period in milliseconds; for a calendar limit, that of the present
     /// window.
     pub period_millis: u64,
@@ -106,6 +108,7 @@ impl IncrementSpec {
             on_loss: _,
             descriptor: _,
             is_per_second: _,
+            is_sliced: _,
             period_millis: _,
             expires_at: _,
             age_millis: _,
@@ -185,6 +188,8 @@ pub struct DescriptorHits {
     pub enforcement: Enforcement,
     pub on_loss: OnStoreLoss,
     pub descriptor: u32,
+    /// Whether a worker may charge hits of the descriptor in advance.
+    pub is_sliced: bool,
     /// How long ago the hits came; 0 unless they were counted elsewhere while the store was lost.
     pub age_millis: u64,
 }
@@ -198,6 +203,7 @@ impl DescriptorHits {
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
+            is_sliced: false,
             age_millis: 0,
         }
     }

@@ -15,6 +15,7 @@ pub(crate) fn spec(limit: u64, hits: Hits) -> IncrementSpec {
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
         is_per_second: false,
+        is_sliced: false,
         period_millis: 60_000,
         expires_at: Timestamp::from_secs(60),
         age_millis: 0,

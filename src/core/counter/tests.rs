@@ -284,6 +284,7 @@ fn an_increment_carries_the_terms_of_its_limit() {
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
+            is_sliced: false,
             is_per_second,
             period_millis,
             expires_at: Timestamp::from_secs(now.secs() + expires_at),

@@ -332,6 +332,7 @@ impl OrderTarget<'_> {
                 _ => OnStoreLoss::Error,
             },
             descriptor: u32::try_from(outcome).unwrap_or(u32::MAX),
+            is_sliced: false,
             age_millis: 0,
         };
         batch.push(&self.identity, limit, at, counting);

@@ -124,6 +124,12 @@ impl Counters {
                 self.store.look_into(&mut counts, &batch, now).await?;
             }
             take_states(some, &counts);
+            if let Some(slices) = self.store.slices() {
+                for report in some.iter_mut() {
+                    let bytes = report.spec.map_or(0, |spec| spec.descriptor_bytes);
+                    report.leased = slices.free(&report.key, bytes);
+                }
+            }
         }
         Ok(())
     }

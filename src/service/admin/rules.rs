@@ -121,6 +121,9 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
     if let Some(LeasePolicy::Reserve(Reserve { estimate, missing })) = lease {
         fields["reserve"] = json!({"estimate": estimate, "missing": missing.name()});
     }
+    if *lease == Some(LeasePolicy::Slices) {
+        fields["accuracy"] = "exact-leased".into();
+    }
     if !replaces.is_empty() {
         let names = replaces.iter().map(|name| Value::from(&**name));
         fields["replaces"] = names.collect();

@@ -61,7 +61,9 @@ impl OverEntry {
         if spec.hits == 0 || !count.is_over(spec.limit, spec.added()) {
             return None;
         }
-        let may_be_given_back = spec.operation == Operation::Add(Charge::Admitted) && !is_one_step;
+        let is_admitted = spec.operation == Operation::Add(Charge::Admitted);
+        // Where slices are used, a count that falls meanwhile is noticed soon enough.
+        let may_be_given_back = is_admitted && !is_one_step && !spec.is_sliced;
         let has_rest = count.count() < spec.limit.cast_signed();
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;

@@ -94,6 +94,9 @@ pub(super) async fn change(
         // Before it, or what was reserved could be given back to a counter that is reset already.
         for increment in changes.iter() {
             counters.leases.record_reset(increment.key, answer.now);
+            if let Some(slices) = counters.store.slices() {
+                slices.forget(increment.key, increment.descriptor_bytes);
+            }
         }
     }
     if !changes.is_empty() {

@@ -28,6 +28,8 @@ pub(super) struct CounterReport {
     pub(super) spec: Option<IncrementSpec>,
     /// The answer to the peek.
     pub(super) state: Option<CounterState>,
+    /// The hits of it that this process charged in advance, and that no request has used.
+    pub(super) leased: u64,
     /// The state before a change.
     pub(super) before: Option<CounterState>,
     /// The hits that the change was asked to grant.
@@ -96,6 +98,7 @@ pub(super) fn counters_of(
         limit: Some((*limit).clone()),
         spec: Some(peek(increment.spec)),
         state: None,
+        leased: 0,
         before: None,
         asked: None,
     };
@@ -123,6 +126,7 @@ fn peek(spec: IncrementSpec) -> IncrementSpec {
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
         age_millis: 0,
+        is_sliced: false,
         ..spec
     }
 }
@@ -162,6 +166,7 @@ impl CounterReport {
             // The hits of a bucket follow from its limit and rate, which its key does not contain.
             spec: spec.filter(|spec| spec.limit > 0),
             state: None,
+            leased: 0,
             before: None,
             asked: None,
         }
@@ -213,6 +218,9 @@ impl CounterReport {
                 let capacity = limit.capacity();
                 let remaining = capacity.saturating_sub(state.after);
                 put("remaining", remaining.saturating_add(state.owed).into());
+            }
+            if self.leased > 0 {
+                put("leased", self.leased.into());
             }
             if state.owed > 0 {
                 put("beyondLimit", state.owed.into());
@@ -329,6 +337,7 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
         is_per_second,
+        is_sliced: false,
         period_millis: period_secs.saturating_mul(1000),
         expires_at,
         age_millis: 0,

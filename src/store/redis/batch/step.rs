@@ -104,6 +104,7 @@ pub(crate) fn write_fields(
         on_loss: _,
         descriptor,
         is_per_second: _,
+        is_sliced: _,
         period_millis,
         expires_at: _,
         age_millis: _,
