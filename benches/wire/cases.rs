@@ -143,6 +143,11 @@ pub const TOKEN_BUCKET: &str = "[{requests_per_unit: 4000000000, unit: day, algo
 pub const CALENDAR: &str = "[{requests_per_unit: 4000000000, unit: day, calendar: true, time_zone: UTC}, \
      {requests_per_unit: 4000000000, unit: month, calendar: true, time_zone: UTC}]";
 
+/// A minute, as a pair with [`LEASED`].
+pub const MINUTE: &str = "[10000000/minute]";
+/// A minute, charged in advance.
+pub const LEASED: &str = "[10000000/minute]\n        accuracy: exact-leased";
+
 const HOT: Keys = Keys::Spread(1);
 const MANY: Keys = Keys::Spread(100_000);
 const ZIPF: Keys = Keys::Zipf(100_000);
@@ -213,6 +218,24 @@ pub fn all() -> Vec<Case> {
         default("floor", Floor),
         default("bare", Bare),
         default("stock", Stock),
+        limits(MINUTE, case("memory, a minute", Memory)),
+        limits(MINUTE, case("redis, a minute", Redis)),
+        limits(LEASED, case("redis, leased", Redis)),
+        over(
+            limits(MINUTE, case("memory, a minute, one at a time", Memory)),
+            1,
+            1,
+        ),
+        over(
+            limits(MINUTE, case("redis, a minute, one at a time", Redis)),
+            1,
+            1,
+        ),
+        over(
+            limits(LEASED, case("redis, leased, one at a time", Redis)),
+            1,
+            1,
+        ),
         default("memory", Memory),
         with(default("memory, 100,000 keys", Memory), MANY),
         with(default("memory, hot key", Memory), HOT),

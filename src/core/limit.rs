@@ -227,7 +227,7 @@ impl Limit {
 
     /// Whether it counts the requests in flight. Then its period is the longest time for which one holds a slot.
     pub fn is_concurrency(&self) -> bool {
-        self.algorithm == Algorithm::Concurrency
+        matches!(self.algorithm, Algorithm::Concurrency)
     }
 
     /// The unit of its period; `None` if it limits no rate.

@@ -1,7 +1,7 @@
 // The section "Counters": what they hold, resets and grants.
 
 import { amount, ask, entries, fill, find, make, many, number } from "./dom.js";
-import { passing, problem, seconds, shown, table } from "./dom.js";
+import { oldest, passing, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 import { open as openExplain } from "./explain.js";
 import { isSpared } from "./rules.js";
@@ -84,7 +84,7 @@ async function page(domain, cursor) {
 
 function counterTable(domain, counters, hasActions) {
   const rows = counters.map((counter) => {
-    const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, algorithm, digest } = counter;
+    const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, leased, algorithm, digest } = counter;
     const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
     const per = limit?.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit?.unit;
     const rate = limit ? `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}` : "no rule in use";
@@ -100,9 +100,14 @@ function counterTable(domain, counters, hasActions) {
         rule && make("span", { class: "place" }, shown(rule, 120)),
       ),
       make("td", {}, rate, make("span", { class: "place" }, algorithm?.replace("_", " ") ?? "")),
-      amount(hits),
+      make(
+        "td",
+        { class: "number" },
+        hits == null ? "–" : number(hits),
+        leased > 0 && make("span", { class: "place" }, `${number(leased)} in a slice`),
+      ),
       amount(remaining, beyondLimit),
-      make("td", {}, seconds(resetSecs)),
+      make("td", {}, limit?.ttlSecs ? oldest(counter) : seconds(resetSecs)),
       hasActions && make("td", {}, list && rule ? actions(domain, list) : ""),
     );
   });

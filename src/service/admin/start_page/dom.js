@@ -118,6 +118,9 @@ export function seconds(value) {
   return parts.join(" ") || "0s";
 }
 
+/** How long the oldest request in flight has held its slot. */
+export const oldest = ({ oldestSecs }) => (oldestSecs == null ? "–" : `oldest for ${seconds(oldestSecs)}`);
+
 export const clockTime = (millis) =>
   new Date(millis).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 

@@ -1,7 +1,7 @@
 // The section "Explain a request".
 
 import { amount, ask, entries, entry, fill, find, make, many } from "./dom.js";
-import { number, problem, seconds, shown, table } from "./dom.js";
+import { number, oldest, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 
 export let fields = null;
@@ -153,7 +153,7 @@ function limitTable(limits, areRefused) {
       cell(limit.algorithm.replace("_", " ")),
       amount(limit.count),
       amount(limit.remaining, limit.beyondLimit),
-      cell(seconds(limit.resetSecs)),
+      cell(limit.unit ? seconds(limit.resetSecs) : oldest(limit)),
       cell(limit.over ? seconds(limit.retrySecs) : "–"),
       cell(
         make("code", { class: "counter-key" }, shown(limit.counter, 200)),
