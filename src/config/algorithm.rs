@@ -34,18 +34,7 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     let algorithm = match name.map_or("fixed_window", |word| &word.text) {
         "fixed_window" => fixed_window(limit, period, faults),
         "sliding_window" => {
-            let most = u32::MAX.into();
-            if limit.requests_per_unit > most {
-                let key = "requests_per_unit";
-                let text = format!("{} with `sliding_window`", limit.requests_per_unit);
-                let fault = Fault::OutOfRange {
-                    key,
-                    low: 0,
-                    high: most,
-                    text,
-                };
-                faults.push((limit.at, fault));
-            }
+            check_requests(limit, "sliding_window", u32::MAX, faults);
             Algorithm::SlidingWindow
         }
         "sliding_log" => {
@@ -58,17 +47,7 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
             burst: burst(limit, period, faults),
         },
         "concurrency" => {
-            if limit.requests_per_unit > Algorithm::MAX_LOGGED.into() {
-                let key = "requests_per_unit";
-                let text = format!("{} with `concurrency`", limit.requests_per_unit);
-                let fault = Fault::OutOfRange {
-                    key,
-                    low: 0,
-                    high: Algorithm::MAX_LOGGED.into(),
-                    text,
-                };
-                faults.push((limit.at, fault));
-            }
+            check_requests(limit, "concurrency", Algorithm::MAX_LOGGED, faults);
             Algorithm::Concurrency
         }
         _ => {
@@ -79,6 +58,19 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     };
     check_company(limit, &algorithm, faults);
     algorithm
+}
+
+/// Reports a number of requests that this algorithm does not count.
+fn check_requests(limit: &RateLimit, algorithm: &str, most: u32, faults: &mut Faults) {
+    if limit.requests_per_unit > most.into() {
+        let fault = Fault::OutOfRange {
+            key: "requests_per_unit",
+            low: 0,
+            high: most.into(),
+            text: format!("{} with `{algorithm}`", limit.requests_per_unit),
+        };
+        faults.push((limit.at, fault));
+    }
 }
 
 /// The longest time for which a request in flight counts, in place of a unit; `None` if `limit` counts something else,

@@ -3,7 +3,7 @@
 use super::{
     algorithm::{Faults, unknown},
     fault::Fault,
-    mirror::{DescriptorNode, LocatedText, ReserveKeys},
+    mirror::{DescriptorNode, ReserveKeys},
 };
 use crate::{
     core::{
@@ -28,14 +28,8 @@ pub(super) fn lease(
     if !has_slots {
         return slices;
     }
-    if let Some(word) = counts_all(descriptor) {
-        let fault = Fault::DoesNotGo {
-            key: "concurrency",
-            with: "`count: all`",
-            fix: "remove `count: all`: only requests that are admitted are in flight",
-        };
-        faults.push((word.at, fault));
-    }
+    let fix = "remove `count: all`: only requests that are admitted are in flight";
+    check_count(descriptor, "concurrency", fix, faults);
     Some(LeasePolicy::Slots)
 }
 
@@ -63,10 +57,6 @@ fn slices(
         let fix = "remove it: such a rule counts nothing";
         reject(word.at, "`unlimited`", fix);
     }
-    if let Some(count) = counts_all(descriptor) {
-        let fix = "remove `count: all`: slices count admitted hits only";
-        reject(count.at, "`count: all`", fix);
-    }
     if descriptor.reserve.is_some() {
         let fix = "remove one of them: hits are charged in advance for a worker or for a request";
         reject(word.at, "`reserve`", fix);
@@ -81,12 +71,23 @@ fn slices(
         let fix = "only fixed windows without `first_hit` and calendars can be: a slice is used after it is counted";
         reject(word.at, "the algorithm of a limit", fix);
     }
+    let fix = "remove `count: all`: slices count admitted hits only";
+    check_count(descriptor, "accuracy", fix, faults);
     Some(LeasePolicy::Slices)
 }
 
-fn counts_all(descriptor: &DescriptorNode) -> Option<&LocatedText> {
+/// Reports `count: all` beside a `key` that leases.
+fn check_count(
+    descriptor: &DescriptorNode,
+    key: &'static str,
+    fix: &'static str,
+    faults: &mut Faults,
+) {
     let count = descriptor.own.count.as_deref();
-    count.filter(|word| word.text == "all")
+    if let Some(word) = count.filter(|word| word.text == "all") {
+        let with = "`count: all`";
+        faults.push((word.at, Fault::DoesNotGo { key, with, fix }));
+    }
 }
 
 fn reserve(
@@ -104,14 +105,12 @@ fn reserve(
         let fix = "remove it: such a rule counts nothing";
         reject(keys.at, "`unlimited`", fix);
     }
-    if let Some(word) = counts_all(descriptor) {
-        let fix = "remove `count: all`: hits that are reserved are counted if they are admitted";
-        reject(word.at, "`count: all`", fix);
-    }
     if !limits.iter().all(is_settled) {
         let fix = "only fixed windows without `first_hit`, calendars and token buckets can be settled exactly";
         reject(keys.at, "the algorithm of a limit", fix);
     }
+    let fix = "remove `count: all`: hits that are reserved are counted if they are admitted";
+    check_count(descriptor, "reserve", fix, faults);
     Some(Reserve {
         estimate: estimate(keys, limits, faults),
         missing: missing(keys, faults),

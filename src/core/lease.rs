@@ -6,5 +6,5 @@ pub(crate) mod order;
 pub(crate) mod settlement;
 pub(crate) mod slice;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod token;

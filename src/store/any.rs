@@ -64,23 +64,6 @@ impl Store for AnyStore {
 }
 
 impl AnyStore {
-    /// [`Store::add_into`] past the over-limit cache, for looks that want the counts of this moment.
-    pub(crate) async fn look_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        let deadline = Deadline::of_store();
-        match self {
-            Self::Memory(store) => store.add_into(counts, batch, now, &deadline).await,
-            Self::Redis(store) => {
-                let past_cache = &store.store.store;
-                past_cache.add_into(counts, batch, now, &deadline).await
-            }
-        }
-    }
-
     /// The slices of all workers; `None` if the store needs none.
     pub(crate) fn slices(&self) -> Option<&SliceTables> {
         match self {

@@ -30,7 +30,8 @@ pub trait Store: Send + Sync + 'static {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// [`Self::add_into`] for hits that are counted whatever their limits: no remembered answer takes their place.
+    /// [`Self::add_into`] for hits that are counted whatever their limits, and for looks that want the counts of this
+    /// moment: no remembered answer takes their place.
     ///
     /// # Errors
     ///

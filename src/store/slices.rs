@@ -123,22 +123,27 @@ impl HeldSlice {
         self.slice.see(own, least.1, least.0);
     }
 
-    /// Increments of its counters by so many hits. None of them is answered without the store.
-    fn increments(&self, operation: Operation, hits: u64) -> Batch {
-        let mut batch = Batch::default();
-        for Increment { key, spec } in self.counters.iter() {
-            let spec = IncrementSpec {
-                operation,
-                hits,
-                enforcement: Enforcement::Refuses,
-                on_loss: OnStoreLoss::Error,
-                descriptor: 0,
-                ..spec
-            };
-            batch.append_one(Increment { key, spec });
-        }
-        batch
+    /// Gives back hits to its counters.
+    fn back(&self, hits: u64) -> Batch {
+        increments(&self.counters, Operation::GiveBack, hits)
     }
+}
+
+/// Increments of these counters by so many hits. None of them is answered without the store.
+fn increments(counters: &Batch, operation: Operation, hits: u64) -> Batch {
+    let mut batch = Batch::default();
+    for Increment { key, spec } in counters.iter() {
+        let spec = IncrementSpec {
+            operation,
+            hits,
+            enforcement: Enforcement::Refuses,
+            on_loss: OnStoreLoss::Error,
+            descriptor: 0,
+            ..spec
+        };
+        batch.append_one(Increment { key, spec });
+    }
+    batch
 }
 
 impl SliceTables {
@@ -249,7 +254,7 @@ impl<S: Store + Clone> Slices<S> {
             for (_, mut held) in lock(&own.slices).drain() {
                 let free = held.slice.end();
                 if free > 0 {
-                    left.append(&held.increments(Operation::GiveBack, free));
+                    left.append(&held.back(free));
                 }
             }
             if !left.is_empty() {
@@ -311,7 +316,7 @@ impl<S: Store + Clone> Slices<S> {
             let (name, spec) = (descriptor_name(batch, &group), batch.spec(group.start));
             let counts = &counts[group.clone()];
             let is_of_store = |count: &CounterState| !count.is_cached && !count.is_degraded;
-            if spec.hits == 0 || !counts.iter().all(is_of_store) {
+            if !counts.iter().all(is_of_store) {
                 continue;
             }
             if slices.len() >= MAX_SLICES && !slices.contains_key(name) {
@@ -327,7 +332,7 @@ impl<S: Store + Clone> Slices<S> {
                 // A window has ended, or the rule has changed.
                 let free = held.slice.turn();
                 if free > 0 {
-                    self.return_hits(held.increments(Operation::GiveBack, free), now);
+                    self.return_hits(held.back(free), now);
                 }
                 held.counters.clear();
                 for increment in batch.range(group.clone()) {
@@ -347,7 +352,7 @@ impl<S: Store + Clone> Slices<S> {
     /// Asks for more hits if it is time to, and gives back what is too much.
     fn renew(&self, held: &mut HeldSlice, now: Timestamp, steady: SteadyTime) {
         if let Some(surplus) = held.slice.surplus(&held.policy, steady) {
-            self.return_hits(held.increments(Operation::GiveBack, surplus), now);
+            self.return_hits(held.back(surplus), now);
         }
         if self.own.is_draining.load(Relaxed) {
             return;
@@ -356,7 +361,7 @@ impl<S: Store + Clone> Slices<S> {
             return;
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
-        let asked = held.increments(Operation::Add(Charge::Admitted), hits);
+        let asked = increments(&held.counters, Operation::Add(Charge::Admitted), hits);
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
         let resets = own.resets.load(Relaxed);
         let is_taken = self.returns.take(async move {
@@ -409,18 +414,7 @@ impl WorkerSlices {
         let is_draining = self.is_draining.load(Relaxed);
         let Some(held) = held.filter(|held| !is_draining && held.has(asked, range)) else {
             drop(slices);
-            let hits = hits?;
-            let mut back = Batch::default();
-            for Increment { key, spec } in asked.iter() {
-                let operation = Operation::GiveBack;
-                let spec = IncrementSpec {
-                    operation,
-                    hits,
-                    ..spec
-                };
-                back.append_one(Increment { key, spec });
-            }
-            return Some(back);
+            return hits.map(|hits| increments(asked, Operation::GiveBack, hits));
         };
         held.slice.answered(hits.unwrap_or(0));
         if is_known {
@@ -435,7 +429,7 @@ impl WorkerSlices {
         let mut surplus = Vec::new();
         slices.retain(|_, held| {
             if let Some(hits) = held.slice.surplus(&held.policy, steady) {
-                surplus.push(held.increments(Operation::GiveBack, hits));
+                surplus.push(held.back(hits));
             }
             !held.slice.is_idle()
         });

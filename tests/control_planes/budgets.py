@@ -247,34 +247,7 @@ def own(gateway):
 
 # Istio, with the tollgate that other cases use as well.
 MODEL = "10.1.0.50"
-MODEL_RESOURCES = f"""
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {{ name: llm, namespace: istio-system }}
-spec:
-  selector: {{ istio: ingressgateway }}
-  servers:
-    - {{ port: {{ number: 80, name: http, protocol: HTTP }}, hosts: [{HOST}] }}
----
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {{ name: llm, namespace: llm }}
-spec:
-  hosts: [{HOST}]
-  gateways: [istio-system/llm]
-  http:
-    - route: [{{ destination: {{ host: llm.llm.svc.cluster.local, port: {{ number: {MODEL_PORT} }} }} }}]
----
-apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {{ name: llm, namespace: llm }}
-spec:
-  hosts: [llm.llm.svc.cluster.local]
-  location: MESH_INTERNAL
-  resolution: STATIC
-  ports: [{{ number: {MODEL_PORT}, name: http, protocol: HTTP }}]
-  endpoints: [{{ address: {MODEL}, labels: {{ app: llm }} }}]
-"""
+MODEL_RESOURCES = istio.mesh_service("llm", HOST, MODEL, MODEL_PORT)
 
 
 @contextlib.contextmanager

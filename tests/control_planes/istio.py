@@ -40,40 +40,46 @@ KUBECONFIG = {
     "clusters": [{"name": "nothing", "cluster": {"server": f"http://127.0.0.1:{KUBERNETES_PORT}"}}],
     "users": [{"name": "nothing", "user": {}}],
 }
-# A service of the mesh, whose pods and Service the ServiceEntry stands for, and its way through the gateway.
+
+
+def mesh_service(name, host, address, port):
+    """A service of the mesh, whose pods and Service the ServiceEntry stands for, and its way through the gateway."""
+    return f"""
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{ name: {name}, namespace: istio-system }}
+spec:
+  selector: {{ istio: ingressgateway }}
+  servers:
+    - {{ port: {{ number: 80, name: http, protocol: HTTP }}, hosts: [{host}] }}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{ name: {name}, namespace: {name} }}
+spec:
+  hosts: [{host}]
+  gateways: [istio-system/{name}]
+  http:
+    - route: [{{ destination: {{ host: {name}.{name}.svc.cluster.local, port: {{ number: {port} }} }} }}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{ name: {name}, namespace: {name} }}
+spec:
+  hosts: [{name}.{name}.svc.cluster.local]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{{ number: {port}, name: http, protocol: HTTP }}]
+  endpoints: [{{ address: {address}, labels: {{ app: {name} }} }}]
+"""
+
+
 SHOP_RESOURCES = f"""
 apiVersion: security.istio.io/v1
 kind: PeerAuthentication
 metadata: {{ name: default, namespace: istio-system }}
 spec: {{ mtls: {{ mode: DISABLE }} }}
----
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {{ name: shop, namespace: istio-system }}
-spec:
-  selector: {{ istio: ingressgateway }}
-  servers:
-    - {{ port: {{ number: 80, name: http, protocol: HTTP }}, hosts: [{HOST}] }}
----
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {{ name: shop, namespace: shop }}
-spec:
-  hosts: [{HOST}]
-  gateways: [istio-system/shop]
-  http:
-    - route: [{{ destination: {{ host: shop.shop.svc.cluster.local, port: {{ number: {SHOP_PORT} }} }} }}]
----
-apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {{ name: shop, namespace: shop }}
-spec:
-  hosts: [shop.shop.svc.cluster.local]
-  location: MESH_INTERNAL
-  resolution: STATIC
-  ports: [{{ number: {SHOP_PORT}, name: http, protocol: HTTP }}]
-  endpoints: [{{ address: {SHOP}, labels: {{ app: shop }} }}]
-"""
+---{mesh_service("shop", HOST, SHOP, SHOP_PORT)}"""
 RULES = """
 domain: shop
 descriptors:

@@ -39,40 +39,33 @@ fn of_descriptors() -> Vec<Value> {
 
 /// Aligned windows, which count what they admit.
 fn of_sliced_rules() -> Value {
-    let aligned = json!({
-        "algorithm": {"enum": ["fixed_window", null]},
-        "window": {"enum": ["aligned", null]},
-        "unlimited": {"enum": [false, null]},
-    });
-    json!({
-        "if": with("accuracy", json!({"const": "exact-leased"})),
-        "then": {
-            "anyOf": [{"required": ["rate_limit"]}, {"required": ["rate_limits"]}],
-            "properties": {
-                "count": {"enum": ["admitted", null]},
-                "reserve": {"type": "null"},
-                "rate_limit": {"properties": aligned},
-                "rate_limits": {"items": {"properties": aligned}},
-            },
-        },
-    })
+    let is_sliced = with("accuracy", json!({"const": "exact-leased"}));
+    let mut rule = leasing(is_sliced, json!(["fixed_window", null]));
+    rule["then"]["properties"]["reserve"] = json!({"type": "null"});
+    rule
 }
 
 /// Limits that can be settled, which count what they admit.
 fn of_reserving_rules() -> Value {
-    let settled = json!({
-        "algorithm": {"enum": ["fixed_window", "token_bucket", null]},
+    let reserves = with("reserve", json!({"type": "object"}));
+    leasing(reserves, json!(["fixed_window", "token_bucket", null]))
+}
+
+/// A rule that leases has limits by one of these algorithms, in aligned windows, and counts what they admit.
+fn leasing(condition: Value, algorithms: Value) -> Value {
+    let limit = json!({
+        "algorithm": {"enum": algorithms},
         "window": {"enum": ["aligned", null]},
         "unlimited": {"enum": [false, null]},
     });
     json!({
-        "if": with("reserve", json!({"type": "object"})),
+        "if": condition,
         "then": {
             "anyOf": [{"required": ["rate_limit"]}, {"required": ["rate_limits"]}],
             "properties": {
                 "count": {"enum": ["admitted", null]},
-                "rate_limit": {"properties": settled},
-                "rate_limits": {"items": {"properties": settled}},
+                "rate_limit": {"properties": limit},
+                "rate_limits": {"items": {"properties": limit}},
             },
         },
     })

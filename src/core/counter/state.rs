@@ -5,7 +5,7 @@ use std::{cell::RefCell, thread::LocalKey};
 use smallvec::SmallVec;
 
 use crate::{
-    core::{counter::IncrementSpec, limit::OnStoreLoss},
+    core::{counter::IncrementSpec, kind::CounterKind, limit::OnStoreLoss},
     foundation::object_pool::{IdleList, Poolable},
 };
 
@@ -76,6 +76,13 @@ impl CounterState {
     pub fn is_over(self, limit: u64, added: u64) -> bool {
         let missing = if self.is_charged { 0 } else { added };
         self.count().saturating_add_unsigned(missing) > limit.cast_signed()
+    }
+
+    /// How long the oldest slot is held, in whole seconds, if its counter has any.
+    pub(crate) fn oldest_secs(self, spec: &IncrementSpec) -> Option<u64> {
+        let leaves_in = self.ends.filter(|_| self.after > 0)?.resets_in;
+        let has_slots = matches!(spec.method, CounterKind::Slots { .. });
+        has_slots.then(|| spec.period_millis.saturating_sub(leaves_in) / 1000)
     }
 
     /// Whether the hits of `spec` are in its counter: a rule that allows them while the store does not reply counts

@@ -134,9 +134,9 @@ impl LeaseMemory for Memory {
 }
 
 /// A descriptor: its entries, and its addend.
-type Sent<'a> = (&'a [(&'a str, &'a str)], Option<u64>);
+pub(crate) type Sent<'a> = (&'a [(&'a str, &'a str)], Option<u64>);
 
-fn request<'a>(sent: &[Sent<'a>]) -> Request<'a> {
+pub(crate) fn request<'a>(sent: &[Sent<'a>]) -> Request<'a> {
     let mut request = Request::new(b"d");
     for (entries, addend) in sent {
         for (key, value) in *entries {

@@ -27,7 +27,10 @@ use crate::{
         limiter::Rules,
     },
     store::{
-        any::AnyStore, contract::StoreError, memory::MemoryStore, redis::topology::servers::Servers,
+        any::AnyStore,
+        contract::{Deadline, Store as _, StoreError},
+        memory::MemoryStore,
+        redis::topology::servers::Servers,
     },
 };
 
@@ -121,7 +124,10 @@ impl Counters {
             let mut counts = CounterStates::new();
             let batch = batch(some);
             if !batch.is_empty() {
-                self.store.look_into(&mut counts, &batch, now).await?;
+                // Past the over-limit cache: the counts of this moment are wanted.
+                let deadline = Deadline::of_store();
+                let looked = self.store.charge_into(&mut counts, &batch, now, &deadline);
+                looked.await?;
             }
             take_states(some, &counts);
             if let Some(slices) = self.store.slices() {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     core::{
         calendar,
-        counter::{CounterKind, CounterState, IncrementSpec, KeyFormat},
+        counter::{CounterState, KeyFormat},
         decision::{Code, LimitReport, Status, all_limits, decide, is_quota},
         kind::Algorithm,
         limit::{Allows, Limit, Modes, Rule},
@@ -330,17 +330,10 @@ impl<'a> AccountBasis<'a, '_> {
                 beyond_limit: (before.owed > 0).then_some(before.owed),
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
-                oldest_secs: oldest_secs(&increment, before),
+                oldest_secs: before.oldest_secs(&increment),
             }),
         })
     }
-}
-
-/// How long the oldest request in flight has held its slot.
-fn oldest_secs(spec: &IncrementSpec, before: CounterState) -> Option<u64> {
-    let leaves_in = before.ends.filter(|_| before.after > 0)?.resets_in;
-    let has_slots = matches!(spec.method, CounterKind::Slots { .. });
-    has_slots.then(|| spec.period_millis.saturating_sub(leaves_in) / 1000)
 }
 
 /// The file and the line of a rule.

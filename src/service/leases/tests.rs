@@ -7,32 +7,16 @@ use crate::{
     core::{
         decision::{Code, Decision, decide},
         kind::Algorithm,
-        lease::order::OrderOutcome,
+        lease::{order::OrderOutcome, tests::request},
         limit::{Allows, CountPolicy, LeasePolicy, Limit, Modes, Rule},
         matcher::Matcher,
         plan::Plan,
-        request::{Entry, Hits, Request},
         window::Unit,
     },
     store::memory::MemoryStore,
 };
 
 const NOW: Timestamp = Timestamp::from_secs(1_000 * 3600);
-
-/// A descriptor: its entries, and its addend.
-type Sent<'a> = (&'a [(&'a str, &'a str)], Option<u64>);
-
-fn request<'a>(sent: &[Sent<'a>]) -> Request<'a> {
-    let mut request = Request::new(b"d");
-    for (entries, addend) in sent {
-        for (key, value) in *entries {
-            let (key, value) = (key.as_bytes(), value.as_bytes());
-            request.push_entry(Entry { key, value });
-        }
-        request.push_descriptor(addend.map(Hits::add), None);
-    }
-    request
-}
 
 const TENANT: &[(&str, &str)] = &[("tenant", "a")];
 

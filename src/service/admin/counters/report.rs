@@ -227,15 +227,10 @@ impl CounterReport {
             }
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
-            match spec.method {
-                CounterKind::Slots { .. } if state.after > 0 => {
-                    let held_for = spec.period_millis.saturating_sub(millis);
-                    put("oldestSecs", (held_for / 1000).into());
-                }
-                CounterKind::Slots { .. } => {}
-                _ => {
-                    put("resetSecs", millis.div_ceil(1000).into());
-                }
+            if let Some(secs) = state.oldest_secs(spec) {
+                put("oldestSecs", secs.into());
+            } else if !matches!(spec.method, CounterKind::Slots { .. }) {
+                put("resetSecs", millis.div_ceil(1000).into());
             }
         }
         if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
