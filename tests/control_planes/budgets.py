@@ -6,6 +6,7 @@ By the patches of deploy/envoy-gateway/ and deploy/istio/, and by Envoy Gateway'
 import concurrent.futures
 import contextlib
 import itertools
+import typing
 
 import yaml
 
@@ -43,9 +44,22 @@ def case(group, title, cases=None):
     return add
 
 
-def rules(estimate):
-    rule = {"key": "tenant", "reserve": {"estimate": estimate}, "rate_limits": [f"{LIMIT}/year"]}
-    return yaml.safe_dump({"domain": "llm", "descriptors": [rule]})
+class Rule(typing.NamedTuple):
+    """A rule for each tenant whose requests lease, and how `/stats` names the leases that were made and ended."""
+
+    settings: dict
+    total: str
+    made: str
+    ended: str
+
+    def text(self):
+        return yaml.safe_dump({"domain": "llm", "descriptors": [{"key": "tenant"} | self.settings]})
+
+
+def reserve(estimate):
+    """A budget with this estimate."""
+    settings = {"reserve": {"estimate": estimate}, "rate_limits": [f"{LIMIT}/year"]}
+    return Rule(settings, "reservations_total", "made", "settled")
 
 
 def patient(text, timeout):
@@ -54,43 +68,42 @@ def patient(text, timeout):
     return text.replace(f"timeout: {timeout}\n", "timeout: 10s\n")
 
 
-class Budget:
-    """A model behind a proxy that reserves at a tollgate with this debug port."""
+class Leases:
+    """A model behind a proxy that leases by this rule, at a tollgate with this debug port."""
 
-    def __init__(self, model, debug_port, ask):
+    def __init__(self, model, rule, debug_port, ask):
         self.model = model
+        self._rule = rule
         self._debug_port = debug_port
-        # Returns the status of a request to a path, with headers.
+        # Returns the status of a request to a path, with headers and as `fetch` has it.
         self._ask = ask
 
     def begin(self):
-        """Waits until the proxy reserves, and closes the model."""
+        """Waits until the proxy leases, and closes the model."""
         self.model.open()
-        wait_until("requests reserve", lambda: self.ask(next(probes)) == 200 and self.reservations("made") > 0)
-        self.await_settled()
+        wait_until("requests lease", lambda: self.ask(next(probes)) == 200 and self.count(self._rule.made) > 0)
+        self.await_ended()
         self.model.begin()
 
-    def reservations(self, event):
-        """How many there were since the start."""
+    def count(self, event):
+        """How many leases had this event since the start."""
         lines = fetch(self._debug_port, "/stats")[2].splitlines()
-        name = f"tollgate.reservations_total.llm.tenant.{event}: "
+        name = f"tollgate.{self._rule.total}.llm.tenant.{event}: "
         return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
-    def await_settled(self):
-        """Waits until the cost of each answer is counted."""
-        wait_until(
-            "all reservations are settled", lambda: self.reservations("made") == self.reservations("settled")
-        )
+    def await_ended(self):
+        """Waits until the end of each request is counted."""
+        wait_until("all leases have ended", lambda: self.count(self._rule.made) == self.count(self._rule.ended))
 
-    def ask(self, tenant, headers=None, path="/"):
-        return self._ask(path, {"x-tenant": tenant} | (headers or {}))
+    def ask(self, tenant, headers=None, path="/", **more):
+        return self._ask(path, {"x-tenant": tenant} | (headers or {}), **more)
 
     def expect_spent(self, tenant, passed, spent, headers=None):
         seen = at_once(self.model, lambda: self.ask(tenant, headers))
-        self.await_settled()
+        self.await_ended()
         for _ in range(LATER):
             self.ask(tenant, headers)
-            self.await_settled()
+            self.await_ended()
         expect_equal((seen, self.model.spent), (passed, spent), "passed at once, and spent in all")
 
 
@@ -150,15 +163,15 @@ def lua(name):
 
 
 def asker(host):
-    return lambda path, headers: fetch(envoy_gateway.PORT, path, headers={"host": host} | headers)[0]
+    return lambda path, headers, **more: fetch(envoy_gateway.PORT, path, headers={"host": host} | headers, **more)[0]
 
 
 @contextlib.contextmanager
-def behind_gateway(gateway, estimate, edit=lambda patch: patch, also=()):
-    """A budget by the patch after this edit, with other resources, as long as a `with` lasts."""
+def behind_gateway(gateway, rule, edit=lambda patch: patch, also=()):
+    """Leases by the patch after this edit, with other resources, as long as a `with` lasts."""
     folder = gateway.folder / "budgets"
     folder.mkdir(exist_ok=True)
-    (folder / "llm.yaml").write_text(rules(estimate))
+    (folder / "llm.yaml").write_text(rule.text())
     ports = {"GRPC_PORT": GRPC_PORT, "PORT": HTTP_PORT, "DEBUG_PORT": DEBUG_PORT}
     env = {"TOLLGATE_CONFIG_DIR": str(folder)} | {name: str(port) for name, port in ports.items()}
     if gateway.store == "with Redis":
@@ -171,16 +184,16 @@ def behind_gateway(gateway, estimate, edit=lambda patch: patch, also=()):
         try:
             program.wait_until("it is healthy", lambda: fetch(HTTP_PORT, "/healthcheck")[0] == 200)
             gateway.write("llm", f"{resources}---\n{edit(patient(deployed, '0.1s'))}")
-            budget = Budget(model, DEBUG_PORT, asker(HOST))
-            budget.begin()
-            yield budget
+            leases = Leases(model, rule, DEBUG_PORT, asker(HOST))
+            leases.begin()
+            yield leases
         finally:
             program.stop()
 
 
 @case(GATEWAY, "an answer without a cost keeps what was reserved")
 def failed(gateway):
-    with behind_gateway(gateway, 500) as budget:
+    with behind_gateway(gateway, reserve(500)) as budget:
         budget.model.open()
         expect_equal([budget.ask("failed", path="/fails") for _ in range(3)], [500, 500, 429], "statuses")
         expect_equal(budget.model.spent, 0, "spent")
@@ -191,7 +204,7 @@ def elsewhere(gateway):
     free = asker("free.example.com")
     tenant = {"x-tenant": "free"}
     gateway.write("free", yaml.safe_dump(route("free")))
-    with behind_gateway(gateway, 1000) as budget:
+    with behind_gateway(gateway, reserve(1000)) as budget:
         budget.model.open()
         wait_until("the route is there", lambda: free("/", tenant) == 200)
         expect_equal([free("/", tenant) for _ in range(3)], [200] * 3, "without the patch")
@@ -206,14 +219,14 @@ def metadata(gateway):
         expect_equal(patch.count(own), 2, "entries with a cost")
         return patch.replace(own, source)
 
-    with behind_gateway(gateway, 200, edit, [lua("llm")]) as budget:
+    with behind_gateway(gateway, reserve(200), edit, [lua("llm")]) as budget:
         wait_until("the Envoy has it", lambda: any(source in dump for dump in gateway.config_dumps()))
         budget.expect_spent("metadata", passed=5, spent=1000, headers=EVENTS)
 
 
 @case(GATEWAY, "`tollgate lint-envoy` finds nothing")
 def linted(gateway):
-    with behind_gateway(gateway, 200):
+    with behind_gateway(gateway, reserve(200)):
         dump = next(dump for dump in gateway.config_dumps() if "tollgate.token-budget" in dump)
         file = gateway.folder / "budget.json"
         expect_lint(gateway.programs["tollgate"], file, without_drained(dump), [], life.MEANT)
@@ -251,26 +264,26 @@ MODEL_RESOURCES = istio.mesh_service("llm", HOST, MODEL, MODEL_PORT)
 
 
 @contextlib.contextmanager
-def behind_mesh(meshed, estimate):
-    """A budget at the ingress gateway, as long as a `with` lasts."""
+def behind_mesh(meshed, rule, edit=lambda patch: patch):
+    """Leases at the ingress gateway by the patch after this edit, as long as a `with` lasts."""
     meshed.tollgate.stop()
-    (meshed.folder / "rules" / "llm.yaml").write_text(rules(estimate))
+    (meshed.folder / "rules" / "llm.yaml").write_text(rule.text())
     meshed.start_tollgate()
     meshed.write("llm", MODEL_RESOURCES)
-    meshed.write("budget", patient(meshed.deployed("token-budget.yaml"), "0.25s"))
+    meshed.write("budget", edit(patient(meshed.deployed("token-budget.yaml"), "0.25s")))
 
-    def ask(path, headers):
-        return fetch(80, path, istio.GATEWAY, headers={"host": HOST} | headers, client="192.0.2.250")[0]
+    def ask(path, headers, **more):
+        return fetch(80, path, istio.GATEWAY, headers={"host": HOST} | headers, client="192.0.2.250", **more)[0]
 
     with Model(MODEL, MODEL_PORT) as model:
-        budget = Budget(model, tollgate.DEBUG_PORT, ask)
-        budget.begin()
-        yield budget
+        leases = Leases(model, rule, tollgate.DEBUG_PORT, ask)
+        leases.begin()
+        yield leases
 
 
 @case(MESH, "`tollgate lint-envoy` finds nothing", MESH_CASES)
 def linted_mesh(meshed):
-    with behind_mesh(meshed, 200):
+    with behind_mesh(meshed, reserve(200)):
         file = meshed.folder / "budget.json"
         but = [("warning", "absent-value")]
         expect_lint(meshed.programs["tollgate"], file, without_drained(meshed.gateway.dump()), [], but)
@@ -286,7 +299,7 @@ def add_table():
     ]:
 
         def check(behind, subject, estimate=estimate, expected=(tenant, passed, spent, headers)):
-            with behind(subject, estimate) as budget:
+            with behind(subject, reserve(estimate)) as budget:
                 budget.expect_spent(*expected)
 
         case(GATEWAY, title)(lambda gateway, check=check: check(behind_gateway, gateway))

@@ -21,6 +21,7 @@ import life
 import mesh
 import policies
 import sandbox
+import slots
 from table import Table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -73,7 +74,7 @@ def run_envoy_gateway(programs, folder, store, table):
     gateway = envoy_gateway.Gateway(programs, place, store)
     listed = policies.read()
     cases = [(POLICIES, policy.title, lambda _, policy=policy: policy.check()) for policy in listed]
-    cases += life.CASES + budgets.CASES
+    cases += life.CASES + budgets.CASES + slots.CASES
 
     def begin():
         gateway.start()
@@ -93,7 +94,7 @@ def run_istio(programs, folder, table):
     with istio.surroundings(programs, place):
         try:
             start = (mesh.GATEWAY, "the gateway gets its routes", meshed.start)
-            table.run_all("Istio", "with Redis", start, mesh.CASES + budgets.MESH_CASES, meshed)
+            table.run_all("Istio", "with Redis", start, mesh.CASES + budgets.MESH_CASES + slots.MESH_CASES, meshed)
         finally:
             meshed.stop()
 

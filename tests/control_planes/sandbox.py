@@ -148,10 +148,10 @@ class Program:
         return self.log.read_text(errors="replace")
 
 
-def fetch(port, path="/", address="127.0.0.1", method="GET", headers=None, client=None):
+def fetch(port, path="/", address="127.0.0.1", method="GET", headers=None, client=None, timeout=30):
     """The status, the headers and the body of a response; status 0 if there is none."""
     source = (client, 0) if client else None
-    connection = http.client.HTTPConnection(address, port, timeout=30, source_address=source)
+    connection = http.client.HTTPConnection(address, port, timeout=timeout, source_address=source)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()

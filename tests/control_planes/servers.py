@@ -2,13 +2,20 @@
 
 import http.server
 import json
+import sys
 import threading
+import time
 
 
 class Threads(http.server.ThreadingHTTPServer):
     daemon_threads = True
     # Room for all connections that come at once.
     request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        """Prints it, unless the client has left."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Server:
@@ -61,7 +68,8 @@ class ServiceHandler(Quiet):
 class Model(Server):
     """Answers like a language model: each answer costs 200 tokens, which a header tells.
 
-    It answers nothing before it is opened. `arrived` and `spent` are the requests and tokens so far.
+    It answers nothing before it is opened, and afterwards each request `secs` later. `arrived` and `spent` are the
+    requests and tokens so far, `most` the requests at a time.
     """
 
     COST = 200
@@ -76,7 +84,8 @@ class Model(Server):
     def begin(self):
         """Forgets what was, and closes."""
         self._opened.clear()
-        self.arrived = self.spent = 0
+        self.arrived = self.spent = self.running = self.most = 0
+        self.secs = 0
 
     def open(self):
         """Answers the requests that wait, and all further ones at once."""
@@ -89,7 +98,13 @@ class Model(Server):
     def wait(self):
         with self._lock:
             self.arrived += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
         self._opened.wait()
+        time.sleep(self.secs)
+        # Before the answer, whose end frees a place for the next request.
+        with self._lock:
+            self.running -= 1
 
     def spend(self):
         with self._lock:
