@@ -317,11 +317,12 @@ pub use core::{
     },
     decision::{Code as DecisionCode, Decision, Status as DecisionStatus, decide, decide_into},
     kind::Algorithm,
+    lease::slice::{Slice, SlicePolicy},
     limit::{Allows, Limit, Modes, NearRatio, Rule},
     matcher::Matcher,
     plan::Plan,
     request::{Entry, Hits, Request},
-    window::{Period, Timestamp, Unit},
+    window::{Period, SteadyTime, Timestamp, Unit},
 };
 pub use foundation::sample::{Sample, SampleValue};
 pub use net::tls::client::ClientTls;

@@ -1,21 +1,30 @@
-//! A simulated fleet, from one sidecar to a thousand replicas on 30 shards of Redis: which part is used up first.
+//! A simulated fleet, from one sidecar to a thousand replicas on 30 shards of Redis: which part is used up first. And
+//! a simulated counter of a limit with slices: whether it stays exact, and its commands to Redis.
 //!
 //! ```text
-//! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/run/sizing.md]
+//! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/run/sizing.md|docs/leases.md]
 //! ```
 //!
-//! The costs are those of `tollgate size`; no server runs. Equal seeds give equal tables.
+//! The costs of a fleet are those of `tollgate size`, and slices are those of the core; no server runs. Equal seeds give equal tables.
 
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
 
-use std::{fmt::Write as _, fs, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::Parser;
 use tollgate::Costs;
 
 mod fleet;
+mod leases;
+mod slices;
 
 use fleet::{Outcome, Scene, simulate};
+use slices::slices;
 
 /// Above this share a plan has no room: `tollgate size` plans with it.
 const FULL: f64 = 0.6;
@@ -31,7 +40,7 @@ struct Arguments {
     /// About as many decisions are simulated in each step.
     #[arg(long, default_value_t = 200_000)]
     decisions: u32,
-    /// Write the table into this page, between its comments.
+    /// Write the tables into this page, each between its comments.
     #[arg(long)]
     write: Option<PathBuf>,
     /// Cargo passes this flag to every benchmark.
@@ -41,6 +50,19 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let fleets = fleets(&arguments);
+    let (slices, is_exact) = slices(arguments.seed);
+    print!("{fleets}\n{slices}");
+    let is_written = arguments
+        .write
+        .is_none_or(|page| write(&page, "fleet", &fleets) | write(&page, "leases", &slices));
+    match is_exact && is_written {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn fleets(arguments: &Arguments) -> String {
     let costs = Costs::measured();
     let mut table = String::from(
         "| step | decisions/s | p50, p99 µs | worker, % | shard, busiest, % | pipeline | used most |\n\
@@ -54,11 +76,7 @@ fn main() -> ExitCode {
         let outcome = simulate(scene, &costs, arguments.seed);
         let _ = writeln!(table, "{}", row(name, &scene, &outcome));
     }
-    print!("{table}");
-    match arguments.write {
-        None => ExitCode::SUCCESS,
-        Some(page) => write(&page, &table),
-    }
+    table
 }
 
 /// From small to large, each with the thing that changes.
@@ -138,19 +156,17 @@ fn row(name: &str, scene: &Scene, outcome: &Outcome) -> String {
     )
 }
 
-fn write(page: &PathBuf, table: &str) -> ExitCode {
-    let [begin, end] = ["<!-- fleet: begin -->\n", "<!-- fleet: end -->\n"];
+/// Writes a table between the comments of its name. Returns whether the page has them and was written.
+fn write(page: &Path, name: &str, table: &str) -> bool {
+    let [begin, end] = ["begin", "end"].map(|edge| format!("<!-- {name}: {edge} -->\n"));
     let Ok(text) = fs::read_to_string(page) else {
-        return ExitCode::FAILURE;
+        return false;
     };
-    let Some((before, (_, after))) = text
-        .split_once(begin)
-        .and_then(|(before, rest)| Some((before, rest.split_once(end)?)))
-    else {
-        return ExitCode::FAILURE;
+    let Some((before, rest)) = text.split_once(&begin) else {
+        return false;
     };
-    match fs::write(page, format!("{before}{begin}{table}{end}{after}")) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    let Some((_, after)) = rest.split_once(&end) else {
+        return false;
+    };
+    fs::write(page, format!("{before}{begin}{table}{end}{after}")).is_ok()
 }

@@ -82,12 +82,12 @@ impl Timestamp {
 /// The time of day names windows and lives inside one request, because it can step: after NTP, a pause of the virtual
 /// machine or a failover of Redis. A fact that outlives a request is kept for a while of this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SteadyTime(Instant);
+pub struct SteadyTime(Instant);
 
 impl SteadyTime {
     /// The moment `span` later. A moment that the clock cannot express is the present one.
     #[must_use]
-    pub(crate) fn plus(self, span: Duration) -> Self {
+    pub fn plus(self, span: Duration) -> Self {
         Self(self.0.checked_add(span).unwrap_or(self.0))
     }
 

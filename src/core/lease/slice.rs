@@ -17,7 +17,7 @@ pub(crate) const LEAST: u64 = 6;
 
 /// How slices of one descriptor are sized.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlicePolicy {
+pub struct SlicePolicy {
     pub(crate) horizon: Duration,
     /// How many workers of all replicas may hold slices, as far as known.
     pub(crate) holders: u32,
@@ -25,7 +25,7 @@ pub(crate) struct SlicePolicy {
 
 impl SlicePolicy {
     /// For the shortest window of a descriptor.
-    pub(crate) fn new(window_millis: u64, holders: u32) -> Self {
+    pub fn new(window_millis: u64, holders: u32) -> Self {
         let horizon = Duration::from_millis(window_millis / 40);
         Self {
             horizon: horizon.clamp(Duration::from_millis(50), Duration::from_secs(1)),
@@ -36,7 +36,7 @@ impl SlicePolicy {
 
 /// Hits that are charged and not yet used, and what is known for the size of further ones.
 #[derive(Clone, Debug)]
-pub(crate) struct Slice {
+pub struct Slice {
     free: u64,
     /// The demand of about a horizon.
     recent: f64,
@@ -53,7 +53,7 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    pub(crate) fn new(now: SteadyTime) -> Self {
+    pub fn new(now: SteadyTime) -> Self {
         Self {
             free: 0,
             recent: 0.0,
@@ -67,12 +67,12 @@ impl Slice {
         }
     }
 
-    pub(crate) fn free(&self) -> u64 {
+    pub fn free(&self) -> u64 {
         self.free
     }
 
     /// Takes hits into account for which a request asks.
-    pub(crate) fn demand(&mut self, hits: u64, policy: &SlicePolicy, now: SteadyTime) {
+    pub fn demand(&mut self, hits: u64, policy: &SlicePolicy, now: SteadyTime) {
         self.decay(policy, now);
         self.recent += float(hits);
     }
@@ -82,21 +82,21 @@ impl Slice {
     /// # Panics
     ///
     /// If fewer are free.
-    pub(crate) fn admit(&mut self, hits: u64) {
+    pub fn admit(&mut self, hits: u64) {
         self.free = self.free.checked_sub(hits).expect("the caller looks first");
         self.is_used = true;
     }
 
     /// Takes a reply of the store into account: `own` hits were charged for this holder, the counters grew by `growth`
     /// since the reply before, and admit `room` more.
-    pub(crate) fn see(&mut self, own: u64, growth: u64, room: u64) {
+    pub fn see(&mut self, own: u64, growth: u64, room: u64) {
         self.own = 0.9 * self.own + float(own);
         self.all = 0.9 * self.all + float(growth.max(own));
         self.room = room;
     }
 
     /// The hits to ask the store for, if it is time to; they are then on their way.
-    pub(crate) fn ask(&mut self, policy: &SlicePolicy) -> Option<u64> {
+    pub fn ask(&mut self, policy: &SlicePolicy) -> Option<u64> {
         if self.is_asked || float(self.free) > self.recent / 4.0 {
             return None;
         }
@@ -108,13 +108,13 @@ impl Slice {
     }
 
     /// Takes the answer to [`Self::ask`] over: the hits that were charged, 0 if none were or that is not known.
-    pub(crate) fn answered(&mut self, hits: u64) {
+    pub fn answered(&mut self, hits: u64) {
         self.is_asked = false;
         self.free += hits;
     }
 
     /// Takes out what is not needed, once a horizon: all if nothing was used meanwhile.
-    pub(crate) fn surplus(&mut self, policy: &SlicePolicy, now: SteadyTime) -> Option<u64> {
+    pub fn surplus(&mut self, policy: &SlicePolicy, now: SteadyTime) -> Option<u64> {
         if now.since(self.looked_at) < policy.horizon {
             return None;
         }
@@ -130,19 +130,19 @@ impl Slice {
     }
 
     /// Begins anew in other windows, with what is known of the demand. Returns the hits that were left.
-    pub(crate) fn turn(&mut self) -> u64 {
+    pub fn turn(&mut self) -> u64 {
         self.is_asked = false;
         self.room = 0;
         self.end()
     }
 
     /// Takes out all hits: none is used any more.
-    pub(crate) fn end(&mut self) -> u64 {
+    pub fn end(&mut self) -> u64 {
         std::mem::take(&mut self.free)
     }
 
     /// Whether nothing is lost if it is forgotten.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.free == 0 && !self.is_asked && self.recent < 0.5
     }
 
