@@ -17,8 +17,6 @@ use tollgate::{Slice, SlicePolicy, SteadyTime};
 const HOP: Duration = Duration::from_micros(500);
 /// A decision waits this long for Redis by default.
 const TIMEOUT: Duration = Duration::from_millis(100);
-/// How often a holder looks for hits that are not used, as in `src/store/slices.rs`.
-const SWEEP: Duration = Duration::from_millis(250);
 /// How long a refusal is answered without asking Redis.
 const BELIEVED_FOR: Duration = Duration::from_secs(1);
 /// Windows of a run. The first does not count: holders learn in it.
@@ -228,7 +226,7 @@ impl Run {
             });
             self.expect(number, Duration::ZERO);
             if self.has_slices {
-                let first = SWEEP.mul_f64(self.rng.f64());
+                let first = SlicePolicy::SWEEP.mul_f64(self.rng.f64());
                 self.at(first, Event::Sweep(number));
             }
         }
@@ -499,8 +497,8 @@ impl Run {
     }
 
     fn sweep(&mut self, number: usize, now: Duration) {
-        if now + SWEEP < self.end() {
-            self.at(now + SWEEP, Event::Sweep(number));
+        if now + SlicePolicy::SWEEP < self.end() {
+            self.at(now + SlicePolicy::SWEEP, Event::Sweep(number));
         }
         let steady = self.steady(now);
         let Some(held) = &mut self.holders[number].held else {

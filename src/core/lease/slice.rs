@@ -4,9 +4,10 @@
 //! A slice only ever admits: without enough free hits the store is asked, as it would be without slices. So no request
 //! is refused that exact counting would admit, and none waits for a slice.
 //!
-//! A slice is as large as the demand of a *horizon*, a fortieth of the window, and a fifth more, but at most half of
-//! this holder's share of what the counters still admit: the last hits of a limit are counted one by one. The share
-//! follows from how much of the counters' growth is this holder's. What is too much goes back once a horizon.
+//! A slice is as large as the demand of a *horizon*, a fortieth of the window, and a fifth more, but at most a quarter
+//! of this holder's share of what the counters still admit: the last hits of a limit are counted one by one. The share
+//! follows from how much of the counters' growth is this holder's. What is too much goes back once a horizon, and all
+//! of it as soon as demand seems to have ended: others may need it before the window ends.
 
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use crate::core::window::SteadyTime;
 
 /// A smaller slice would cost more commands than it saves.
 pub(crate) const LEAST: u64 = 6;
+
+/// Demand has ended if so many requests that were expected have not come, or none came for a horizon.
+const MISSED: f64 = 8.0;
 
 /// How slices of one descriptor are sized.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +28,9 @@ pub struct SlicePolicy {
 }
 
 impl SlicePolicy {
+    /// How often a holder looks through its slices for a surplus.
+    pub const SWEEP: Duration = Duration::from_millis(100);
+
     /// For the shortest window of a descriptor.
     pub fn new(window_millis: u64, holders: u32) -> Self {
         let horizon = Duration::from_millis(window_millis / 40);
@@ -38,8 +45,9 @@ impl SlicePolicy {
 #[derive(Clone, Debug)]
 pub struct Slice {
     free: u64,
-    /// The demand of about a horizon.
+    /// The demand of about a horizon, in hits and in requests.
     recent: f64,
+    requests: f64,
     recent_at: SteadyTime,
     /// The hits that were charged for this holder, and the growth of the counters; older ones weigh less.
     own: f64,
@@ -47,8 +55,8 @@ pub struct Slice {
     /// How many hits the counters still admitted when the store answered last.
     room: u64,
     is_asked: bool,
-    /// Whether it was used since the last look for a surplus.
-    is_used: bool,
+    /// When a request came last.
+    used_at: SteadyTime,
     looked_at: SteadyTime,
 }
 
@@ -57,12 +65,13 @@ impl Slice {
         Self {
             free: 0,
             recent: 0.0,
+            requests: 0.0,
             recent_at: now,
             own: 0.0,
             all: 0.0,
             room: 0,
             is_asked: false,
-            is_used: false,
+            used_at: now,
             looked_at: now,
         }
     }
@@ -75,6 +84,8 @@ impl Slice {
     pub fn demand(&mut self, hits: u64, policy: &SlicePolicy, now: SteadyTime) {
         self.decay(policy, now);
         self.recent += float(hits);
+        self.requests += 1.0;
+        self.used_at = self.used_at.max(now);
     }
 
     /// Uses hits of it.
@@ -84,7 +95,6 @@ impl Slice {
     /// If fewer are free.
     pub fn admit(&mut self, hits: u64) {
         self.free = self.free.checked_sub(hits).expect("the caller looks first");
-        self.is_used = true;
     }
 
     /// Takes a reply of the store into account: `own` hits were charged for this holder, the counters grew by `growth`
@@ -101,7 +111,7 @@ impl Slice {
             return None;
         }
         let share = (self.own + 4.0 / f64::from(policy.holders)) / (self.all + 4.0);
-        let most = share.min(1.0) * float(self.room) / 2.0;
+        let most = share.min(1.0) * float(self.room) / 4.0;
         let wanted = whole((1.2 * self.recent).ceil().min(most));
         self.is_asked = wanted >= LEAST;
         self.is_asked.then_some(wanted)
@@ -113,16 +123,17 @@ impl Slice {
         self.free += hits;
     }
 
-    /// Takes out what is not needed, once a horizon: all if nothing was used meanwhile.
+    /// Takes out what is not needed, once a horizon: all of it if demand has ended, and that at once.
     pub fn surplus(&mut self, policy: &SlicePolicy, now: SteadyTime) -> Option<u64> {
-        if now.since(self.looked_at) < policy.horizon {
+        self.decay(policy, now);
+        let has_ended = self.has_ended(policy, now);
+        if !has_ended && now.since(self.looked_at) < policy.horizon {
             return None;
         }
         self.looked_at = now;
-        self.decay(policy, now);
-        let kept = match std::mem::take(&mut self.is_used) {
-            true => whole((2.4 * self.recent).ceil()),
-            false => 0,
+        let kept = match has_ended {
+            true => 0,
+            false => whole((2.4 * self.recent).ceil()),
         };
         let surplus = self.free.saturating_sub(kept);
         self.free -= surplus;
@@ -146,10 +157,20 @@ impl Slice {
         self.free == 0 && !self.is_asked && self.recent < 0.5
     }
 
+    fn has_ended(&self, policy: &SlicePolicy, now: SteadyTime) -> bool {
+        let horizons = now.since(self.used_at).div_duration_f64(policy.horizon);
+        // They have decayed since.
+        let requests = self.requests * horizons.exp();
+        horizons >= 1.0 || horizons * requests > MISSED
+    }
+
     fn decay(&mut self, policy: &SlicePolicy, now: SteadyTime) {
         let passed = now.since(self.recent_at).div_duration_f64(policy.horizon);
-        self.recent *= (-passed).exp();
-        self.recent_at = now;
+        let left = (-passed).exp();
+        self.recent *= left;
+        self.requests *= left;
+        // A reply can be about a request that came earlier.
+        self.recent_at = self.recent_at.max(now);
     }
 }
 
@@ -223,7 +244,7 @@ mod tests {
                     seen = count;
                 }
                 if let Some(wanted) = slice.ask(&POLICY) {
-                    prop_assert!(wanted >= LEAST && 2 * wanted <= slice.room);
+                    prop_assert!(wanted >= LEAST && 4 * wanted <= slice.room);
                     // One ask at a time.
                     prop_assert_eq!(slice.ask(&POLICY), None);
                     let is_charged = charge(&mut count, wanted);
@@ -269,12 +290,12 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_half_of_the_share_of_what_is_left_is_taken() {
+    fn no_more_than_a_quarter_of_the_share_of_what_is_left_is_taken() {
         let (mut slice, _) = busy(1_000, 100);
         let wanted = slice.ask(&POLICY).unwrap();
         // Its share is not quite all: it has to be learned.
-        assert!((35..=50).contains(&wanted), "{wanted}");
-        let (mut slice, _) = busy(1_000, 11);
+        assert!((18..=25).contains(&wanted), "{wanted}");
+        let (mut slice, _) = busy(1_000, 23);
         assert_eq!(slice.ask(&POLICY), None);
     }
 
@@ -287,21 +308,35 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_goes_back_once_a_horizon_and_all_of_it_if_nothing_was_used() {
+    fn more_than_twice_the_demand_goes_back_once_a_horizon() {
         let (mut slice, now) = busy(100, 1_000_000);
         slice.ask(&POLICY).unwrap();
         slice.answered(1_000);
-        slice.admit(1);
         slice.surplus(&POLICY, now);
-        slice.admit(1);
         let before = slice.free();
-        assert_eq!(slice.surplus(&POLICY, now), None);
         let later = now.plus(POLICY.horizon);
+        slice.demand(1, &POLICY, later);
         let back = slice.surplus(&POLICY, later).unwrap();
         assert!((80..100).contains(&(before - back)), "{before} {back}");
-        let later = later.plus(POLICY.horizon);
-        assert_eq!(slice.surplus(&POLICY, later), Some(before - back));
-        assert_eq!(slice.free(), 0);
+        slice.answered(1_000);
+        assert_eq!(slice.surplus(&POLICY, later), None);
+    }
+
+    #[test]
+    fn all_goes_back_when_demand_has_ended() {
+        // So many requests in a horizon, and the parts of one before and after eight of them are missing.
+        for (requests, soon, late) in [(1_000, 0.007, 0.01), (100, 0.07, 0.1), (8, 0.9, 1.0)] {
+            for hits in [1, 100] {
+                let (mut slice, now) = busy(requests, 1_000_000);
+                slice.recent *= float(hits);
+                slice.answered(10);
+                slice.surplus(&POLICY, now);
+                let at = |part| now.plus(POLICY.horizon.mul_f64(part));
+                assert_eq!(slice.surplus(&POLICY, at(soon)), None, "{requests}");
+                assert_eq!(slice.surplus(&POLICY, at(late)), Some(10), "{requests}");
+                assert_eq!(slice.free(), 0);
+            }
+        }
     }
 
     #[test]
