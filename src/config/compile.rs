@@ -54,6 +54,7 @@ pub(super) fn compile(
         reserving: HashSet::new(),
         defaults: RuleDefaults::default(),
         lacks_replicas: options.lacks_replicas,
+        lacks_redis: options.lacks_redis,
         problems,
     };
     // Of each domain, the first document and the number of rules.
@@ -112,6 +113,7 @@ struct Compiler<'a, 'p> {
     /// The file's defaults for all its rules.
     defaults: RuleDefaults,
     lacks_replicas: bool,
+    lacks_redis: bool,
     problems: &'p mut Problems,
 }
 
@@ -273,6 +275,10 @@ impl<'a> Compiler<'a, '_> {
         let lease = lease(descriptor, &compiled, is_unlimited, &mut faults);
         for (at, fault) in faults {
             self.report(file, at, path, fault);
+        }
+        if let (true, Some(LeasePolicy::Slices)) = (self.lacks_redis, lease) {
+            let at = descriptor.accuracy.as_ref().and_then(|word| word.at);
+            self.report(file, at, path, Fault::NoSlices);
         }
         if let Some(LeasePolicy::Reserve(_) | LeasePolicy::Slices) = lease {
             let names = compiled.iter().filter_map(|limit| limit.name.clone());

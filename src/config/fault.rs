@@ -246,6 +246,11 @@ pub enum Fault {
              Redis is away admits one hit of each counter; set --replicas N, the number of replicas that run"
     )]
     UnknownReplicas,
+    #[error(
+        "`exact-leased` has no effect on counters in memory, where every decision is exact and needs no round trip; \
+             remove it, or set --redis-url"
+    )]
+    NoSlices,
     #[error("`{key}` does not go with {with}; {fix}")]
     DoesNotGo {
         key: &'static str,
@@ -399,6 +404,7 @@ impl Fault {
             | Self::NeverBinds { .. }
             | Self::NameTwice { .. }
             | Self::UnknownReplicas
+            | Self::NoSlices
             | Self::LongTtl(_)
             | Self::ForeignPattern { .. }
             | Self::Template { is_text: true, .. }

@@ -60,6 +60,7 @@ impl Fault {
             Self::SamePeriod(_) => "same-period",
             Self::UnknownWord { .. } => "unknown-word",
             Self::UnknownReplicas => "unknown-replicas",
+            Self::NoSlices => "no-slices",
             Self::DoesNotGo { .. } => "does-not-go-together",
             Self::OutOfRange { .. } => "out-of-range",
             Self::LogTooLong(_) => "log-too-long",

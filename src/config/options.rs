@@ -15,4 +15,6 @@ pub struct Options {
     pub on_store_loss: OnStoreLoss,
     /// The number of replicas is unknown, so no rule can count locally.
     pub lacks_replicas: bool,
+    /// Counters are known to be in memory, where no rule needs slices.
+    pub lacks_redis: bool,
 }

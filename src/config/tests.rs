@@ -1138,6 +1138,26 @@ fn what_it_cannot_say_of_counting_is_told_where_it_stands() {
 }
 
 #[test]
+fn counters_in_memory_need_no_slices() {
+    let options = Options {
+        lacks_redis: true,
+        ..Options::default()
+    };
+    let text = descriptor("accuracy: exact-leased\nrate_limit: {unit: day, requests_per_unit: 7}");
+    let loaded = compile_texts(&[&text], options).unwrap();
+    let [warning] = &loaded.warnings[..] else {
+        panic!("{:?}", loaded.warnings);
+    };
+    assert!(
+        warning
+            .to_string()
+            .contains("no effect on counters in memory")
+    );
+    let loaded = compile_texts(&[&text], Options::default()).unwrap();
+    assert!(loaded.warnings.is_empty());
+}
+
+#[test]
 fn the_reference_s_keys_know_no_other_algorithm() {
     let options = Options {
         key_format: KeyFormat::Reference,

@@ -34,6 +34,7 @@ impl RuleSource {
             key_format: settings.redis.key_format,
             on_store_loss: settings.loss.on_store_loss,
             lacks_replicas: settings.lacks_replicas(),
+            lacks_redis: settings.redis.address().is_none(),
         };
         if options.lacks_replicas && options.on_store_loss == OnStoreLoss::Local {
             tracing::warn!("--on-store-loss: {}", Fault::UnknownReplicas);

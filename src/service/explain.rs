@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use crate::{
     core::{
-        counter::CounterStates, descriptor_text::Entries, limit::Modes, matcher::Matcher,
-        plan::Plan, window::Timestamp,
+        counter::{CounterState, CounterStates},
+        descriptor_text::Entries,
+        limit::Modes,
+        matcher::Matcher,
+        plan::Plan,
+        window::Timestamp,
     },
     service::{
         grpc::{
@@ -89,6 +93,15 @@ pub(crate) struct LookedAt {
     bounds: RequestBounds,
     now: Timestamp,
     counts: Result<CounterStates, StoreError>,
+    /// The unused hits of each counter that this process has charged in advance.
+    leased: Vec<u64>,
+}
+
+/// The states of a request's counters.
+#[derive(Clone, Copy, Debug)]
+struct CounterLook<'a> {
+    counts: &'a [CounterState],
+    leased: &'a [u64],
 }
 
 /// Peeks at the counters of a request in the store of `service`.
@@ -113,12 +126,18 @@ pub(crate) async fn look<S: Store + Clone>(
     let mut counts = CounterStates::new();
     let deadline = Deadline::of_store();
     let looked = limiter.count(&mut counts, &look, now, &deadline).await;
+    let increments = look.iter();
+    let leased = increments.map(|increment| {
+        let bytes = increment.descriptor_bytes;
+        limiter.store.leased(increment.key, bytes)
+    });
     Ok(LookedAt {
         rules,
         modes: limiter.modes,
         bounds: service.bounds,
         now,
         counts: looked.map(|()| counts),
+        leased: leased.collect(),
     })
 }
 
@@ -131,7 +150,13 @@ impl LookedAt {
     pub(crate) fn explain(&self, message: &RateLimitRequest) -> Result<String, Unexplained> {
         let request = wire::request(message, self.bounds)?;
         let matcher = &self.rules.matcher;
-        let look = self.counts.as_deref().map_err(|error| *error);
+        let look = match &self.counts {
+            Ok(counts) => Ok(CounterLook {
+                counts,
+                leased: &self.leased,
+            }),
+            Err(error) => Err(*error),
+        };
         Ok(explain(matcher, &request, self.modes, self.now, Some(look)).json())
     }
 }

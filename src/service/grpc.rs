@@ -153,6 +153,10 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         Some(reply)
     }
 
+    fn answers_soon(&self) -> bool {
+        self.limiter.rules.has_slices()
+    }
+
     async fn call(&self, start: CallStart, message: Bytes) -> Result<Bytes, Status> {
         let CallStart {
             began,

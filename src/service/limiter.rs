@@ -5,7 +5,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{
-            AtomicU64,
+            AtomicBool, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -16,7 +16,7 @@ use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates},
         decision::{Decision, decide_into},
-        limit::Modes,
+        limit::{LeasePolicy, Modes, Rule},
         matcher::Matcher,
         plan::Plan,
         request::Request,
@@ -49,6 +49,8 @@ pub struct Rules(Arc<RuleLoads>);
 struct RuleLoads {
     /// The number of the load in use, unique within this process.
     load: AtomicU64,
+    /// Whether any rule of that load is counted in slices.
+    has_slices: AtomicBool,
     sets: Mutex<LoadedSets>,
 }
 
@@ -66,6 +68,7 @@ impl Default for RuleLoads {
     fn default() -> Self {
         Self {
             load: AtomicU64::new(NEXT_LOAD.fetch_add(1, Relaxed)),
+            has_slices: AtomicBool::new(false),
             sets: Mutex::default(),
         }
     }
@@ -92,6 +95,9 @@ impl Rules {
     /// Takes `matcher` into use. Requests under way finish with the rules they began with.
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
         let stats = metrics.rule_set(&matcher);
+        let is_sliced = |rule: &Rule| rule.lease == Some(LeasePolicy::Slices);
+        let has_slices = matcher.rules().iter().any(is_sliced);
+        self.0.has_slices.store(has_slices, Relaxed);
         let new = Arc::new(RuleSet { matcher, stats });
         let mut sets = self.sets();
         if let Some(old) = sets.current.replace(new) {
@@ -102,6 +108,11 @@ impl Rules {
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
         self.sets().current.clone()
+    }
+
+    /// Whether any rule in use is counted in slices, so that many requests need not wait for the store.
+    pub(crate) fn has_slices(&self) -> bool {
+        self.0.has_slices.load(Relaxed)
     }
 
     /// Removes and returns the earlier sets that have no other owner. Call it now and then, where
@@ -180,8 +191,14 @@ impl<S: Store + Clone> Limiter<S> {
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
         let mut counts = Pooled::<CounterStates>::default();
-        let counted = if plan.leases.is_none() {
-            self.count(&mut counts, &plan.batch, now, deadline).await
+        let counted = if plan.batch.is_empty() && plan.leases.is_none() {
+            Ok(())
+        } else if plan.leases.is_none() {
+            // Not by `Self::count`: each future around another costs instructions whenever it is polled.
+            let store = &self.store;
+            store
+                .add_into(&mut counts, &plan.batch, now, deadline)
+                .await
         } else {
             // Boxed, or the future of every call would reserve the space that leases need.
             let counting = self.count_with_leases(&mut counts, &mut plan, rules, now, deadline);

@@ -6,7 +6,10 @@ use super::shapes::ArgShape as _;
 use super::{bounds::Bounds, values::number};
 use crate::{
     foundation::megabytes::Megabytes,
-    store::memory::{CounterBounds, ReservedBytes},
+    store::{
+        memory::{CounterBounds, ReservedBytes},
+        slices,
+    },
 };
 
 /// Bounds on memory.
@@ -34,7 +37,7 @@ pub(crate) struct MemorySettings {
 const BASE_BYTES: usize = 24 << 20;
 
 /// Memory for replies of Redis, and for the keys that are known to expire by themselves.
-const REDIS_BYTES: usize = 8 << 20;
+const REPLY_BYTES: usize = 8 << 20;
 
 /// Memory for a gRPC connection with a call.
 const CONNECTION_BYTES: usize = 24_000;
@@ -170,9 +173,9 @@ impl MemoryShares {
             .as_ref()
             .map_or(BASE_BYTES, |limit| BASE_BYTES.min(limit.bytes / 2));
         let own = base
-            + facts
-                .redis_cache
-                .map_or(0, |cache| cache.saturating_add(REDIS_BYTES));
+            + facts.redis_cache.map_or(0, |cache| {
+                cache.saturating_add(REPLY_BYTES + slices::MAX_BYTES)
+            });
         if let Some(limit) = &total
             && !divide(&mut shares, limit.bytes.saturating_sub(own))
         {

@@ -38,7 +38,11 @@ impl Store for AnyStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.add_into(counts, batch, now, deadline).await,
-            Self::Redis(store) => store.add_into(counts, batch, now, deadline).await,
+            Self::Redis(store) => match store.beside(batch) {
+                // A layer costs instructions whenever the future of a request is polled.
+                Some(store) => store.add_into(counts, batch, now, deadline).await,
+                None => store.add_into(counts, batch, now, deadline).await,
+            },
         }
     }
 
@@ -60,6 +64,11 @@ impl Store for AnyStore {
             Self::Memory(store) => store.state(),
             Self::Redis(store) => store.state(),
         }
+    }
+
+    fn leased(&self, key: &[u8], descriptor_bytes: u32) -> u64 {
+        self.slices()
+            .map_or(0, |slices| slices.free(key, descriptor_bytes))
     }
 }
 

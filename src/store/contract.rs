@@ -67,6 +67,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// How the store can answer now; it asks no server.
     fn state(&self) -> StoreState;
+
+    /// The hits of the counter of `key` that this process has charged in advance and not used. The descriptor's part of
+    /// the key is `descriptor_bytes` long.
+    fn leased(&self, _key: &[u8], _descriptor_bytes: u32) -> u64 {
+        0
+    }
 }
 
 /// How a store can answer.

@@ -147,9 +147,10 @@ impl<S: Store> Store for OverLimitCache<S> {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
         let given_back = self.caches.given_back.load(SeqCst);
-        let rest = gives_back(batch).then(|| self.caches.without_refused(batch));
+        let mut gives_back = has_give_backs(batch);
+        let rest = gives_back.then(|| self.caches.without_refused(batch));
         let batch = rest.as_deref().unwrap_or(batch);
-        let gives_back = gives_back(batch);
+        gives_back = gives_back && has_give_backs(batch);
         let Some(asks) = self.look_up(known, counts, batch, gives_back, deadline.steady()) else {
             return Ok(());
         };
@@ -201,7 +202,7 @@ struct StoreQuestion {
     at: SteadyTime,
 }
 
-fn gives_back(batch: &Batch) -> bool {
+fn has_give_backs(batch: &Batch) -> bool {
     batch.all_specs().any(|spec| spec.taken_off() > 0)
 }
 

@@ -12,9 +12,9 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use foldhash::quality::RandomState;
@@ -37,11 +37,9 @@ use crate::{
     foundation::{lock::lock, sample::SampleWriter},
 };
 
-/// The most slices of a worker.
-const MAX_SLICES: usize = 10_000;
-
-/// How often slices are looked through for hits that are not used.
-const SWEEP: Duration = Duration::from_millis(250);
+/// The most bytes of all slices, and about what one takes without its keys.
+pub(crate) const MAX_BYTES: usize = 4 << 20;
+const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
@@ -58,6 +56,7 @@ pub(crate) struct SliceTables {
     all: Mutex<Vec<Arc<WorkerSlices>>>,
     /// How many workers of all replicas may hold slices, as far as known.
     holders: AtomicU64,
+    bytes: AtomicUsize,
     stats: SliceStats,
 }
 
@@ -87,52 +86,73 @@ struct WorkerSlices {
 struct HeldSlice {
     slice: Slice,
     policy: SlicePolicy,
-    /// An increment of each of its counters.
-    counters: Batch,
-    /// The hits that each held when the store answered last, with those that are free.
-    held: SmallVec<[i64; 4]>,
+    counters: Box<[SlicedCounter]>,
+}
+
+/// One of the counters that a slice is of.
+#[derive(Debug)]
+struct SlicedCounter {
+    key: Box<[u8]>,
+    spec: IncrementSpec,
+    /// The hits that it held when the store answered last, with those that are free.
+    held: i64,
 }
 
 impl HeldSlice {
+    fn new(policy: SlicePolicy, now: SteadyTime) -> Self {
+        Self {
+            slice: Slice::new(now),
+            policy,
+            counters: Box::default(),
+        }
+    }
+
+    /// About the bytes that it takes, under a name of so many.
+    fn bytes(&self, name: usize) -> usize {
+        let of_counter = |counter: &SlicedCounter| size_of::<SlicedCounter>() + counter.key.len();
+        SLICE_BYTES + name + self.counters.iter().map(of_counter).sum::<usize>()
+    }
+
     /// Whether these are the increments of its counters.
     fn has(&self, batch: &Batch, range: Range<usize>) -> bool {
-        let own = self.counters.iter().map(|own| own.key);
+        let own = self.counters.iter().map(|own| &*own.key);
         own.eq(batch.range(range).map(|increment| increment.key))
     }
 
     /// Takes the counts after increments of its counters into account. `own` are the hits that were charged.
     fn see(&mut self, counts: &[CounterState], own: u64) {
         let mut least = (u64::MAX, 0);
-        for ((held, count), spec) in self
-            .held
-            .iter_mut()
-            .zip(counts)
-            .zip(self.counters.all_specs())
-        {
+        for (counter, count) in self.counters.iter_mut().zip(counts) {
+            let limit = counter.spec.limit.cast_signed();
             let now = count.count();
-            let room = spec
-                .limit
-                .cast_signed()
-                .saturating_sub(now)
-                .max(0)
-                .unsigned_abs();
-            let growth = now.saturating_sub(*held).max(0).unsigned_abs();
-            *held = now;
-            least = least.min((room, growth));
+            let [room, growth] = [limit.saturating_sub(now), now.saturating_sub(counter.held)];
+            counter.held = now;
+            least = least.min((room.max(0).unsigned_abs(), growth.max(0).unsigned_abs()));
         }
         self.slice.see(own, least.1, least.0);
     }
 
+    fn increments(&self) -> impl Iterator<Item = Increment<'_>> {
+        self.counters.iter().map(|counter| Increment {
+            key: &counter.key,
+            spec: counter.spec,
+        })
+    }
+
     /// Gives back hits to its counters.
     fn back(&self, hits: u64) -> Batch {
-        increments(&self.counters, Operation::GiveBack, hits)
+        increments(self.increments(), Operation::GiveBack, hits)
     }
 }
 
 /// Increments of these counters by so many hits. None of them is answered without the store.
-fn increments(counters: &Batch, operation: Operation, hits: u64) -> Batch {
+fn increments<'c>(
+    counters: impl Iterator<Item = Increment<'c>>,
+    operation: Operation,
+    hits: u64,
+) -> Batch {
     let mut batch = Batch::default();
-    for Increment { key, spec } in counters.iter() {
+    for Increment { key, spec } in counters {
         let spec = IncrementSpec {
             operation,
             hits,
@@ -165,7 +185,7 @@ impl SliceTables {
         let of_worker = |worker: &Arc<WorkerSlices>| {
             let slices = lock(&worker.slices);
             let held = slices.get(name);
-            let held = held.filter(|held| held.counters.iter().any(|own| own.key == key));
+            let held = held.filter(|held| held.counters.iter().any(|own| &*own.key == key));
             held.map_or(0, |held| held.slice.free())
         };
         lock(&self.all).iter().map(of_worker).sum()
@@ -176,7 +196,9 @@ impl SliceTables {
         let name = key.get(..descriptor_bytes as usize).unwrap_or(key);
         for worker in lock(&self.all).iter() {
             worker.resets.fetch_add(1, Relaxed);
-            lock(&worker.slices).remove(name);
+            if let Some(held) = lock(&worker.slices).remove(name) {
+                self.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
+            }
         }
     }
 
@@ -226,6 +248,11 @@ impl<S: Store + Clone> Slices<S> {
         &self.all
     }
 
+    /// The store that answers a request without slices.
+    pub(super) fn beside(&self, batch: &Batch) -> Option<&S> {
+        (!batch.has_sliced()).then_some(&self.store)
+    }
+
     /// A task that gives back what is not used. It never ends.
     pub(crate) fn sweeping(
         &self,
@@ -234,8 +261,8 @@ impl<S: Store + Clone> Slices<S> {
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
         async move {
             loop {
-                tokio::time::sleep(SWEEP).await;
-                for surplus in own.sweep(Instant::now().into()) {
+                tokio::time::sleep(SlicePolicy::SWEEP).await;
+                for surplus in own.sweep(&all.bytes, Instant::now().into()) {
                     give_back(&store, &all, surplus, now()).await;
                 }
             }
@@ -251,7 +278,8 @@ impl<S: Store + Clone> Slices<S> {
         async move {
             own.is_draining.store(true, Relaxed);
             let mut left = Batch::default();
-            for (_, mut held) in lock(&own.slices).drain() {
+            for (name, mut held) in lock(&own.slices).drain() {
+                all.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
                 let free = held.slice.end();
                 if free > 0 {
                     left.append(&held.back(free));
@@ -295,10 +323,8 @@ impl<S: Store + Clone> Slices<S> {
             held.slice.demand(hits, &held.policy, steady);
             held.slice.admit(hits);
             let free = held.slice.free();
-            let known = held
-                .held
-                .iter()
-                .map(|held| held.saturating_sub_unsigned(free));
+            let counters = held.counters.iter();
+            let known = counters.map(|counter| counter.held.saturating_sub_unsigned(free));
             counts.extend(known.map(CounterState::of));
             self.renew(held, now, steady);
         }
@@ -319,28 +345,37 @@ impl<S: Store + Clone> Slices<S> {
             if !counts.iter().all(is_of_store) {
                 continue;
             }
-            if slices.len() >= MAX_SLICES && !slices.contains_key(name) {
-                continue;
+            if !slices.contains_key(name) {
+                if self.all.bytes.load(Relaxed) >= MAX_BYTES {
+                    continue;
+                }
+                let held = HeldSlice::new(self.all.policy(0), steady);
+                self.all.bytes.fetch_add(held.bytes(name.len()), Relaxed);
+                slices.insert(name.into(), held);
             }
-            let held = slices.entry(name.into()).or_insert_with(|| HeldSlice {
-                slice: Slice::new(steady),
-                policy: self.all.policy(0),
-                counters: Batch::default(),
-                held: SmallVec::new(),
-            });
+            let Some(held) = slices.get_mut(name) else {
+                continue;
+            };
             if !held.has(batch, group.clone()) {
                 // A window has ended, or the rule has changed.
                 let free = held.slice.turn();
                 if free > 0 {
                     self.return_hits(held.back(free), now);
                 }
-                held.counters.clear();
-                for increment in batch.range(group.clone()) {
-                    held.counters.append_one(increment);
-                }
-                let shortest = held.counters.all_specs().map(|spec| spec.period_millis);
+                self.all.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
+                let increments = batch.range(group.clone()).zip(counts);
+                let counters = increments.map(|(Increment { key, spec }, count)| SlicedCounter {
+                    key: key.into(),
+                    spec,
+                    held: count.count(),
+                });
+                held.counters = counters.collect();
+                self.all.bytes.fetch_add(held.bytes(name.len()), Relaxed);
+                let shortest = held
+                    .counters
+                    .iter()
+                    .map(|counter| counter.spec.period_millis);
                 held.policy = self.all.policy(shortest.min().unwrap_or(0));
-                held.held = counts.iter().map(|count| count.count()).collect();
             }
             held.slice.demand(spec.hits, &held.policy, steady);
             let is_charged = counts.iter().all(|count| count.is_charged);
@@ -361,7 +396,7 @@ impl<S: Store + Clone> Slices<S> {
             return;
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
-        let asked = increments(&held.counters, Operation::Add(Charge::Admitted), hits);
+        let asked = increments(held.increments(), Operation::Add(Charge::Admitted), hits);
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
         let resets = own.resets.load(Relaxed);
         let is_taken = self.returns.take(async move {
@@ -414,7 +449,7 @@ impl WorkerSlices {
         let is_draining = self.is_draining.load(Relaxed);
         let Some(held) = held.filter(|held| !is_draining && held.has(asked, range)) else {
             drop(slices);
-            return hits.map(|hits| increments(asked, Operation::GiveBack, hits));
+            return hits.map(|hits| increments(asked.iter(), Operation::GiveBack, hits));
         };
         held.slice.answered(hits.unwrap_or(0));
         if is_known {
@@ -424,14 +459,18 @@ impl WorkerSlices {
     }
 
     /// Takes out what is not needed, and forgets slices that are not used.
-    fn sweep(&self, steady: SteadyTime) -> Vec<Batch> {
+    fn sweep(&self, bytes: &AtomicUsize, steady: SteadyTime) -> Vec<Batch> {
         let mut slices = lock(&self.slices);
         let mut surplus = Vec::new();
-        slices.retain(|_, held| {
+        slices.retain(|name, held| {
             if let Some(hits) = held.slice.surplus(&held.policy, steady) {
                 surplus.push(held.back(hits));
             }
-            !held.slice.is_idle()
+            let is_idle = held.slice.is_idle();
+            if is_idle {
+                bytes.fetch_sub(held.bytes(name.len()), Relaxed);
+            }
+            !is_idle
         });
         surplus
     }
@@ -497,7 +536,7 @@ impl<S: Store + Clone> Store for Slices<S> {
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let steady = deadline.steady();
-        if !batch.has_sliced() || !is_sliced(batch) {
+        if !is_sliced(batch) {
             return self.store.add_into(counts, batch, now, deadline).await;
         }
         if self.admit(counts, batch, now, steady) {

@@ -92,7 +92,7 @@ fn standing(counter: &Value) -> String {
         }
     }
     if let Some(leased) = number(counter, "leased") {
-        let _ = write!(text, ", of which {leased} are a slice of this process");
+        text.push_str(&slice(leased));
     }
     if let Some(effect) = granted(counter) {
         text.push_str(&effect);
@@ -134,6 +134,11 @@ fn granted(counter: &Value) -> Option<String> {
         let _ = write!(text, " ({})", on_one_line(why));
     }
     Some(text)
+}
+
+/// `, of which 3 are a slice of this process`.
+pub(in crate::cli) fn slice(hits: u64) -> String {
+    format!(", of which {hits} are a slice of this process")
 }
 
 /// `, 3 left`, or how many hits pass until the window ends if more were granted.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use crate::{
-    cli::counters::text::{duration, left},
+    cli::counters::text::{duration, left, slice},
     foundation::printable::on_one_line,
     service::explain::account::{
         ExplainedDescriptor, ExplainedLimit, ExplainedNode, ExplainedReserve, ExplainedRule,
@@ -153,7 +153,11 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
         let (count, resets) = (before.count, duration(before.reset_secs));
         let _ = match before.oldest_secs {
             _ if limit.unit.is_some() => {
-                write!(text, "\n    count {count}{left}, resets in {resets}")
+                let leased = before.leased.map_or_else(String::new, slice);
+                write!(
+                    text,
+                    "\n    count {count}{leased}{left}, resets in {resets}"
+                )
             }
             Some(secs) => {
                 let oldest = duration(secs);

@@ -125,9 +125,13 @@ impl Slice {
 
     /// Takes out what is not needed, once a horizon: all of it if demand has ended, and that at once.
     pub fn surplus(&mut self, policy: &SlicePolicy, now: SteadyTime) -> Option<u64> {
+        let is_due = now.since(self.looked_at) >= policy.horizon;
+        if !is_due && now <= self.used_at {
+            return None;
+        }
         self.decay(policy, now);
         let has_ended = self.has_ended(policy, now);
-        if !has_ended && now.since(self.looked_at) < policy.horizon {
+        if !has_ended && !is_due {
             return None;
         }
         self.looked_at = now;

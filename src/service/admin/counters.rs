@@ -130,11 +130,9 @@ impl Counters {
                 looked.await?;
             }
             take_states(some, &counts);
-            if let Some(slices) = self.store.slices() {
-                for report in some.iter_mut() {
-                    let bytes = report.spec.map_or(0, |spec| spec.descriptor_bytes);
-                    report.leased = slices.free(&report.key, bytes);
-                }
+            for report in some.iter_mut() {
+                let bytes = report.spec.map_or(0, |spec| spec.descriptor_bytes);
+                report.leased = self.store.leased(&report.key, bytes);
             }
         }
         Ok(())

@@ -220,6 +220,9 @@ pub(crate) struct CountBefore {
     /// How long the oldest request in flight has held its slot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oldest_secs: Option<u64>,
+    /// The hits that this process has charged in advance and not used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) leased: Option<u64>,
 }
 
 impl Explanation {

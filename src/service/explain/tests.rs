@@ -130,7 +130,7 @@ fn check_requests(
         prop_assert_eq!(store.live_counters(), before, "a look makes no counter");
         let again: Vec<CounterState> = store.apply_all(&look, NOW).to_vec();
         prop_assert_eq!(&looked, &again, "a look costs no hit");
-        let explanation = explain(matcher, &request, modes, NOW, Some(Ok(&looked)));
+        let explanation = explain(matcher, &request, modes, NOW, Some(Ok(known(&looked))));
         let (decision, rules) = decided(matcher, &request, modes, &store);
         prop_assert_eq!(explanation.code.as_deref(), Some(name(decision.overall)));
         let is_shadowed = explanation.why.contains("shadow mode of the server");
@@ -407,7 +407,16 @@ fn looked_account(
     let descriptors: Vec<_> = descriptors.iter().map(String::as_str).collect();
     let message = question("d", &pairs(&descriptors), hits.cast_signed());
     let request = wire::request(&message, NO_BOUNDS).unwrap();
-    serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(looked))).json()).unwrap()
+    serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(known(looked)))).json())
+        .unwrap()
+}
+
+/// These states, of which no hit is leased.
+fn known(counts: &[CounterState]) -> CounterLook<'_> {
+    CounterLook {
+        counts,
+        leased: &[],
+    }
 }
 
 /// The answers to peeks at counters that hold `counts`.

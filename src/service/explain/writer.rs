@@ -5,6 +5,7 @@
 //! and decides by them as a decision does.
 
 use super::{
+    CounterLook,
     account::{
         Advice, CountBefore, ExplainedCause, ExplainedCounter, ExplainedDescriptor, ExplainedEntry,
         ExplainedLimit, ExplainedNode, ExplainedReserve, ExplainedRule, ExplainedSibling,
@@ -47,12 +48,12 @@ pub(super) fn explain<'a>(
     request: &'a Request<'_>,
     modes: Modes,
     now: Timestamp,
-    look: Option<Result<&[CounterState], StoreError>>,
+    look: Option<Result<CounterLook<'_>, StoreError>>,
 ) -> Explanation {
     let plan = Plan::new(matcher, request, modes, now);
     let empty = empty_look(&plan.batch);
     let looked = match look {
-        Some(Ok(looked)) if looked.len() == empty.len() => looked,
+        Some(Ok(look)) if look.counts.len() == empty.len() => look.counts,
         _ => &empty,
     };
     let counts = predicted(&plan.batch, looked);
@@ -77,6 +78,10 @@ pub(super) fn explain<'a>(
         plan: &plan,
         looked,
         counts: &counts,
+        leased: match look {
+            Some(Ok(look)) => look.leased,
+            _ => &[],
+        },
         is_known: matches!(look, Some(Ok(_))),
         is_decided: error.is_none(),
     };
@@ -118,6 +123,7 @@ struct AccountBasis<'a, 'p> {
     plan: &'p Plan<'a>,
     looked: &'p [CounterState],
     counts: &'p [CounterState],
+    leased: &'p [u64],
     /// Whether the counters come from a store.
     is_known: bool,
     is_decided: bool,
@@ -331,6 +337,7 @@ impl<'a> AccountBasis<'a, '_> {
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
                 oldest_secs: before.oldest_secs(&increment),
+                leased: self.leased.get(counter).copied().filter(|hits| *hits > 0),
             }),
         })
     }

@@ -71,6 +71,11 @@ pub trait UnaryMethod: Send + Sync + 'static {
         message: &Bytes,
     ) -> Option<Result<Bytes, Status>>;
 
+    /// Whether [`Self::call`] is likely to answer when it is polled first, so that a task of its own would be wasted.
+    fn answers_soon(&self) -> bool {
+        false
+    }
+
     /// Answers `message` with a message made by [`framed`].
     fn call(
         &self,
@@ -174,11 +179,17 @@ impl<M: UnaryMethod> Dispatcher<M> {
             announce_answered();
             return CallFuture::Answered(Some((answer, account.clone())));
         }
+        if self.method.answers_soon() {
+            announce_answered();
+        }
         let (method, in_flight) = (self.method.clone(), in_flight.clone());
         let held = HeldBytes::new(account, CALL_BYTES + message.len());
+        // Captured one by one, they would be laid out behind the future that is awaited if its size is a multiple of
+        // theirs, and the compiler would copy both: see `CallFuture::waiting`.
+        let call = (start, message);
         let place = Box::new_uninit();
         CallFuture::waiting(Box::write(place, async move {
-            let _is_in_flight = in_flight;
+            let (_is_in_flight, (start, message)) = (in_flight, call);
             Ok(response(method.call(start, message).await, held))
         }))
     }

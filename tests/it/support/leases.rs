@@ -1055,10 +1055,11 @@ pub fn token(reply: &RateLimitResponse) -> Option<String> {
     }
 }
 
+/// The time since 1970.
 #[expect(
     clippy::disallowed_methods,
     reason = "the true time, which no server is given"
 )]
-fn true_time() -> Duration {
+pub fn true_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }

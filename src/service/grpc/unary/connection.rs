@@ -86,7 +86,8 @@ pub(crate) fn count_read(bytes: usize) {
 }
 
 /// Runs the futures that hyper makes of calls. Answered calls need no task: they finish after the poll of their
-/// connection that found them, and the connection then writes all replies at once.
+/// connection that found them, and the connection then writes all replies at once. A call that has to wait after all
+/// continues in a task.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Calls;
 
@@ -100,19 +101,20 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
     }
 }
 
-/// Announces that the call that hyper makes a future of next is answered.
+/// Announces that the call that hyper makes a future of next is answered, or will probably be once it is polled.
 pub(super) fn announce_answered() {
     IS_ANSWERED.set(true);
 }
 
 thread_local! {
-    /// Whether the call that hyper is about to make a future of is answered.
+    /// Whether that was announced of the call that hyper is about to make a future of.
     static IS_ANSWERED: Cell<bool> = const { Cell::new(false) };
-    /// Answered calls of the connection that this thread polls.
+    /// Such calls of the connection that this thread polls.
     static ANSWERED: RefCell<Vec<BoxedFuture<()>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Passes the replies to HTTP/2. A call whose client grants no window for its reply continues in a task.
+/// Passes the replies to HTTP/2. A call that waits for the store, or whose client grants no window for its reply,
+/// continues in a task.
 fn finish_answered() {
     let mut answered = ANSWERED.take();
     for mut call in answered.drain(..) {
