@@ -5,7 +5,8 @@
 //! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/run/sizing.md|docs/leases.md]
 //! ```
 //!
-//! The costs of a fleet are those of `tollgate size`, and slices are those of the core; no server runs. Equal seeds give equal tables.
+//! The costs of a fleet are those of `tollgate size`, and slices are those of the core; no server runs. Equal seeds give
+//! equal tables.
 
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
 

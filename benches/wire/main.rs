@@ -20,6 +20,7 @@ mod cores;
 mod costs;
 mod figures;
 mod frames;
+mod hot;
 mod hpack;
 mod latency;
 mod load;
@@ -88,6 +89,10 @@ struct Options {
     #[arg(long)]
     settlements: bool,
 
+    /// Only count the commands to Redis for one hot key of four processes, counted one by one and in slices
+    #[arg(long)]
+    hot: bool,
+
     /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare four other measurements
     /// with the figures that it computes
     #[arg(long, value_name = "FILE")]
@@ -148,6 +153,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.settlements {
         return settlements::print(&options);
+    }
+    if options.hot {
+        return hot::print(&options);
     }
     if let Some(path) = options.costs.take() {
         return costs::write(&mut options, &path);

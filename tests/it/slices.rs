@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    env,
+    env, fs,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -250,6 +250,76 @@ async fn so_it_is_in_a_cluster() {
     };
     let all = || cluster.nodes.iter().flat_map(counts).collect();
     check_windows(start, all).await;
+}
+
+#[tokio::test]
+async fn so_it_is_with_seconds_in_a_redis_of_their_own() {
+    let (seconds, others) = (Redis::start(), Redis::start());
+    let start = || {
+        tollgate::with_rules(&rules("400/second, 1000000/year"))
+            .redis(&others)
+            .args(["--workers=2", "--redis-per-second"])
+            .args(["--redis-per-second-url", &seconds.url()])
+            .start()
+    };
+    check_windows(start, || counts(&seconds)).await;
+}
+
+#[tokio::test]
+async fn while_redis_is_away_slices_are_used_up() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules("1000000/year"))
+        .redis(&redis)
+        .start();
+    let mut hammer = Hammer::start(&[&server], 4);
+    eventually("slices are large", async || {
+        metric(&server, "slice_passes_total") > 2_000
+    })
+    .await;
+    redis.freeze();
+    let before = hammer.admitted();
+    eventually("every client gets an error", async || {
+        while hammer.clients.try_join_next().is_some() {}
+        hammer.clients.is_empty()
+    })
+    .await;
+    let (admitted, _) = hammer.stop().await;
+    assert!(admitted > before + 20, "{before} {admitted}");
+    redis.thaw();
+    eventually("nothing is free", async || {
+        metric(&server, "slice_free_hits") == 0
+    })
+    .await;
+    let charged = count(&redis);
+    assert!(charged >= admitted, "{charged} {admitted}");
+}
+
+/// A slice is of all limits of its descriptor.
+#[tokio::test]
+async fn a_further_limit_holds_from_its_load_on() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(&rules("1000000/year"))
+        .redis(&redis)
+        .start();
+    let hammer = Hammer::start(&[&server], 4);
+    eventually("slices are taken", async || {
+        metric(&server, "slice_passes_total") > 1_000
+    })
+    .await;
+    let text = rules("1000000/year, 100/week");
+    fs::write(server.rules().join("rules.yaml"), text).unwrap();
+    eventually("the new limit is in force", async || {
+        server.page("/rules").contains("week")
+    })
+    .await;
+    let (before, decided) = (hammer.admitted(), hammer.decided.load(SeqCst));
+    eventually("many are decided", async || {
+        hammer.decided.load(SeqCst) > decided + 1_000
+    })
+    .await;
+    let (admitted, _) = hammer.stop().await;
+    // With those that were decided under the old rules and answered later.
+    assert!(admitted - before <= 104, "{before} {admitted}");
 }
 
 /// Hits that were taken before a reset are used, and nothing is given back to the counter.
