@@ -31,6 +31,7 @@ mod run;
 mod settlements;
 mod sizes;
 mod table;
+mod under_use;
 
 /// As in tollgate itself, because this program also serves the floor and the rivals.
 #[cfg(feature = "jemalloc")]
@@ -92,6 +93,10 @@ struct Options {
     /// Only count the commands to Redis for one hot key of four processes, counted one by one and in slices
     #[arg(long)]
     hot: bool,
+
+    /// Only count the hits that are admitted on four processes with slices, at demand 1.1 times the limit
+    #[arg(long)]
+    under_use: bool,
 
     /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare four other measurements
     /// with the figures that it computes
@@ -156,6 +161,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.hot {
         return hot::print(&options);
+    }
+    if options.under_use {
+        return under_use::print();
     }
     if let Some(path) = options.costs.take() {
         return costs::write(&mut options, &path);
