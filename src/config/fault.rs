@@ -404,14 +404,14 @@ impl Fault {
             | Self::NeverBinds { .. }
             | Self::NameTwice { .. }
             | Self::UnknownReplicas
-            | Self::NoSlices
             | Self::LongTtl(_)
             | Self::ForeignPattern { .. }
             | Self::Template { is_text: true, .. }
             | Self::Octal { .. } => FaultLevel::Warning,
-            Self::ResourceName | Self::KeyPassedOver { .. } | Self::FilePassedOver(_) => {
-                FaultLevel::Note
-            }
+            Self::ResourceName
+            | Self::KeyPassedOver { .. }
+            | Self::FilePassedOver(_)
+            | Self::NoSlices => FaultLevel::Note,
             Self::More { level, .. } => *level,
             _ => FaultLevel::Error,
         }

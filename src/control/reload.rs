@@ -144,6 +144,10 @@ fn log_warnings(warnings: &[Problem]) {
             tracing::warn!("{warning}");
         }
     }
+    let is_without_slices = |found: &&Problem| matches!(found.fault, Fault::NoSlices);
+    if let Some(note) = warnings.iter().find(is_without_slices) {
+        tracing::info!("{note}");
+    }
     for (kind, count) in kinds {
         if count > MAX_LOGGED_OF_A_KIND {
             let more = count - MAX_LOGGED_OF_A_KIND;

@@ -372,7 +372,7 @@ fn in_memory_it_has_no_effect_and_the_log_tells_that() {
     let server = tollgate::with_rules(&rules("1/day")).start();
     let warned = server.log().with("has no effect on counters in memory");
     assert!(
-        warned.contains(":5:15: shop.api: warning: `exact-leased`"),
+        warned.contains(":5:15: shop.api: note: `exact-leased`"),
         "{warned}"
     );
 }
