@@ -30,12 +30,14 @@ pub enum Service {
 pub enum Layout {
     /// One descriptor, whose rule has both limits.
     OneDescriptor,
+    /// The same, and hits of the rule are charged in advance.
+    Sliced,
     /// Two descriptors with one limit each: envoyproxy/ratelimit supports no other form.
     TwoDescriptors,
 }
 
 pub fn all(options: &Options) -> Vec<Case> {
-    use Layout::{OneDescriptor, TwoDescriptors};
+    use Layout::{OneDescriptor, Sliced, TwoDescriptors};
     let case = |name: &str, service, layout, is_default| Case {
         name: name.to_owned(),
         service,
@@ -47,6 +49,7 @@ pub fn all(options: &Options) -> Vec<Case> {
         case("no limit", Service::None, OneDescriptor, true),
         case("memory", Service::Memory, OneDescriptor, true),
         case("redis", Service::Redis, OneDescriptor, true),
+        case("redis, leased", Service::Redis, Sliced, false),
         // Called exactly as the foreign service is.
         case(
             "redis, 2 descriptors",
@@ -90,6 +93,14 @@ descriptors:
     rate_limits: [4000000000/minute, 4000000000/hour]
 "
             }
+            Self::Sliced => {
+                "domain: bench
+descriptors:
+  - key: user
+    accuracy: exact-leased
+    rate_limits: [4000000000/minute, 4000000000/hour]
+"
+            }
             Self::TwoDescriptors => {
                 "domain: bench
 descriptors:
@@ -105,7 +116,7 @@ descriptors:
     /// The key of each descriptor that Envoy sends.
     pub fn keys(self) -> &'static [&'static str] {
         match self {
-            Self::OneDescriptor => &["user"],
+            Self::OneDescriptor | Self::Sliced => &["user"],
             Self::TwoDescriptors => &["user_minute", "user_hour"],
         }
     }
