@@ -190,17 +190,16 @@ impl Redis {
     /// The counts of Redis itself so far, including this query.
     pub fn counted(&mut self) -> anyhow::Result<Counted> {
         let info = self.info("everything")?;
-        let calls = |name: &str| number(&info, &format!("cmdstat_{name}:calls=")).unwrap_or(0);
-        let scripts = calls("evalsha") + calls("eval");
+        let scripts = calls(&info, &["evalsha", "eval"]);
         // A rule whose hits need a script has no other commands on its counters.
         let within_scripts = match scripts {
             0 => 0,
-            _ => [
-                "get", "set", "incrby", "expire", "pexpire", "ttl", "pttl", "time",
-            ]
-            .map(calls)
-            .into_iter()
-            .sum(),
+            _ => calls(
+                &info,
+                &[
+                    "get", "set", "incrby", "expire", "pexpire", "ttl", "pttl", "time",
+                ],
+            ),
         };
         let commands = number(&info, "total_commands_processed:")?;
         Ok(Counted {
@@ -215,9 +214,7 @@ impl Redis {
     pub fn counting_commands(&mut self) -> anyhow::Result<u64> {
         let info = self.info("commandstats")?;
         let names = ["evalsha", "eval", "incrby", "incr", "get", "expire"];
-        let counts =
-            names.map(|name| number(&info, &format!("cmdstat_{name}:calls=")).unwrap_or(0));
-        Ok(counts.into_iter().sum())
+        Ok(calls(&info, &names))
     }
 
     fn info(&mut self, section: &str) -> anyhow::Result<String> {
@@ -246,6 +243,12 @@ impl Redis {
         self.questions.read_exact(&mut reply)?;
         Ok(began.elapsed())
     }
+}
+
+/// How often Redis has carried out these commands, within scripts too, by its own statistics.
+fn calls(info: &str, names: &[&str]) -> u64 {
+    let of = |name: &&str| number(info, &format!("cmdstat_{name}:calls=")).unwrap_or(0);
+    names.iter().map(of).sum()
 }
 
 /// Waits until `child` accepts a connection, or ends.

@@ -31,7 +31,7 @@ use crate::{
     processes::{Process, Redis},
 };
 
-type Client = RateLimitServiceClient<Channel>;
+pub type Client = RateLimitServiceClient<Channel>;
 
 /// The limit of the hot key is one per second, so it has a Redis of its own, whose commands are counted.
 const RULES: &str = "
@@ -124,7 +124,8 @@ async fn run(address: &str, time: Duration, settlements: u32) -> anyhow::Result<
     Ok(counts.map(|count| count.load(Relaxed)))
 }
 
-async fn ask(
+/// Asks for one descriptor.
+pub async fn ask(
     client: &mut Client,
     entries: &[(&str, &str)],
     hits_addend: Option<u64>,

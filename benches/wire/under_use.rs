@@ -11,15 +11,12 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-    service::ratelimit::v3::{
-        RateLimitRequest, rate_limit_response::Code,
-        rate_limit_service_client::RateLimitServiceClient,
-    },
-};
+use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
-use crate::processes::{Process, Redis};
+use crate::{
+    processes::{Process, Redis},
+    settlements::{self, Client},
+};
 
 const LIMIT: u64 = 20_000;
 const SECS: u64 = 20;
@@ -86,7 +83,7 @@ fn window() -> u64 {
 /// Asks at random moments, on average as often as `every`. Returns how many hits were admitted in each window from
 /// `first` on: a window is full before it ends, so that none of its replies comes in the next one.
 async fn ask(address: String, every: Duration, first: u64) -> anyhow::Result<[u64; WINDOWS + 3]> {
-    let client = RateLimitServiceClient::connect(address).await?;
+    let client = Client::connect(address).await?;
     let mut admitted = [0; WINDOWS + 3];
     let mut answers = JoinSet::new();
     let mut next = Instant::now();
@@ -95,19 +92,7 @@ async fn ask(address: String, every: Duration, first: u64) -> anyhow::Result<[u6
         sleep_until(next).await;
         let mut client = client.clone();
         answers.spawn(async move {
-            let entry = Entry {
-                key: "hot".into(),
-                value: "v".into(),
-            };
-            let request = RateLimitRequest {
-                domain: "bench".to_owned(),
-                descriptors: vec![RateLimitDescriptor {
-                    entries: vec![entry],
-                    ..RateLimitDescriptor::default()
-                }],
-                ..RateLimitRequest::default()
-            };
-            let reply = client.should_rate_limit(request).await?.into_inner();
+            let reply = settlements::ask(&mut client, &[("hot", "v")], None).await?;
             anyhow::Ok((window(), reply.overall_code() == Code::Ok))
         });
         while let Some(answer) = answers.try_join_next() {

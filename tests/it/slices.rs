@@ -124,6 +124,20 @@ fn metric(server: &Tollgate, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("{stats}")).parse().unwrap()
 }
 
+/// A server whose limit no client reaches, and four clients of it, of whose requests more than `passes` passed without
+/// Redis.
+async fn hammered(redis: &Redis, passes: u64) -> (Tollgate, Hammer) {
+    let server = tollgate::with_rules(&rules("1000000/year"))
+        .redis(redis)
+        .start();
+    let hammer = Hammer::start(&[&server], 4);
+    eventually("slices are taken", async || {
+        metric(&server, "slice_passes_total") > passes
+    })
+    .await;
+    (server, hammer)
+}
+
 /// Two processes, while one is told to end and another is killed.
 #[tokio::test]
 async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost_with_a_process() {
@@ -268,14 +282,7 @@ async fn so_it_is_with_seconds_in_a_redis_of_their_own() {
 #[tokio::test]
 async fn while_redis_is_away_slices_are_used_up() {
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis(&redis)
-        .start();
-    let mut hammer = Hammer::start(&[&server], 4);
-    eventually("slices are large", async || {
-        metric(&server, "slice_passes_total") > 2_000
-    })
-    .await;
+    let (server, mut hammer) = hammered(&redis, 2_000).await;
     redis.freeze();
     let before = hammer.admitted();
     eventually("every client gets an error", async || {
@@ -298,14 +305,7 @@ async fn while_redis_is_away_slices_are_used_up() {
 #[tokio::test]
 async fn a_further_limit_holds_from_its_load_on() {
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis(&redis)
-        .start();
-    let hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > 1_000
-    })
-    .await;
+    let (server, hammer) = hammered(&redis, 1_000).await;
     let text = rules("1000000/year, 100/week");
     fs::write(server.rules().join("rules.yaml"), text).unwrap();
     eventually("the new limit is in force", async || {
@@ -326,14 +326,7 @@ async fn a_further_limit_holds_from_its_load_on() {
 #[tokio::test]
 async fn a_reset_counter_gets_no_slice_back() {
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis(&redis)
-        .start();
-    let hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > 1_000
-    })
-    .await;
+    let (server, hammer) = hammered(&redis, 1_000).await;
     hammer.stop().await;
     let asked = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api","value":"hot"}]}]}"#;
     post_json(server.debug, "/counters/reset", asked).unwrap();
