@@ -57,7 +57,7 @@ use super::{
     PATIENCE,
     caches::{Answer, Cache, Returned},
     certificates::Secret,
-    free_port,
+    eventually, free_port,
 };
 
 /// A header that carries the `:scheme` of a call to [`Seen::headers`].
@@ -362,7 +362,14 @@ async fn serve(
                     listener = None;
                     connections.shutdown().await;
                 }
-                Some(Order::Return) => listener = Some(TcpListener::bind(address).await.unwrap()),
+                Some(Order::Return) => {
+                    // A program that another test starts may have the old one for a moment.
+                    eventually("the port is free again", async || {
+                        listener = TcpListener::bind(address).await.ok();
+                        listener.is_some()
+                    })
+                    .await;
+                }
                 None => return,
             },
             accepted = accepted => {
