@@ -79,7 +79,7 @@ impl Intake {
         self.has_rules.send_replace(true);
         self.has_domains.send_replace(domains > 0);
         if let Some(omitted) = TAKEN.may_log() {
-            log_warnings(&loaded.warnings);
+            log_findings(&loaded.warnings);
             tracing::info!(
                 rules = taken.rules,
                 domains,
@@ -132,25 +132,24 @@ impl Intake {
 static TAKEN: BurstThrottle = BurstThrottle::new(60);
 
 /// Warnings of one kind that are logged: a generated file may have thousands, at every reload.
-const MAX_LOGGED_OF_A_KIND: usize = 10;
+const MAX_WARNINGS: usize = 10;
 
-fn log_warnings(warnings: &[Problem]) {
-    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
-    let is_warning = |found: &&Problem| found.fault.level() == FaultLevel::Warning;
-    for warning in warnings.iter().filter(is_warning) {
-        let logged = kinds.entry(warning.fault.code()).or_default();
-        *logged += warning.count();
-        if *logged <= MAX_LOGGED_OF_A_KIND {
-            tracing::warn!("{warning}");
+/// Logs warnings, and one note of each kind: nothing has to change because of them.
+fn log_findings(findings: &[Problem]) {
+    let mut kinds: BTreeMap<(&str, FaultLevel), usize> = BTreeMap::new();
+    for finding in findings {
+        let level = finding.fault.level();
+        let seen = kinds.entry((finding.fault.code(), level)).or_default();
+        *seen += finding.count();
+        match level {
+            FaultLevel::Note if *seen == 1 => tracing::info!("{finding}"),
+            FaultLevel::Warning if *seen <= MAX_WARNINGS => tracing::warn!("{finding}"),
+            _ => {}
         }
     }
-    let is_without_slices = |found: &&Problem| matches!(found.fault, Fault::NoSlices);
-    if let Some(note) = warnings.iter().find(is_without_slices) {
-        tracing::info!("{note}");
-    }
-    for (kind, count) in kinds {
-        if count > MAX_LOGGED_OF_A_KIND {
-            let more = count - MAX_LOGGED_OF_A_KIND;
+    for ((kind, level), count) in kinds {
+        if level == FaultLevel::Warning && count > MAX_WARNINGS {
+            let more = count - MAX_WARNINGS;
             tracing::warn!(
                 "{more} more warnings of the kind {kind}; `tollgate check` reports them"
             );
