@@ -9,7 +9,7 @@ use crate::{
     processes::{Process, Redis},
 };
 
-const PROCESSES: usize = 4;
+pub const PROCESSES: usize = 4;
 
 /// Time until slices have the size that the load wants.
 const RAMP: Duration = Duration::from_secs(4);
@@ -17,22 +17,25 @@ const RAMP: Duration = Duration::from_secs(4);
 /// Calls at a time for each process, over one connection for each of its workers.
 const STREAMS: usize = 16;
 
+/// Starts processes that share one Redis.
+pub fn replicas(redis: &Redis, workers: usize, rules: &str) -> anyhow::Result<Vec<Process>> {
+    let program = Path::new(env!("CARGO_BIN_EXE_tollgate"));
+    let arguments = [
+        format!("--workers={workers}"),
+        format!("--redis-url=redis://{}", redis.address),
+        "--redis-timeout=5s".to_owned(),
+    ];
+    (0..PROCESSES)
+        .map(|_| Process::tollgate(program, rules, &arguments))
+        .collect()
+}
+
 /// Prints decisions and commands a second, for both.
 pub fn print(options: &Options) -> anyhow::Result<()> {
     let turn = Duration::from_secs_f64(options.seconds.max(10.0));
     for (name, limits) in [("one by one", MINUTE), ("in slices", LEASED)] {
         let mut redis = Redis::start()?;
-        let arguments = [
-            format!("--workers={}", options.workers),
-            format!("--redis-url=redis://{}", redis.address),
-            "--redis-timeout=5s".to_owned(),
-        ];
-        let program = Path::new(env!("CARGO_BIN_EXE_tollgate"));
-        let rules = cases::rules(limits);
-        let start = || Process::tollgate(program, &rules, &arguments);
-        let servers = (0..PROCESSES)
-            .map(|_| start())
-            .collect::<anyhow::Result<Vec<_>>>()?;
+        let servers = replicas(&redis, options.workers, &cases::rules(limits))?;
         let shape = Shape {
             streams: STREAMS,
             connections: options.workers,

@@ -1,9 +1,6 @@
 //! A limit that demand exceeds by a tenth, on four processes with slices: how many of its hits nobody gets.
 
-use std::{
-    path::Path,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::ensure;
 use tokio::{
@@ -14,13 +11,13 @@ use tokio::{
 use tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::{
-    processes::{Process, Redis},
+    hot::{PROCESSES, replicas},
+    processes::Redis,
     settlements::{self, Client},
 };
 
 const LIMIT: u64 = 20_000;
 const SECS: u64 = 20;
-const PROCESSES: u32 = 4;
 /// In limits a window.
 const DEMAND: f64 = 1.1;
 /// Windows that count; slices learn in one before.
@@ -32,19 +29,11 @@ pub fn print() -> anyhow::Result<()> {
     let rules = format!(
         "domain: bench\ndescriptors:\n  - {{ key: hot, accuracy: exact-leased, rate_limits: [{LIMIT}/{SECS}seconds] }}"
     );
-    let arguments = [
-        "--workers=1".to_owned(),
-        format!("--redis-url=redis://{}", redis.address),
-        "--redis-timeout=5s".to_owned(),
-    ];
-    let program = Path::new(env!("CARGO_BIN_EXE_tollgate"));
-    let servers = (0..PROCESSES)
-        .map(|_| Process::tollgate(program, &rules, &arguments))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let servers = replicas(&redis, 1, &rules)?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut admitted = [0; WINDOWS + 3];
     let first = window();
-    let every = Duration::from_secs(SECS).mul_f64(f64::from(PROCESSES) / (DEMAND * LIMIT as f64));
+    let every = Duration::from_secs(SECS).mul_f64(PROCESSES as f64 / (DEMAND * LIMIT as f64));
     runtime.block_on(async {
         let mut callers = JoinSet::new();
         for server in &servers {
