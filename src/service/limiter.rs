@@ -191,18 +191,18 @@ impl<S: Store + Clone> Limiter<S> {
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
         let mut counts = Pooled::<CounterStates>::default();
-        let counted = if plan.batch.is_empty() && plan.leases.is_none() {
+        let counted = if plan.leases.is_some() {
+            // Boxed, or the future of every call would reserve the space that leases need.
+            let counting = self.count_with_leases(&mut counts, &mut plan, rules, now, deadline);
+            Box::pin(counting).await
+        } else if plan.batch.is_empty() {
             Ok(())
-        } else if plan.leases.is_none() {
+        } else {
             // Not by `Self::count`: each future around another costs instructions whenever it is polled.
             let store = &self.store;
             store
                 .add_into(&mut counts, &plan.batch, now, deadline)
                 .await
-        } else {
-            // Boxed, or the future of every call would reserve the space that leases need.
-            let counting = self.count_with_leases(&mut counts, &mut plan, rules, now, deadline);
-            Box::pin(counting).await
         };
         counted.inspect_err(|_| self.metrics.record_store_failure())?;
         let times = RequestTimes {

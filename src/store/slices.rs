@@ -56,7 +56,7 @@ pub(crate) struct SliceTables {
     all: Mutex<Vec<Arc<WorkerSlices>>>,
     /// How many workers of all replicas may hold slices, as far as known.
     holders: AtomicU64,
-    bytes: AtomicUsize,
+    bytes: Arc<AtomicUsize>,
     stats: SliceStats,
 }
 
@@ -87,6 +87,14 @@ struct HeldSlice {
     slice: Slice,
     policy: SlicePolicy,
     counters: Box<[SlicedCounter]>,
+    bytes: SliceBytes,
+}
+
+/// The part of a slice in the bytes of all slices, until it is dropped.
+#[derive(Debug)]
+struct SliceBytes {
+    all: Arc<AtomicUsize>,
+    own: usize,
 }
 
 /// One of the counters that a slice is of.
@@ -98,19 +106,42 @@ struct SlicedCounter {
     held: i64,
 }
 
+impl SliceBytes {
+    fn set(&mut self, own: usize) {
+        self.all.fetch_add(own, Relaxed);
+        self.all.fetch_sub(self.own, Relaxed);
+        self.own = own;
+    }
+}
+
+impl Drop for SliceBytes {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
 impl HeldSlice {
-    fn new(policy: SlicePolicy, now: SteadyTime) -> Self {
+    /// Without counters, which a reply of the store brings.
+    fn new(tables: &SliceTables, now: SteadyTime) -> Self {
         Self {
             slice: Slice::new(now),
-            policy,
+            policy: tables.policy(0),
             counters: Box::default(),
+            bytes: SliceBytes {
+                all: tables.bytes.clone(),
+                own: 0,
+            },
         }
     }
 
-    /// About the bytes that it takes, under a name of so many.
-    fn bytes(&self, name: usize) -> usize {
+    /// Makes it a slice of these counters, whose descriptor has a name of this length.
+    fn set_counters(&mut self, counters: Box<[SlicedCounter]>, name: usize, tables: &SliceTables) {
         let of_counter = |counter: &SlicedCounter| size_of::<SlicedCounter>() + counter.key.len();
-        SLICE_BYTES + name + self.counters.iter().map(of_counter).sum::<usize>()
+        self.bytes
+            .set(SLICE_BYTES + name + counters.iter().map(of_counter).sum::<usize>());
+        let periods = counters.iter().map(|counter| counter.spec.period_millis);
+        self.policy = tables.policy(periods.min().unwrap_or(0));
+        self.counters = counters;
     }
 
     /// Whether these are the increments of its counters.
@@ -196,9 +227,7 @@ impl SliceTables {
         let name = key.get(..descriptor_bytes as usize).unwrap_or(key);
         for worker in lock(&self.all).iter() {
             worker.resets.fetch_add(1, Relaxed);
-            if let Some(held) = lock(&worker.slices).remove(name) {
-                self.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
-            }
+            lock(&worker.slices).remove(name);
         }
     }
 
@@ -248,9 +277,13 @@ impl<S: Store + Clone> Slices<S> {
         &self.all
     }
 
-    /// The store that answers a request without slices.
+    /// The store that answers a request, unless all of its hits can come from slices.
+    #[inline]
     pub(super) fn beside(&self, batch: &Batch) -> Option<&S> {
-        (!batch.has_sliced()).then_some(&self.store)
+        let is_sliced = |spec: &IncrementSpec| {
+            spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
+        };
+        (!batch.all_specs().all(is_sliced)).then_some(&self.store)
     }
 
     /// A task that gives back what is not used. It never ends.
@@ -262,7 +295,7 @@ impl<S: Store + Clone> Slices<S> {
         async move {
             loop {
                 tokio::time::sleep(SlicePolicy::SWEEP).await;
-                for surplus in own.sweep(&all.bytes, Instant::now().into()) {
+                for surplus in own.sweep(Instant::now().into()) {
                     give_back(&store, &all, surplus, now()).await;
                 }
             }
@@ -278,8 +311,7 @@ impl<S: Store + Clone> Slices<S> {
         async move {
             own.is_draining.store(true, Relaxed);
             let mut left = Batch::default();
-            for (name, mut held) in lock(&own.slices).drain() {
-                all.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
+            for (_, mut held) in lock(&own.slices).drain() {
                 let free = held.slice.end();
                 if free > 0 {
                     left.append(&held.back(free));
@@ -349,9 +381,7 @@ impl<S: Store + Clone> Slices<S> {
                 if self.all.bytes.load(Relaxed) >= MAX_BYTES {
                     continue;
                 }
-                let held = HeldSlice::new(self.all.policy(0), steady);
-                self.all.bytes.fetch_add(held.bytes(name.len()), Relaxed);
-                slices.insert(name.into(), held);
+                slices.insert(name.into(), HeldSlice::new(&self.all, steady));
             }
             let Some(held) = slices.get_mut(name) else {
                 continue;
@@ -362,20 +392,13 @@ impl<S: Store + Clone> Slices<S> {
                 if free > 0 {
                     self.return_hits(held.back(free), now);
                 }
-                self.all.bytes.fetch_sub(held.bytes(name.len()), Relaxed);
                 let increments = batch.range(group.clone()).zip(counts);
                 let counters = increments.map(|(Increment { key, spec }, count)| SlicedCounter {
                     key: key.into(),
                     spec,
                     held: count.count(),
                 });
-                held.counters = counters.collect();
-                self.all.bytes.fetch_add(held.bytes(name.len()), Relaxed);
-                let shortest = held
-                    .counters
-                    .iter()
-                    .map(|counter| counter.spec.period_millis);
-                held.policy = self.all.policy(shortest.min().unwrap_or(0));
+                held.set_counters(counters.collect(), name.len(), &self.all);
             }
             held.slice.demand(spec.hits, &held.policy, steady);
             let is_charged = counts.iter().all(|count| count.is_charged);
@@ -459,18 +482,14 @@ impl WorkerSlices {
     }
 
     /// Takes out what is not needed, and forgets slices that are not used.
-    fn sweep(&self, bytes: &AtomicUsize, steady: SteadyTime) -> Vec<Batch> {
+    fn sweep(&self, steady: SteadyTime) -> Vec<Batch> {
         let mut slices = lock(&self.slices);
         let mut surplus = Vec::new();
-        slices.retain(|name, held| {
+        slices.retain(|_, held| {
             if let Some(hits) = held.slice.surplus(&held.policy, steady) {
                 surplus.push(held.back(hits));
             }
-            let is_idle = held.slice.is_idle();
-            if is_idle {
-                bytes.fetch_sub(held.bytes(name.len()), Relaxed);
-            }
-            !is_idle
+            !held.slice.is_idle()
         });
         surplus
     }
@@ -519,14 +538,6 @@ fn descriptor_name<'b>(batch: &'b Batch, group: &Range<usize>) -> &'b [u8] {
     key.get(..length).unwrap_or(key)
 }
 
-/// Whether all hits of a request can come from slices.
-fn is_sliced(batch: &Batch) -> bool {
-    let mut specs = batch.all_specs();
-    specs.all(|spec| {
-        spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
-    })
-}
-
 impl<S: Store + Clone> Store for Slices<S> {
     async fn add_into(
         &self,
@@ -535,10 +546,10 @@ impl<S: Store + Clone> Store for Slices<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let steady = deadline.steady();
-        if !is_sliced(batch) {
-            return self.store.add_into(counts, batch, now, deadline).await;
+        if let Some(store) = self.beside(batch) {
+            return store.add_into(counts, batch, now, deadline).await;
         }
+        let steady = deadline.steady();
         if self.admit(counts, batch, now, steady) {
             return Ok(());
         }

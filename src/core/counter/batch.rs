@@ -30,8 +30,6 @@ pub struct Batch {
     increments: SmallVec<[BatchEntry; 8]>,
     /// Where each request ends that was appended as a whole.
     ends: Vec<usize>,
-    /// Whether any increment may be charged in advance.
-    has_sliced: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -185,12 +183,6 @@ impl Batch {
         self.keys.clear();
         self.increments.clear();
         self.ends.clear();
-        self.has_sliced = false;
-    }
-
-    /// Whether any increment may be charged in advance.
-    pub(crate) fn has_sliced(&self) -> bool {
-        self.has_sliced
     }
 
     /// Makes it a look, which every store answers without counting anything, and without a new counter.
@@ -285,7 +277,6 @@ impl Batch {
             is_sliced,
             age_millis,
         } = counting.into();
-        self.has_sliced |= is_sliced;
         let period = limit.period;
         self.increments.push(BatchEntry {
             key_start,
