@@ -323,8 +323,8 @@ impl<S: Store + Clone> Service<S> {
     /// Encodes a reply without metadata but those of a lease, and without headers unless it has a body.
     fn plain(&self, decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
         match refusal_body::body(decision, basis, now) {
-            None if decision.leased.is_none() => framed(fast_path::length(decision), |buffer| {
-                fast_path::write(decision, buffer)
+            None if decision.leased.is_none() => framed(fast_path::room(decision), |room| {
+                fast_path::write(decision, room)
             }),
             body => plain_with(decision, body, self.token(decision, now)),
         }
@@ -364,15 +364,19 @@ fn plain_with(decision: &Decision, body: Option<RefusalText>, lease: Option<Leas
     if let Some(lease) = lease {
         wire::add_lease(&mut more, &lease);
     }
-    let length = fast_path::length(decision) + more.encoded_len();
-    framed(length, |buffer| {
-        fast_path::write(decision, buffer);
-        more.encode_raw(buffer);
+    let length = more.encoded_len();
+    framed(fast_path::room(decision) + length, |room| {
+        let (room, mut end) = room.split_at_mut(room.len() - length);
+        more.encode_raw(&mut end);
+        fast_path::write(decision, room)
     })
 }
 
 fn encoded(reply: &RateLimitResponse) -> Bytes {
-    framed(reply.encoded_len(), |buffer| reply.encode_raw(buffer))
+    framed(reply.encoded_len(), |mut room| {
+        reply.encode_raw(&mut room);
+        0
+    })
 }
 
 /// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators must

@@ -1,10 +1,7 @@
 //! Reads and writes the messages of almost every call in place: without copying texts, and without building a reply
 //! in lists. Unusual messages are left to prost, so this module has no errors.
 
-use prost::{
-    bytes::BufMut as _,
-    encoding::{decode_varint, encoded_len_varint},
-};
+use prost::encoding::decode_varint;
 
 use super::{
     proto::saturated,
@@ -142,107 +139,99 @@ fn byte(message: &mut &[u8]) -> Option<u8> {
     message.split_off_first().copied()
 }
 
-/// Length of the message that [`write()`] writes, in bytes.
-pub fn length(decision: &Decision) -> usize {
-    let statuses = decision.statuses.iter().map(status_length);
-    2 + statuses.map(part_length).sum::<usize>()
+/// The most bytes of a status without the name of its limit.
+const STATUS_BYTES: usize = 64;
+
+/// The most bytes that [`write()`] needs.
+pub fn room(decision: &Decision) -> usize {
+    let name = |status: &Status| Some(status.binding.as_ref()?.limit.name.as_ref()?.len());
+    let of_status = |status| STATUS_BYTES + name(status).unwrap_or(0);
+    2 + decision.statuses.iter().map(of_status).sum::<usize>()
 }
 
-/// Writes the reply, without headers and metadata, at the beginning of `room`, and shrinks `room` to the rest.
+/// Writes the reply, without headers and metadata, at the end of `room`, and returns where it begins.
 ///
 /// # Panics
 ///
-/// If `room` is shorter than [`length`].
-pub fn write(decision: &Decision, room: &mut &mut [u8]) {
-    write_field(number(1), code(decision.overall).into(), room);
-    for status in &decision.statuses {
-        write_field(part_of(2), status_length(status) as u64, room);
-        write_status(status, room);
+/// If `room` is shorter than [`room`].
+pub fn write(decision: &Decision, room: &mut [u8]) -> usize {
+    let start = room.len();
+    let mut reply = Backward { room, start };
+    for status in decision.statuses.iter().rev() {
+        reply.part(2, |reply| reply.status(status));
     }
+    reply.number(1, code(decision.overall).into());
+    reply.start
 }
 
-/// Every field number is below 16, so each key takes one byte.
-fn part_length(length: usize) -> usize {
-    1 + encoded_len_varint(length as u64) + length
+/// Writes a message from its last byte to its first, so the length of a part is known when it has to be written.
+struct Backward<'r> {
+    room: &'r mut [u8],
+    /// Where the part that is written begins.
+    start: usize,
 }
 
-/// A 0 is not written.
-fn number_length(number: u64) -> usize {
-    match number {
-        0 => 0,
-        number => 1 + encoded_len_varint(number),
-    }
-}
-
-fn write_number(field: u8, value: u64, room: &mut &mut [u8]) {
-    if value > 0 {
-        write_field(number(field), value, room);
-    }
-}
-
-/// Writes a field's key and then a number or a length.
-fn write_field(field: u8, mut value: u64, room: &mut &mut [u8]) {
-    write_byte(field, room);
-    while value >= 0x80 {
-        write_byte((value & 0x7f) as u8 | 0x80, room);
-        value >>= 7;
-    }
-    write_byte((value & 0x7f) as u8, room);
-}
-
-fn write_byte(byte: u8, room: &mut &mut [u8]) {
-    let next = room.split_off_first_mut();
-    *next.expect("the length of all parts was counted") = byte;
-}
-
-fn status_length(status: &Status) -> usize {
-    let binding = status.binding.as_ref().map_or(0, |binding| {
-        let reset = binding.shown_reset_secs().map(number_length);
-        part_length(limit_length(&binding.limit)) + reset.map_or(0, part_length)
-    });
-    2 + binding + number_length(saturated(status.remaining).into())
-}
-
-fn write_status(status: &Status, room: &mut &mut [u8]) {
-    write_field(number(1), code(status.code).into(), room);
-    if let Some(binding) = &status.binding {
-        write_field(part_of(2), limit_length(&binding.limit) as u64, room);
-        write_limit(&binding.limit, room);
-    }
-    write_number(3, saturated(status.remaining).into(), room);
-    let reset_secs = status.binding.as_ref().and_then(Binding::shown_reset_secs);
-    if let Some(reset_secs) = reset_secs {
-        write_field(part_of(4), number_length(reset_secs) as u64, room);
-        write_number(1, reset_secs, room);
-    }
-}
-
-fn limit_length(limit: &Limit) -> usize {
-    let name = limit.name.as_ref().filter(|name| !name.is_empty());
-    let multiplier = limit.unit_multiplier();
-    number_length(saturated(limit.requests_per_unit).into())
-        + if limit.unit().is_some() { 2 } else { 0 }
-        + name.map_or(0, |name| part_length(name.len()))
-        + if multiplier > 1 {
-            part_length(number_length(multiplier.into()))
-        } else {
-            0
+impl Backward<'_> {
+    fn status(&mut self, status: &Status) {
+        if let Some(reset_secs) = status.binding.as_ref().and_then(Binding::shown_reset_secs) {
+            self.part(4, |reply| reply.number(1, reset_secs));
         }
-}
+        self.number(3, saturated(status.remaining).into());
+        if let Some(binding) = &status.binding {
+            self.part(2, |reply| reply.limit(&binding.limit));
+        }
+        self.number(1, code(status.code).into());
+    }
 
-fn write_limit(limit: &Limit, room: &mut &mut [u8]) {
-    write_number(1, saturated(limit.requests_per_unit).into(), room);
-    if let Some(unit) = limit.unit() {
-        write_number(2, unit_number(unit) as u64, room);
+    fn limit(&mut self, limit: &Limit) {
+        let multiplier = limit.unit_multiplier();
+        if multiplier > 1 {
+            self.part(4, |reply| reply.number(1, multiplier.into()));
+        }
+        if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
+            self.part(3, |reply| reply.text(name.as_bytes()));
+        }
+        if let Some(unit) = limit.unit() {
+            self.number(2, unit_number(unit) as u64);
+        }
+        self.number(1, saturated(limit.requests_per_unit).into());
     }
-    if let Some(name) = limit.name.as_ref().filter(|name| !name.is_empty()) {
-        write_field(part_of(3), name.len() as u64, room);
-        room.put_slice(name.as_bytes());
+
+    fn part(&mut self, field: u8, write: impl FnOnce(&mut Self)) {
+        let end = self.start;
+        write(self);
+        self.field(part_of(field), (end - self.start) as u64);
     }
-    let multiplier = limit.unit_multiplier();
-    if multiplier > 1 {
-        write_field(part_of(4), number_length(multiplier.into()) as u64, room);
-        write_number(1, multiplier.into(), room);
+
+    /// A 0 is not written.
+    fn number(&mut self, field: u8, value: u64) {
+        if value > 0 {
+            self.field(number(field), value);
+        }
+    }
+
+    /// Writes a field's key before a number or a length.
+    fn field(&mut self, key: u8, value: u64) {
+        // The last byte has the highest bits, and alone has no mark that more follow.
+        let mut shift = value.checked_ilog2().unwrap_or(0) / 7 * 7;
+        self.byte((value >> shift & 0x7f) as u8);
+        while shift > 0 {
+            shift -= 7;
+            self.byte((value >> shift & 0x7f) as u8 | 0x80);
+        }
+        self.byte(key);
+    }
+
+    fn text(&mut self, text: &[u8]) {
+        let end = self.start;
+        self.start -= text.len();
+        self.room[self.start..end].copy_from_slice(text);
+    }
+
+    #[inline]
+    fn byte(&mut self, byte: u8) {
+        self.start -= 1;
+        self.room[self.start] = byte;
     }
 }
 
@@ -384,13 +373,11 @@ mod tests {
                 statuses: statuses.into(),
                 ..Decision::default()
             };
-            let mut buffer = vec![0; length(&decision)];
-            let room = &mut &mut buffer[..];
-            write(&decision, room);
-            prop_assert!(room.is_empty());
+            let mut buffer = vec![0; room(&decision)];
+            let start = write(&decision, &mut buffer);
             let extras = wire::Extras::default();
             let message = wire::response(decision, &plain(), &extras);
-            prop_assert_eq!(&buffer[..], &message.encode_to_vec()[..]);
+            prop_assert_eq!(&buffer[start..], &message.encode_to_vec()[..]);
         }
 
         #[test]

@@ -15,7 +15,7 @@ use crate::{
         window::Unit,
     },
     service::grpc::{
-        plain_with, proto::envoy::service::ratelimit::v3::RateLimitResponse, unary::framed, wire,
+        encoded, plain_with, proto::envoy::service::ratelimit::v3::RateLimitResponse, wire,
     },
 };
 
@@ -184,7 +184,7 @@ fn a_body_appended_to_a_reply_is_read_as_part_of_it() {
     let bytes = plain_with(&decision, Some(text()), None);
     let mut expected = wire::response(decision, &Default::default(), &wire::Extras::default());
     wire::add_body(&mut expected, text());
-    let expected = framed(expected.encoded_len(), |room| expected.encode_raw(room));
+    let expected = encoded(&expected);
     let read = |bytes: &[u8]| RateLimitResponse::decode(&bytes[5..]).unwrap();
     assert_eq!(read(&bytes), read(&expected));
     assert_eq!(&*read(&bytes).raw_body, b"no");

@@ -13,7 +13,7 @@ use hyper::{
     body::{Body, Frame},
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
-use prost::bytes::{BufMut as _, Bytes, BytesMut};
+use prost::bytes::{Buf as _, Bytes, BytesMut};
 use tonic::Status;
 
 use super::message::PREFIX_BYTES;
@@ -35,19 +35,17 @@ fn only(name: HeaderName, value: HeaderValue) -> HeaderMap {
     headers
 }
 
-/// Frames a message of `length` bytes, which `write` writes.
-///
-/// # Panics
-///
-/// If `write` needs more room than `length`.
-pub fn framed(length: usize, write: impl FnOnce(&mut &mut [u8])) -> Bytes {
+/// Frames a message that `write` puts at the end of `room` bytes. It returns where the message begins.
+pub fn framed(room: usize, write: impl FnOnce(&mut [u8]) -> usize) -> Bytes {
     REPLIES.with_borrow_mut(|frame| {
-        // Zeroed first, so that each field is written without a check for room.
-        frame.resize(PREFIX_BYTES + length, 0);
-        let mut room = &mut frame[1..];
-        room.put_u32(u32::try_from(length).expect("a reply is shorter than 4 GB"));
-        write(&mut room);
-        debug_assert!(room.is_empty());
+        frame.resize(PREFIX_BYTES + room, 0);
+        let start = write(&mut frame[PREFIX_BYTES..]);
+        frame.advance(start);
+        let length = u32::try_from(room - start).expect("a reply is shorter than 4 GB");
+        let (prefix, _) = frame.split_at_mut(PREFIX_BYTES);
+        // The message is not compressed.
+        prefix[0] = 0;
+        prefix[1..].copy_from_slice(&length.to_be_bytes());
         frame.split().freeze()
     })
 }
