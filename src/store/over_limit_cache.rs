@@ -146,28 +146,25 @@ impl<S: Store> Store for OverLimitCache<S> {
         let Some(known) = &self.known else {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
-        let given_back = self.caches.given_back.load(SeqCst);
-        let mut gives_back = has_give_backs(batch);
-        let rest = gives_back.then(|| self.caches.without_refused(batch));
+        let rest = has_give_backs(batch).then(|| self.caches.without_refused(batch));
         let batch = rest.as_deref().unwrap_or(batch);
-        gives_back = gives_back && has_give_backs(batch);
-        let Some(asks) = self.look_up(known, counts, batch, gives_back, deadline.steady()) else {
+        if rest.is_some() && has_give_backs(batch) {
+            // Boxed, or the future of every call would reserve its space.
+            return Box::pin(self.give_back(known, counts, batch, now, deadline)).await;
+        }
+        let given_back = self.caches.given_back.load(SeqCst);
+        let at = deadline.steady();
+        let Some(asks) = self.look_up(known, counts, batch, at) else {
             return Ok(());
         };
-        let answered = self.store.add_into(counts, batch, now, deadline).await;
-        if gives_back {
-            // After an error too: the hits may have been given back nevertheless.
-            self.caches.record_given_back(batch);
-            self.caches.doubt(batch);
-        } else if answered.is_ok() {
-            let question = StoreQuestion {
-                given_back,
-                asks,
-                at: deadline.steady(),
-            };
-            self.remember(known, batch, counts, &question);
-        }
-        answered
+        self.store.add_into(counts, batch, now, deadline).await?;
+        let question = StoreQuestion {
+            given_back,
+            asks,
+            at,
+        };
+        self.remember(known, batch, counts, &question);
+        Ok(())
     }
 
     async fn charge_into(
@@ -207,22 +204,35 @@ fn has_give_backs(batch: &Batch) -> bool {
 }
 
 impl<S: Store> OverLimitCache<S> {
+    /// Asks the store, because hits are given back.
+    async fn give_back(
+        &self,
+        known: &WorkerCache,
+        counts: &mut CounterStates,
+        batch: &Batch,
+        now: Timestamp,
+        deadline: &Deadline,
+    ) -> Result<(), StoreError> {
+        let misses = batch.len() as u64;
+        self.stats.misses.fetch_add(misses, Relaxed);
+        self.caches.doubt(batch);
+        lock(&known.entries).doubt_other_limits(batch);
+        let answered = self.store.add_into(counts, batch, now, deadline).await;
+        // After an error too: the hits may have been given back nevertheless.
+        self.caches.record_given_back(batch);
+        self.caches.doubt(batch);
+        answered
+    }
+
     /// Answers `batch` if all of its counters are known to refuse it; otherwise the store is to be asked.
     fn look_up(
         &self,
         known: &WorkerCache,
         counts: &mut CounterStates,
         batch: &Batch,
-        gives_back: bool,
         now: SteadyTime,
     ) -> Option<Asks> {
         let misses = || self.stats.misses.fetch_add(batch.len() as u64, Relaxed);
-        if gives_back {
-            misses();
-            self.caches.doubt(batch);
-            lock(&known.entries).doubt_other_limits(batch);
-            return Some(Asks::Known);
-        }
         if !known.was_over.load(Relaxed) {
             misses();
             return Some(Asks::Unknown);
