@@ -404,6 +404,69 @@ fn orders_that_name_no_reserving_rule_do_nothing() {
     assert!(world.counters.windows.values().all(|held| *held == 0));
 }
 
+/// The ids of the slots that the orders of a message free, what becomes of them, and how many are strays. An order is
+/// the end of its key and its value.
+fn freed(
+    orders: &[(&str, &str)],
+    memory: &mut Memory,
+    now: Timestamp,
+) -> (Vec<u64>, Vec<OrderOutcome>, u64) {
+    let slots = Limit {
+        algorithm: Algorithm::Concurrency,
+        ..Limit::fixed(2, Unit::Minute)
+    };
+    let mut matcher = Matcher::default();
+    let limits = Allows::Within([slots, hour(3)].into());
+    let change = |rule: &mut Rule| rule.lease = Some(LeasePolicy::Slots);
+    add_rule(&mut matcher, "tenant", limits, change);
+    let keys: Vec<_> = orders
+        .iter()
+        .map(|(name, _)| format!("tollgate.{name}"))
+        .collect();
+    let entries: Vec<_> = keys
+        .iter()
+        .zip(orders)
+        .map(|(key, (_, value))| [("tenant", "a"), (&**key, *value)])
+        .collect();
+    let sent: Vec<Sent<'_>> = entries.iter().map(|entries| (&entries[..], None)).collect();
+    let request = request(&sent);
+    let plan = Plan::new(&matcher, &request, Modes::default(), now);
+    let orders = &plan.leases.as_ref().unwrap().orders;
+    let hits = ordered_hits(orders, memory, now);
+    assert!(hits.adds.is_empty() && hits.gives_back.is_empty());
+    let lease = |spec: &crate::core::counter::IncrementSpec| match spec.method {
+        CounterKind::Slots { lease } if spec.taken_off() > 0 => lease.get(),
+        other => panic!("{other:?}"),
+    };
+    let outcomes = hits.outcomes.iter().map(|(_, outcome, _)| *outcome);
+    let ids = hits.frees.all_specs().map(lease).collect();
+    (ids, outcomes.collect(), hits.strays)
+}
+
+#[test]
+fn a_message_frees_the_slots_of_each_token_once() {
+    let token = |id| LeaseToken::new(NOW, LeaseId(id), 99, []).unwrap();
+    let [one, two] = [5, 6].map(|id| token(id).to_string());
+    for (orders, ids, strays) in [
+        (&[("release", &*one)][..], &[5][..], 0),
+        (&[("reservation", &*one)], &[5], 0),
+        (&[("reservation", &*one), ("release", &*one)], &[5], 0),
+        (&[("release", &*two), ("release", &*one)], &[6, 5], 0),
+        (&[("release", "x"), ("release", &*one)], &[5], 1),
+        (&[("unreserved", "1")], &[], 1),
+    ] {
+        let mut memory = Memory::default();
+        let later = Timestamp::from_millis(NOW.millis() + 61_000);
+        let before = Timestamp::from_millis(NOW.millis() - 61_000);
+        for (is_first, now, age_secs) in [(true, later, 61), (false, before, 0)] {
+            let age = std::time::Duration::from_secs(age_secs);
+            let outcomes = vec![OrderOutcome::Freed { is_first, age }; ids.len()];
+            let found = freed(orders, &mut memory, now);
+            assert_eq!(found, (ids.to_vec(), outcomes, strays), "{orders:?}");
+        }
+    }
+}
+
 #[test]
 fn a_token_of_other_counters_charges_the_cost_in_full() {
     let rules: &[(&str, Reserve, &[Limit])] = &[("tenant", RESERVE, &[hour(1000)])];

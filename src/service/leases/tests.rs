@@ -119,17 +119,3 @@ fn a_slot_is_freed_by_the_id_of_its_request_alone() {
     );
     assert_eq!(held(&matcher, &store, NOW), [0, 2]);
 }
-
-#[test]
-fn an_order_in_a_message_that_settles_and_releases_frees_once() {
-    let (matcher, store) = (concurrency(), MemoryStore::new(100));
-    let (_, token) = take_slot(&matcher, &store, 1, NOW);
-    let token = token.unwrap();
-    let [settle, release] = ["reservation", "release"].map(|name| format!("tollgate.{name}"));
-    let messages = [&*settle, &*release].map(|key| [("tenant", "a"), (key, &*token)]);
-    let request = request(&[(&messages[0], Some(7)), (&messages[1], None)]);
-    let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
-    let orders = &plan.leases.as_ref().unwrap().orders;
-    let hits = LeaseBook::of_memory().ordered_hits(orders, NOW);
-    assert_eq!((hits.frees.len(), hits.outcomes.len()), (1, 1));
-}
