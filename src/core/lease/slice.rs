@@ -294,6 +294,43 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_is_asked_for_when_a_quarter_of_the_demand_is_left_and_by_share_and_room() {
+        let now = SteadyTime::from(Instant::now());
+        for (free, recent, own, all, room, holders, wanted) in [
+            (25, 100.0, 96.0, 96.0, 10_000, 1, Some(120)),
+            (26, 100.0, 96.0, 96.0, 10_000, 1, None),
+            // A quarter of the share of the room: nothing is known of it yet, and then of half the growth.
+            (0, 1_000.0, 0.0, 0.0, 1_600, 4, Some(100)),
+            (0, 1_000.0, 30.0, 60.0, 80, 2, Some(10)),
+            // At most all of it.
+            (0, 1_000.0, 60.0, 30.0, 80, 2, Some(20)),
+            (0, 5.0, 96.0, 96.0, 10_000, 1, Some(LEAST)),
+            (0, 4.0, 96.0, 96.0, 10_000, 1, None),
+        ] {
+            let mut slice = Slice {
+                free,
+                recent,
+                own,
+                all,
+                room,
+                ..Slice::new(now)
+            };
+            let policy = SlicePolicy { holders, ..POLICY };
+            assert_eq!(slice.ask(&policy), wanted, "{slice:?}");
+        }
+    }
+
+    #[test]
+    fn older_growth_weighs_less_and_is_at_least_that_of_this_holder() {
+        let mut slice = Slice::new(SteadyTime::from(Instant::now()));
+        for (own, growth, room, seen) in [(10, 100, 500, [10, 100]), (20, 5, 300, [29, 110])] {
+            slice.see(own, growth, room);
+            assert_eq!([slice.own, slice.all].map(whole), seen);
+            assert_eq!(slice.room, room);
+        }
+    }
+
+    #[test]
     fn no_more_than_a_quarter_of_the_share_of_what_is_left_is_taken() {
         let (mut slice, _) = busy(1_000, 100);
         let wanted = slice.ask(&POLICY).unwrap();
@@ -324,12 +361,23 @@ mod tests {
         assert!((80..100).contains(&(before - back)), "{before} {back}");
         slice.answered(1_000);
         assert_eq!(slice.surplus(&POLICY, later), None);
+        // A horizon later it is all needed.
+        let (mut slice, now) = busy(100, 1_000_000);
+        slice.answered(10);
+        let later = now.plus(POLICY.horizon);
+        slice.demand(1, &POLICY, later);
+        assert_eq!((slice.surplus(&POLICY, later), slice.free()), (None, 10));
     }
 
     #[test]
     fn all_goes_back_when_demand_has_ended() {
         // So many requests in a horizon, and the parts of one before and after eight of them are missing.
-        for (requests, soon, late) in [(1_000, 0.007, 0.01), (100, 0.07, 0.1), (8, 0.9, 1.0)] {
+        for (requests, soon, late) in [
+            (1_000, 0.007, 0.01),
+            (100, 0.07, 0.1),
+            (16, 0.45, 0.55),
+            (8, 0.9, 1.0),
+        ] {
             for hits in [1, 100] {
                 let (mut slice, now) = busy(requests, 1_000_000);
                 slice.recent *= float(hits);
@@ -340,6 +388,36 @@ mod tests {
                 assert_eq!(slice.surplus(&POLICY, at(late)), Some(10), "{requests}");
                 assert_eq!(slice.free(), 0);
             }
+        }
+    }
+
+    #[test]
+    fn in_other_windows_a_slice_is_empty_and_asks_once_their_room_is_known() {
+        let (mut slice, _) = busy(1_000, 1_000_000);
+        slice.answered(7);
+        assert!(slice.ask(&POLICY).is_some());
+        assert_eq!((slice.turn(), slice.free()), (7, 0));
+        assert_eq!(slice.ask(&POLICY), None);
+        slice.see(1, 1, 1_000_000);
+        assert!(slice.ask(&POLICY).is_some());
+    }
+
+    #[test]
+    fn a_slice_is_idle_without_hits_an_ask_and_demand() {
+        let now = SteadyTime::from(Instant::now());
+        for (free, is_asked, recent, is_idle) in [
+            (0, false, 0.4, true),
+            (0, false, 0.5, false),
+            (0, true, 0.4, false),
+            (1, false, 0.4, false),
+        ] {
+            let slice = Slice {
+                free,
+                is_asked,
+                recent,
+                ..Slice::new(now)
+            };
+            assert_eq!(slice.is_idle(), is_idle, "{slice:?}");
         }
     }
 
