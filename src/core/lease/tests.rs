@@ -388,19 +388,27 @@ fn orders_that_name_no_reserving_rule_do_nothing() {
         Allows::Within([hour(5)].into()),
         |_| (),
     );
+    add_rule(
+        &mut world.matcher,
+        "sliced",
+        Allows::Within([hour(5)].into()),
+        |rule| rule.lease = Some(LeasePolicy::Slices),
+    );
+    let sliced = [("sliced", "a"), ("tollgate.unreserved", "1")];
     let (unknown, plain, other) = (
         [("tenant", "a"), ("tollgate.reserve", "x")],
         [("plain", "a"), ("tollgate.unreserved", "1")],
         [("other", "a"), ("tollgate.release", "x")],
     );
     let alone = [("tollgate.unreserved", "1")];
-    let all: [Sent<'_>; 4] = [
+    let all: [Sent<'_>; 5] = [
         (&unknown, Some(9)),
         (&plain, Some(9)),
+        (&sliced, Some(9)),
         (&other, Some(9)),
         (&alone, Some(9)),
     ];
-    assert_eq!(world.order(&all, NOW), (Vec::new(), 4));
+    assert_eq!(world.order(&all, NOW), (Vec::new(), 5));
     assert!(world.counters.windows.values().all(|held| *held == 0));
 }
 
