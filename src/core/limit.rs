@@ -393,6 +393,59 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_of_requests_in_flight_has_no_unit() {
+        let two_hours = Period::new(Unit::Hour, 2.try_into().unwrap()).unwrap();
+        for (algorithm, unit, units, rate) in [
+            (Algorithm::FixedWindow, Some(Unit::Hour), 2, "5/2hours"),
+            (Algorithm::Concurrency, None, 1, "5 in flight"),
+        ] {
+            let limit = Limit {
+                algorithm,
+                ..Limit::fixed(5, two_hours)
+            };
+            assert_eq!((limit.unit(), limit.unit_multiplier()), (unit, units));
+            assert_eq!(limit.rate().to_string(), rate);
+        }
+    }
+
+    #[test]
+    fn slots_are_held_for_the_longest_period_of_the_limits_that_count_them() {
+        let slots = |unit| Limit {
+            algorithm: Algorithm::Concurrency,
+            ..Limit::fixed(5, unit)
+        };
+        let hour = Limit::fixed(5, Unit::Hour);
+        let two = [slots(Unit::Second), slots(Unit::Minute), hour.clone()];
+        for (allows, secs) in [
+            (Allows::Unlimited, 0),
+            (Allows::Within([hour].into()), 0),
+            (Allows::Within(two.into()), 60),
+        ] {
+            assert_eq!(Rule::plain(RuleId(0), "k", allows).ttl().as_secs(), secs);
+        }
+    }
+
+    #[test]
+    fn only_a_reserving_rule_reserves() {
+        let reserve = Reserve {
+            estimate: Some(3),
+            missing: MissingCost::Zero,
+        };
+        for (lease, expected) in [
+            (None, None),
+            (Some(LeasePolicy::Slots), None),
+            (Some(LeasePolicy::Slices), None),
+            (Some(LeasePolicy::Reserve(reserve)), Some(reserve)),
+        ] {
+            let rule = Rule {
+                lease,
+                ..Rule::plain(RuleId(0), "k", Allows::Unlimited)
+            };
+            assert_eq!(rule.reserve(), expected);
+        }
+    }
+
+    #[test]
     fn a_window_is_cut_by_the_epoch_by_a_calendar_or_begins_now() {
         let zone = Calendar::new(Unit::Day, "Asia/Tokyo", Default::default()).unwrap();
         let now = Timestamp::from_secs(100_000);

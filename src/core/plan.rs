@@ -409,7 +409,12 @@ impl<'a> PlanBuilder<'a, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::{kind::Algorithm, matcher::tests::add_rule, request::Entry, window::Unit};
+    use crate::core::{
+        kind::{Algorithm, CounterKind, Halves},
+        matcher::tests::add_rule,
+        request::Entry,
+        window::Unit,
+    };
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
@@ -559,6 +564,36 @@ mod tests {
         ] {
             assert_eq!(charge(change, false), usually);
             assert_eq!(charge(change, true), if_stopped);
+        }
+    }
+
+    #[test]
+    fn a_request_that_leases_gets_a_name_which_its_slots_bear() {
+        const RESERVES: Change = |rule| rule.lease = Some(LeasePolicy::Reserve(Reserve::default()));
+        const SLOTS: Change = |rule| {
+            rule.lease = Some(LeasePolicy::Slots);
+            limit(rule).algorithm = Algorithm::Concurrency;
+        };
+        let slots = |lease| CounterKind::Slots {
+            lease: Halves::new(lease),
+        };
+        for (change, hits, times, method) in [
+            (PLAIN, 1, 0, CounterKind::Window),
+            (RESERVES, 1, 1, CounterKind::Window),
+            (RESERVES, 0, 0, CounterKind::Window),
+            (SLOTS, 1, 1, slots(7)),
+            (SLOTS, 0, 0, slots(0)),
+        ] {
+            let (matcher, keys) = (matcher(&[change]), ["0".to_owned()]);
+            let mut request = request(&keys);
+            request.set_hits(Hits::add(hits));
+            let mut plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+            let mut named = 0;
+            plan.name_leases(|| {
+                named += 1;
+                LeaseId(7)
+            });
+            assert_eq!((named, plan.batch.spec(0).method), (times, method));
         }
     }
 

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::{
     counter::KeyFormat,
+    kind::Algorithm,
     limit::{Allows, Rule},
     matcher::tests::Rules,
     metadata::MetadataValue,
@@ -180,6 +181,22 @@ fn all_limits_of_a_descriptor_are_reported_each_with_its_own_count() {
 fn codes_have_the_names_of_the_protocol() {
     let names = [Code::Ok, Code::OverLimit].map(Code::name);
     assert_eq!(names, ["OK", "OVER_LIMIT"]);
+}
+
+#[test]
+fn callers_are_told_no_reset_of_a_limit_of_requests_in_flight() {
+    for (algorithm, shown) in [
+        (Algorithm::FixedWindow, Some(20)),
+        (Algorithm::Concurrency, None),
+    ] {
+        let limit = Limit {
+            algorithm,
+            ..limit(10, Unit::Minute)
+        };
+        let rules = Rules::default().limits("k", &[limit]);
+        let status = &rules.decide(&["k"], &[1], Modes::default()).statuses[0];
+        assert_eq!(status.binding.as_ref().unwrap().shown_reset_secs(), shown);
+    }
 }
 
 #[test]
