@@ -189,6 +189,26 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_whose_time_is_over_takes_slots_anew() {
+        let mut state = slots();
+        for (passed, hits) in [(0, 2), (TTL, 1)] {
+            state.charge(&spec(1, hits), START + passed);
+            assert_eq!(state.held(&spec(2, 0), START + passed), hits, "{passed}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_slots_are_those_of_their_list() {
+        let mut state = slots();
+        assert_eq!(state.heap_bytes(), 0);
+        for lease in 0..5 {
+            state.charge(&spec(lease, 1), START);
+        }
+        let each = size_of::<super::SlotsOfLease>();
+        assert!(state.heap_bytes() >= 5 * each && state.heap_bytes().is_multiple_of(each));
+    }
+
+    #[test]
     fn a_full_counter_is_asked_again_after_a_second_at_most() {
         for (lease, passed, retry_in) in [(1, 0, 1_000), (2, 400, 600)] {
             let mut state = slots();

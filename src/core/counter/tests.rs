@@ -417,6 +417,106 @@ fn only_added_hits_that_were_counted_are_returned() {
 }
 
 #[test]
+fn slots_are_named_and_freed_but_not_returned() {
+    let hour = Limit::fixed(5, Unit::Hour);
+    let slots = Limit {
+        algorithm: Algorithm::Concurrency,
+        ..hour.clone()
+    };
+    let mut batch = Batch::default();
+    for (limit, hits) in [
+        (&slots, Hits::add(2)),
+        (&hour, Hits::add(3)),
+        (&slots, Hits::add(0)),
+        (&slots, Hits::give_back(1)),
+    ] {
+        batch.push_value(b"v", limit, Timestamp::from_secs(0), hits);
+    }
+    batch.name_slots(9);
+    let lease = Halves::new(9);
+    let slots = CounterKind::Slots { lease };
+    let methods: Vec<_> = batch.all_specs().map(|spec| spec.method).collect();
+    assert_eq!(methods, [slots, CounterKind::Window, slots, slots]);
+    let counts = [CounterState::from(4); 4];
+    for (other, method, hits) in [
+        (batch.freed(), slots, 2),
+        (batch.returned(&counts), CounterKind::Window, 3),
+    ] {
+        let found: Vec<_> = other
+            .all_specs()
+            .map(|spec| (spec.operation, spec.method, spec.hits))
+            .collect();
+        assert_eq!(found, [(Operation::GiveBack, method, hits)]);
+    }
+}
+
+#[test]
+fn only_added_hits_take_slots() {
+    let slots = CounterKind::Slots {
+        lease: Halves::new(9),
+    };
+    let add = Operation::Add(Charge::Admitted);
+    for (method, operation, hits, takes_slots) in [
+        (slots, add, 1, true),
+        (slots, add, 0, false),
+        (slots, Operation::Look, 1, false),
+        (slots, Operation::GiveBack, 1, false),
+        (CounterKind::Window, add, 1, false),
+    ] {
+        let spec = IncrementSpec {
+            method,
+            operation,
+            hits,
+            ..sample::spec(5, Hits::ONE)
+        };
+        assert_eq!(spec.takes_slots(), takes_slots, "{spec:?}");
+    }
+}
+
+#[test]
+fn a_batch_knows_whether_any_of_it_may_be_charged_in_advance() {
+    let limit = Limit::fixed(5, Unit::Hour);
+    let mut batch = Batch::default();
+    for (is_sliced, has_sliced) in [(false, false), (true, true), (false, true)] {
+        let hits = DescriptorHits {
+            is_sliced,
+            ..Hits::ONE.into()
+        };
+        batch.push_value(b"v", &limit, Timestamp::from_secs(0), hits);
+        assert_eq!(batch.has_sliced(), has_sliced);
+    }
+    batch.clear();
+    assert!(!batch.has_sliced());
+}
+
+#[test]
+fn the_oldest_slot_is_as_old_as_its_time_is_over() {
+    let slots = CounterKind::Slots {
+        lease: Halves::new(0),
+    };
+    let ends = ResetTimes {
+        resets_in: 57_500,
+        retry_in: None,
+    };
+    for (method, after, ends, secs) in [
+        (slots, 1, Some(ends), Some(2)),
+        (slots, 0, Some(ends), None),
+        (slots, 1, None, None),
+        (CounterKind::SlidingLog, 1, Some(ends), None),
+    ] {
+        let spec = IncrementSpec {
+            method,
+            ..sample::spec(5, Hits::ONE)
+        };
+        let state = CounterState {
+            ends,
+            ..CounterState::from(after)
+        };
+        assert_eq!(state.oldest_secs(&spec), secs, "{state:?}");
+    }
+}
+
+#[test]
 fn batches_and_counts_that_have_grown_are_not_kept_for_other_requests() {
     let long = "x".repeat(60);
     for (value, count, is_kept) in [("v", 8, true), ("v", 9, false), (&*long, 8, false)] {
