@@ -322,7 +322,7 @@ fn room_record(rooms: &Rooms) {
 #[inline(never)]
 fn room_write(rooms: &Rooms) {
     let decision = black_box(&rooms.decision);
-    let reply = framed(fast_path::length(decision), |room| {
+    let reply = framed(fast_path::room(decision), |room| {
         fast_path::write(decision, room)
     });
     black_box(reply.len());

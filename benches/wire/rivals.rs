@@ -165,15 +165,14 @@ async fn ping(redis: SocketAddr) -> io::Result<()> {
 /// A reply, small enough for the many moves in tonic.
 struct Message {
     bytes: [u8; 16],
-    length: usize,
+    start: usize,
 }
 
 impl From<&Decision> for Message {
     fn from(decision: &Decision) -> Self {
         let mut bytes = [0; 16];
-        let length = fast_path::length(decision);
-        fast_path::write(decision, &mut &mut bytes[..length]);
-        Self { bytes, length }
+        let start = fast_path::write(decision, &mut bytes);
+        Self { bytes, start }
     }
 }
 
@@ -199,7 +198,7 @@ impl Encoder for Codec {
     type Error = Status;
 
     fn encode(&mut self, message: Message, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&message.bytes[..message.length]);
+        buffer.put_slice(&message.bytes[message.start..]);
         Ok(())
     }
 }
@@ -267,8 +266,8 @@ impl UnaryMethod for Bare {
 
 fn framed_ok(message: &[u8]) -> Result<Bytes, Status> {
     ok(message, |decision| {
-        framed(fast_path::length(decision), |buffer| {
-            fast_path::write(decision, buffer);
+        framed(fast_path::room(decision), |room| {
+            fast_path::write(decision, room)
         })
     })
 }

@@ -474,22 +474,6 @@ fn only_added_hits_take_slots() {
 }
 
 #[test]
-fn a_batch_knows_whether_any_of_it_may_be_charged_in_advance() {
-    let limit = Limit::fixed(5, Unit::Hour);
-    let mut batch = Batch::default();
-    for (is_sliced, has_sliced) in [(false, false), (true, true), (false, true)] {
-        let hits = DescriptorHits {
-            is_sliced,
-            ..Hits::ONE.into()
-        };
-        batch.push_value(b"v", &limit, Timestamp::from_secs(0), hits);
-        assert_eq!(batch.has_sliced(), has_sliced);
-    }
-    batch.clear();
-    assert!(!batch.has_sliced());
-}
-
-#[test]
 fn the_oldest_slot_is_as_old_as_its_time_is_over() {
     let slots = CounterKind::Slots {
         lease: Halves::new(0),

@@ -153,7 +153,7 @@ pub fn room(decision: &Decision) -> usize {
 ///
 /// # Panics
 ///
-/// If `room` is shorter than [`room`].
+/// If the reply does not fit into `room`; [`room()`] bytes are enough.
 pub fn write(decision: &Decision, room: &mut [u8]) -> usize {
     let start = room.len();
     let mut reply = Backward { room, start };
