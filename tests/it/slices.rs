@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -226,8 +227,9 @@ async fn check_windows(start: impl Fn() -> Tollgate, counts: impl Fn() -> HashMa
         .iter()
         .map(|server| metric(server, "slice_passes_total"))
         .sum::<u64>();
+    let name = thread::current().name().unwrap_or_default().to_owned();
     eprintln!(
-        "{} windows, {kills} kills: {admitted} admitted, {passes} from slices, {charged} charged",
+        "{name}: {} windows, {kills} kills: {admitted} admitted, {passes} from slices, {charged} charged",
         windows.len()
     );
     assert!(

@@ -157,11 +157,10 @@ fn check(server: impl Fn(&str) -> Builder) {
         client.join().unwrap();
     }
     let (arrived, late) = service.arrived();
-    // Those without an answer in time say nothing.
-    assert!(
-        4 * late < arrived,
-        "{late} of {arrived} had no answer in time"
-    );
+    let name = thread::current().name().unwrap_or_default().to_owned();
+    eprintln!("{name}: {late} of {arrived} had no answer in time");
+    // They say nothing.
+    assert!(4 * late < arrived);
     assert!(arrived > 200);
     assert_eq!(service.most(), LIMIT);
     wait_until("no slot is held", || held(&server) == 0);

@@ -213,7 +213,11 @@ impl Backward<'_> {
     /// Writes a field's key before a number or a length.
     fn field(&mut self, key: u8, value: u64) {
         // The last byte has the highest bits, and alone has no mark that more follow.
-        let mut shift = value.checked_ilog2().unwrap_or(0) / 7 * 7;
+        let mut shift = if value < 0x80 {
+            0
+        } else {
+            value.ilog2() / 7 * 7
+        };
         self.byte((value >> shift & 0x7f) as u8);
         while shift > 0 {
             shift -= 7;

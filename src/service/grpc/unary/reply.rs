@@ -13,7 +13,7 @@ use hyper::{
     body::{Body, Frame},
     header::{CONTENT_TYPE, HeaderName, HeaderValue},
 };
-use prost::bytes::{Buf as _, Bytes, BytesMut};
+use prost::bytes::{Bytes, BytesMut};
 use tonic::Status;
 
 use super::message::PREFIX_BYTES;
@@ -37,17 +37,33 @@ fn only(name: HeaderName, value: HeaderValue) -> HeaderMap {
 
 /// Frames a message that `write` puts at the end of `room` bytes. It returns where the message begins.
 pub fn framed(room: usize, write: impl FnOnce(&mut [u8]) -> usize) -> Bytes {
-    REPLIES.with_borrow_mut(|frame| {
-        frame.resize(PREFIX_BYTES + room, 0);
-        let start = write(&mut frame[PREFIX_BYTES..]);
-        frame.advance(start);
-        let length = u32::try_from(room - start).expect("a reply is shorter than 4 GB");
-        let (prefix, _) = frame.split_at_mut(PREFIX_BYTES);
-        // The message is not compressed.
-        prefix[0] = 0;
-        prefix[1..].copy_from_slice(&length.to_be_bytes());
-        frame.split().freeze()
+    if PREFIX_BYTES + room > REPLIES_BYTES {
+        let mut own = vec![0; PREFIX_BYTES + room];
+        let start = frame(&mut own, room, write);
+        // The reply may be much shorter than its room, and may live long.
+        return Bytes::copy_from_slice(&own[start..]);
+    }
+    REPLIES.with_borrow_mut(|replies| {
+        if replies.len() < PREFIX_BYTES + room {
+            replies.clear();
+            replies.resize(REPLIES_BYTES, 0);
+        }
+        let start = frame(replies, room, write);
+        replies.split_off(start).freeze()
     })
+}
+
+/// Frames a message at the end of `buffer`. Returns where the frame begins.
+fn frame(buffer: &mut [u8], room: usize, write: impl FnOnce(&mut [u8]) -> usize) -> usize {
+    let (before, room) = buffer.split_at_mut(buffer.len() - room);
+    let unused = write(room);
+    let length = u32::try_from(room.len() - unused).expect("a reply is shorter than 4 GB");
+    let start = before.len() + unused - PREFIX_BYTES;
+    let prefix = &mut buffer[start..][..PREFIX_BYTES];
+    // The message is not compressed.
+    prefix[0] = 0;
+    prefix[1..].copy_from_slice(&length.to_be_bytes());
+    start
 }
 
 /// Many replies share one allocation, which is reused when all of them are sent. A single reply that its caller does
@@ -55,7 +71,7 @@ pub fn framed(room: usize, write: impl FnOnce(&mut [u8]) -> usize) -> Bytes {
 const REPLIES_BYTES: usize = 2048;
 
 thread_local! {
-    /// The buffer for the replies of one worker.
+    /// The buffer for the replies of one worker, which is filled from its end.
     static REPLIES: RefCell<BytesMut> = RefCell::new(BytesMut::with_capacity(REPLIES_BYTES));
 }
 
