@@ -6,6 +6,7 @@ By the patches of deploy/envoy-gateway/ and deploy/istio/, and by Envoy Gateway'
 import concurrent.futures
 import contextlib
 import itertools
+import sys
 import typing
 
 import yaml
@@ -127,25 +128,24 @@ def at_once(model, ask):
 # Envoy Gateway, and a tollgate beside the one in the place of its rate limit service.
 MODEL_PORT = 3001
 GRPC_PORT, HTTP_PORT, DEBUG_PORT = 28082, 28080, 6071
-BACKEND = policies.resource(
-    "gateway.envoyproxy.io/v1alpha1",
-    "Backend",
-    "model",
-    {"endpoints": [{"ip": {"address": "127.0.0.1", "port": MODEL_PORT}}]},
-)
-# The metadata that AI Gateway makes of an answer, and zero for the request, which has no cost yet.
+PROCESSOR_PORT = 28083
+# The metadata that AI Gateway makes of an answer.
 METADATA = {"namespace": "io.envoy.ai_gateway", "key": "llm_total_token"}
-LUA = """
+# Zero as metadata of a request, which has no cost yet: Envoy Gateway 1.9.1 panics at a number in resources from files.
+NOTHING = {"namespace": "shop", "key": "nothing"}
+ADD_NOTHING = """
 function envoy_on_request(handle)
   handle:streamInfo():dynamicMetadata():set("shop", "nothing", 0)
 end
-function envoy_on_response(handle)
-  local tokens = handle:headers():get("x-tokens")
-  if tokens ~= nil then
-    handle:streamInfo():dynamicMetadata():set("io.envoy.ai_gateway", "llm_total_token", tonumber(tokens))
-  end
-end
 """
+
+
+def backend(name, port):
+    spec = {"endpoints": [{"ip": {"address": "127.0.0.1", "port": port}}]}
+    return policies.resource("gateway.envoyproxy.io/v1alpha1", "Backend", name, spec)
+
+
+BACKEND = backend("model", MODEL_PORT)
 
 
 def route(name):
@@ -155,11 +155,29 @@ def route(name):
     return resource
 
 
-def lua(name):
-    """The policy that puts the cost of each answer of a route into metadata."""
+def processed(name, **more):
+    """The policy that sends each answer of a route to the processor, as AI Gateway does with its own one."""
     target = {"group": policies.GATEWAY_API, "kind": "HTTPRoute", "name": name}
-    spec = {"targetRefs": [target], "lua": [{"type": "Inline", "inline": LUA}]}
-    return policies.resource("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy", name, spec)
+    processing = {
+        "backendRefs": [{"group": "gateway.envoyproxy.io", "kind": "Backend", "name": "processor"}],
+        "messageTimeout": "10s",
+        "processingMode": {"allowModeOverride": True, "request": {}, "response": {"body": "Buffered"}},
+        "metadata": {"writableNamespaces": [METADATA["namespace"]]},
+    }
+    spec = {"targetRefs": [target], "extProc": [processing]} | more
+    policy = policies.resource("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy", name, spec)
+    return [backend("processor", PROCESSOR_PORT), policy]
+
+
+@contextlib.contextmanager
+def processor(gateway):
+    """The processor in the place of AI Gateway's, as long as a `with` lasts."""
+    source = gateway.programs["root"] / "tests" / "control_planes" / "processor.py"
+    program = Program("processor", gateway.folder, [sys.executable, "-B", source, PROCESSOR_PORT])
+    try:
+        yield
+    finally:
+        program.stop()
 
 
 def asker(host):
@@ -211,17 +229,37 @@ def elsewhere(gateway):
         expect_equal(budget.ask("free"), 200, "with the patch")
 
 
-@case(GATEWAY, "costs from the metadata that AI Gateway makes, by a Lua filter in its place")
-def metadata(gateway):
+@contextlib.contextmanager
+def behind_ai_gateway(gateway, rule):
+    """Leases by the patch with costs from AI Gateway's metadata, as long as a `with` lasts."""
     own, source = "(tollgate:tokens)", "({namespace}:{key})".format_map(METADATA)
 
     def edit(patch):
         expect_equal(patch.count(own), 2, "entries with a cost")
         return patch.replace(own, source)
 
-    with behind_gateway(gateway, reserve(200), edit, [lua("llm")]) as budget:
+    with processor(gateway), behind_gateway(gateway, rule, edit, processed("llm")) as budget:
         wait_until("the Envoy has it", lambda: any(source in dump for dump in gateway.config_dumps()))
-        budget.expect_spent("metadata", passed=5, spent=1000, headers=EVENTS)
+        yield budget
+
+
+@case(GATEWAY, "costs from the metadata of AI Gateway, which a processor in its place sends")
+def metadata(gateway):
+    with behind_ai_gateway(gateway, reserve(200)) as budget:
+        for tenant, headers in [("whole", None), ("events", EVENTS)]:
+            budget.model.begin()
+            budget.expect_spent(tenant, passed=5, spent=1000, headers=headers)
+
+
+@case(GATEWAY, "by the same metadata, answers without usage cost nothing, and failed ones keep what was reserved")
+def unknown_cost(gateway):
+    with behind_ai_gateway(gateway, reserve(500)) as budget:
+        budget.model.open()
+        for headers in (None, EVENTS):
+            for _ in range(3):
+                expect_equal(budget.ask("silent", headers, "/silent"), 200, "status without usage")
+                budget.await_ended()
+        expect_equal([budget.ask("failing", path="/fails") for _ in range(3)], [500, 500, 429], "statuses")
 
 
 @case(GATEWAY, "`tollgate lint-envoy` finds nothing")
@@ -235,18 +273,19 @@ def linted(gateway):
 @case(GATEWAY, "by its own policy all 20 pass, and each costs")
 def own(gateway):
     cost = {
-        "request": {"from": "Metadata", "metadata": {"namespace": "shop", "key": "nothing"}},
+        "request": {"from": "Metadata", "metadata": NOTHING},
         "response": {"from": "Metadata", "metadata": METADATA},
     }
     selector = {"headers": [{"name": "x-tenant", "type": "Distinct"}]}
     rule = {"clientSelectors": [selector], "cost": cost, "limit": {"requests": LIMIT, "unit": "Year"}}
-    resources = [BACKEND, route("own"), lua("own"), life.policy("own", [rule])]
+    lua = [{"type": "Inline", "inline": ADD_NOTHING}]
+    resources = [BACKEND, route("own"), *processed("own", lua=lua), life.policy("own", [rule])]
     to_own = asker("own.example.com")
 
     def ask(tenant):
         return to_own("/", {"x-tenant": tenant})
 
-    with Model("127.0.0.1", MODEL_PORT) as model:
+    with processor(gateway), Model("127.0.0.1", MODEL_PORT) as model:
         model.open()
         gateway.write("own", yaml.safe_dump_all(resources))
         wait_until("the limit is in force", lambda: life.limits("own") == [LIMIT])

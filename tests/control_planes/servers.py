@@ -66,7 +66,7 @@ class ServiceHandler(Quiet):
 
 
 class Model(Server):
-    """Answers like a language model: each answer costs 200 tokens, which a header tells.
+    """Answers like a language model: each answer costs 200 tokens, which it tells in a header and as OpenAI's do.
 
     It answers nothing before it is opened, and afterwards each request `secs` later. `arrived` and `spent` are the
     requests and tokens so far, `most` the requests at a time.
@@ -121,12 +121,16 @@ class ModelHandler(Quiet):
         if self.path == "/fails":
             self.answer(500)
             return
-        model.spend()
-        tokens = {"x-tokens": str(model.COST)}
+        tokens, usage = {}, {}
+        if self.path != "/silent":
+            model.spend()
+            tokens = {"x-tokens": str(model.COST)}
+            usage = {"usage": {"prompt_tokens": 50, "completion_tokens": 150, "total_tokens": model.COST}}
+        last = json.dumps({"choices": []} | usage)
         if self.headers.get("accept") == "text/event-stream":
-            self.send_events(["{}", "[DONE]"], tokens)
+            self.send_events(['{"choices": [{"delta": {"content": "Hello"}}]}', last, "[DONE]"], tokens)
         else:
-            self.answer(200, b"{}", "application/json", tokens)
+            self.answer(200, last.encode(), "application/json", tokens)
 
     def send_events(self, events, headers):
         self.send_response(200)
