@@ -566,8 +566,8 @@ struct Seen {
 
 /// A server does not report when it compiles. But between reading new rules and using them it compiles most of the
 /// time. A second server, which loads nothing, is the clock: its answers in that time are counted, and no call to the
-/// first may last as long as a quarter of them. A busy machine can hold up all threads of one server, but not in each
-/// of three loads. Workers get connections in turn, so each worker has some.
+/// first may last as long as a quarter of them. A busy machine can hold up all threads of one server, so that is
+/// allowed in one of three loads. Workers get connections in turn, so each worker has some.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_rules_are_compiled_no_connection_waits_for_that() {
     let builder = tollgate::builder();
@@ -640,10 +640,10 @@ async fn while_rules_are_compiled_no_connection_waits_for_that() {
         let longest = all.iter().map(|seen| seen.longest.swap(0, SeqCst));
         waited.push((longest.max().unwrap(), ticks));
     }
-    assert!(
-        waited.iter().any(|(longest, ticks)| *longest < ticks / 4),
-        "{waited:?}"
-    );
+    let short = waited
+        .iter()
+        .filter(|(longest, ticks)| *longest < ticks / 4);
+    assert!(short.count() >= 2, "{waited:?}");
     connections.abort_all();
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 4);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 0);
