@@ -312,7 +312,7 @@ pub use config::{
 pub use core::matcher::middles::steps_taken;
 pub use core::{
     counter::{
-        Batch, Charge, CounterState, CounterStates, DescriptorHits, Identity, Joined, KeyFormat,
+        Batch, Charge, CounterState, CounterStates, Identity, IncrementSpec, Joined, KeyFormat,
         Operation,
     },
     decision::{Code as DecisionCode, Decision, Status as DecisionStatus, decide, decide_into},

@@ -21,7 +21,7 @@ use std::{
 
 use clap::Parser;
 use tollgate::{
-    Algorithm, Batch, Charge, DescriptorHits, Entry, Hits, Identity, Limit, MemoryStore, Period,
+    Algorithm, Batch, Charge, Entry, Hits, Identity, IncrementSpec, Limit, MemoryStore, Period,
     Timestamp, Unit,
 };
 
@@ -312,7 +312,7 @@ impl Simulated {
         };
         let mut identity = Identity::default();
         identity.set(b"accuracy", &[entry], &[]);
-        let counting = DescriptorHits::charged(Hits::ONE, Charge::Within);
+        let counting = IncrementSpec::charged(Hits::ONE, Charge::Within);
         let mut batch = Batch::default();
         batch.push(&identity, &self.limit, now, counting);
         let counts = self.store.apply_all(&batch, now);

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     core::{
-        counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Joined, Operation},
+        counter::{Batch, Charge, Enforcement, Identity, IncrementSpec, Joined},
         lease::{
             mark::mark,
             order::{Order, OrderKind, OrderTarget},
@@ -268,16 +268,14 @@ impl<'a> PlanBuilder<'a, '_> {
             if rule.is_some() && limit.is_replaced(replaced) {
                 continue;
             }
-            let counting = DescriptorHits {
-                operation: Operation::of(hits, self.charge(rule, limit)),
-                hits: hits.count(),
+            let spec = IncrementSpec {
                 enforcement: self.enforcement(rule),
                 on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
                 descriptor: index,
                 is_sliced,
-                age_millis: 0,
+                ..IncrementSpec::charged(hits, self.charge(rule, limit))
             };
-            self.batch.push(&self.identity, limit, self.now, counting);
+            self.batch.push(&self.identity, limit, self.now, spec);
             self.limits.push(limit);
         }
         match rule {
@@ -410,6 +408,7 @@ impl<'a> PlanBuilder<'a, '_> {
 mod tests {
     use super::*;
     use crate::core::{
+        counter::Operation,
         kind::{Algorithm, CounterKind, Halves},
         matcher::tests::add_rule,
         request::Entry,

@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::{
         core::{
-            counter::{DescriptorHits, Enforcement},
+            counter::{Enforcement, IncrementSpec},
             kind::Algorithm,
             limit::Limit,
             request::Hits,
@@ -376,10 +376,10 @@ mod tests {
                 algorithm: algorithm.clone(),
                 ..Limit::fixed(one.requests_per_unit, one.unit)
             };
-            let counting = DescriptorHits {
+            let counting = IncrementSpec {
                 enforcement: one.enforcement,
                 descriptor: one.descriptor,
-                ..DescriptorHits::charged(one.hits, one.charge)
+                ..IncrementSpec::charged(one.hits, one.charge)
             };
             batch.push_value(&value, &limit, now, counting);
         }

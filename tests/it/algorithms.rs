@@ -9,7 +9,7 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Algorithm, Batch, Charge, CounterState, DescriptorHits, Entry, Hits, Identity, Limit,
+    Algorithm, Batch, Charge, CounterState, Entry, Hits, Identity, IncrementSpec, Limit,
     MemoryStore, Operation, Period, Timestamp, Unit,
 };
 
@@ -83,7 +83,7 @@ fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
     let mut identity = Identity::default();
     identity.set(b"algorithms", &[entry], &[]);
     let limit = step.limit();
-    let counting = DescriptorHits {
+    let counting = IncrementSpec {
         operation: step.operation,
         descriptor: index.try_into().unwrap(),
         ..step.hits.into()
@@ -791,7 +791,7 @@ fn late_batch(algorithm: &Algorithm, history: u32, (now, hits, age_millis): Late
         hits,
         operation: Operation::of(hits, Charge::Always),
     };
-    let counting = DescriptorHits {
+    let counting = IncrementSpec {
         age_millis,
         ..hits.into()
     };

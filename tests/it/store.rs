@@ -12,7 +12,7 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Address, Batch, Charge, ClientTls, CounterState, DescriptorHits, Entry, Hits, Identity, Limit,
+    Address, Batch, Charge, ClientTls, CounterState, Entry, Hits, Identity, IncrementSpec, Limit,
     MemoryStore, Period, RedisOptions, RedisStore, Secret, Servers, Store as _, TimeSource,
     Timestamp, TopologyWatcher, Unit,
 };
@@ -200,7 +200,7 @@ async fn send_batch(handle: &Handle, steps: &[Step], stops_when_over: bool) -> V
             true => Charge::Stopping,
             false => Charge::Always,
         };
-        let counting = DescriptorHits::charged(step.hits, charge);
+        let counting = IncrementSpec::charged(step.hits, charge);
         batch.push(&identity, &limit, step.now, counting);
     }
     let now = steps.first().map_or(NOW, |step| step.now);

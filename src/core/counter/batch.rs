@@ -10,7 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    increment::{DescriptorHits, IncrementSpec, Operation},
+    increment::{IncrementSpec, Operation},
     key::{Identity, Keys},
     state::CounterState,
 };
@@ -94,7 +94,7 @@ impl Batch {
         value: &[u8],
         limit: &Limit,
         now: Timestamp,
-        counting: impl Into<DescriptorHits>,
+        spec: impl Into<IncrementSpec>,
     ) {
         let mut identity = Identity::default();
         identity.set(
@@ -102,7 +102,7 @@ impl Batch {
             &[crate::core::request::Entry { key: b"k", value }],
             &[],
         );
-        self.push(&identity, limit, now, counting);
+        self.push(&identity, limit, now, spec);
     }
 }
 
@@ -258,39 +258,25 @@ impl Batch {
         self.ends.push(self.increments.len());
     }
 
-    /// Appends the increment of the counter of `identity` for `limit` at `now`.
+    /// Appends the increment of the counter of `identity` for `limit` at `now`. The limit and the moment determine
+    /// fields of `spec` too.
     pub fn push(
         &mut self,
         identity: &Identity,
         limit: &Limit,
         now: Timestamp,
-        counting: impl Into<DescriptorHits>,
+        spec: impl Into<IncrementSpec>,
     ) {
         let key_start = self.keys.len();
         let window = identity.push_key(&mut self.keys, limit, now);
-        let DescriptorHits {
-            operation,
-            hits,
-            enforcement,
-            on_loss,
-            descriptor,
-            is_sliced,
-            age_millis,
-        } = counting.into();
         let period = limit.period;
         self.increments.push(BatchEntry {
             key_start,
             key_end: self.keys.len(),
             spec: IncrementSpec {
                 descriptor_bytes: u32::try_from(identity.len()).unwrap_or(u32::MAX),
-                operation,
-                hits,
                 limit: limit.capacity(),
                 method: limit.algorithm.kind(limit.requests_per_unit.max(1)),
-                enforcement,
-                on_loss,
-                descriptor,
-                is_sliced,
                 is_per_second: limit.unit() == Some(Unit::Second),
                 period_millis: match limit.algorithm {
                     Algorithm::Calendar(_) => {
@@ -300,7 +286,7 @@ impl Batch {
                     _ => period.secs() * 1000,
                 },
                 expires_at: window.end,
-                age_millis,
+                ..spec.into()
             },
         });
     }

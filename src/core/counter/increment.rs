@@ -2,7 +2,7 @@
 
 use crate::core::{kind::CounterKind, limit::OnStoreLoss, request::Hits, window::Timestamp};
 
-/// Parameters of an increment, without its key.
+/// Parameters of an increment, without its key. `Batch::push` fills in those that the limit and the moment determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IncrementSpec {
     /// How many bytes of the key name the descriptor. The others name the period and the window.
@@ -33,6 +33,25 @@ pub struct IncrementSpec {
 }
 
 impl IncrementSpec {
+    /// Hits of the only descriptor of a request, whose rule sets no other options; for any limit.
+    pub const fn charged(hits: Hits, charge: Charge) -> Self {
+        Self {
+            descriptor_bytes: 0,
+            operation: Operation::of(hits, charge),
+            hits: hits.count(),
+            limit: 0,
+            method: CounterKind::Window,
+            enforcement: Enforcement::Refuses,
+            on_loss: OnStoreLoss::Error,
+            descriptor: 0,
+            is_per_second: false,
+            is_sliced: false,
+            period_millis: 0,
+            expires_at: Timestamp::from_secs(0),
+            age_millis: 0,
+        }
+    }
+
     /// How many hits are added, or would be after a look; 0 if hits are taken off.
     pub const fn added(&self) -> u64 {
         match self.operation {
@@ -180,36 +199,7 @@ pub enum Enforcement {
     Silent,
 }
 
-/// How a descriptor's hits are charged to one of its counters.
-#[derive(Clone, Copy, Debug)]
-pub struct DescriptorHits {
-    pub operation: Operation,
-    pub hits: u64,
-    pub enforcement: Enforcement,
-    pub on_loss: OnStoreLoss,
-    pub descriptor: u32,
-    /// Whether a worker may charge hits of the descriptor in advance.
-    pub is_sliced: bool,
-    /// How long ago the hits came; 0 unless they were counted elsewhere while the store was lost.
-    pub age_millis: u64,
-}
-
-impl DescriptorHits {
-    /// The only descriptor of a request, whose rule sets no other options.
-    pub fn charged(hits: Hits, charge: Charge) -> Self {
-        Self {
-            operation: Operation::of(hits, charge),
-            hits: hits.count(),
-            enforcement: Enforcement::Refuses,
-            on_loss: OnStoreLoss::Error,
-            descriptor: 0,
-            is_sliced: false,
-            age_millis: 0,
-        }
-    }
-}
-
-impl From<Hits> for DescriptorHits {
+impl From<Hits> for IncrementSpec {
     /// The defaults.
     fn from(hits: Hits) -> Self {
         Self::charged(hits, Charge::Always)

@@ -1,24 +1,15 @@
 //! Increments for tests.
 
-use super::{Charge, CounterKind, Enforcement, IncrementSpec, Operation};
-use crate::core::{limit::OnStoreLoss, request::Hits, window::Timestamp};
+use super::{Charge, IncrementSpec, Operation};
+use crate::core::{request::Hits, window::Timestamp};
 
 /// An increment of a counter of the first minute, whose rule sets no options.
 pub(crate) fn spec(limit: u64, hits: Hits) -> IncrementSpec {
     IncrementSpec {
-        descriptor_bytes: 0,
-        operation: Operation::of(hits, Charge::Always),
-        hits: hits.count(),
         limit,
-        method: CounterKind::Window,
-        enforcement: Enforcement::Refuses,
-        on_loss: OnStoreLoss::Error,
-        descriptor: 0,
-        is_per_second: false,
-        is_sliced: false,
         period_millis: 60_000,
         expires_at: Timestamp::from_secs(60),
-        age_millis: 0,
+        ..IncrementSpec::from(hits)
     }
 }
 

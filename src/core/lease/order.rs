@@ -10,7 +10,7 @@ use super::{
     token::{LeaseId, LeaseToken},
 };
 use crate::core::{
-    counter::{Batch, Charge, DescriptorHits, Enforcement, Identity, Operation},
+    counter::{Batch, Charge, Enforcement, Identity, IncrementSpec},
     limit::{LeasePolicy, Limit, MissingCost, OnStoreLoss, Rule},
     request::{Entry, Hits},
     window::Timestamp,
@@ -322,9 +322,7 @@ impl OrderTarget<'_> {
         if hits.is_peek() {
             return;
         }
-        let counting = DescriptorHits {
-            operation: Operation::of(hits, Charge::Always),
-            hits: hits.count(),
+        let spec = IncrementSpec {
             enforcement: Enforcement::Silent,
             // A cost that is not counted must be known to be lost.
             on_loss: match self.rule.on_store_loss {
@@ -332,9 +330,8 @@ impl OrderTarget<'_> {
                 _ => OnStoreLoss::Error,
             },
             descriptor: u32::try_from(outcome).unwrap_or(u32::MAX),
-            is_sliced: false,
-            age_millis: 0,
+            ..IncrementSpec::charged(hits, Charge::Always)
         };
-        batch.push(&self.identity, limit, at, counting);
+        batch.push(&self.identity, limit, at, spec);
     }
 }

@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::core::{
-    counter::{Charge, DescriptorHits, Identity},
+    counter::{Charge, Identity, IncrementSpec},
     kind::Algorithm,
     limit::Limit,
     request::{Entry, Hits},
@@ -94,7 +94,7 @@ fn batch(value: &str, limit: &Limit, hits: Hits, now: Timestamp) -> Batch {
     } else {
         Charge::Always
     };
-    let counting = DescriptorHits::charged(hits, charge);
+    let counting = IncrementSpec::charged(hits, charge);
     let mut batch = Batch::default();
     batch.push(&identity, limit, now, counting);
     batch

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::{shard::MAX_INLINE, table::DescriptorCounters, *};
 use crate::core::{
-    counter::{Charge, CounterState, DescriptorHits, Operation},
+    counter::{Charge, CounterState, IncrementSpec, Operation},
     kind::Algorithm,
     limit::Limit,
     window::{Period, Unit},
@@ -74,7 +74,7 @@ fn one(
         algorithm: algorithm.clone(),
         ..Limit::fixed(per_minute, Unit::Minute)
     };
-    let counting = DescriptorHits::charged(Hits::ONE, charge);
+    let counting = IncrementSpec::charged(Hits::ONE, charge);
     let mut batch = Batch::default();
     batch.push_value(value.as_bytes(), &limit, now, counting);
     batch
@@ -138,7 +138,7 @@ fn a_call_that_a_full_store_refuses_is_not_reported_as_admitted() {
     };
     for number in 0..2_000 {
         let mut batch = Batch::default();
-        let counting = DescriptorHits::charged(Hits::add(4), Charge::Within);
+        let counting = IncrementSpec::charged(Hits::add(4), Charge::Within);
         batch.push_value(number.to_string().as_bytes(), &limit, now, counting);
         let count = store.apply_all(&batch, now)[0];
         let is_admitted = !count.is_over(limit.capacity(), 4);
@@ -314,7 +314,7 @@ proptest! {
             let passed = admitted.entry((value, format!("{algorithm:?}"), period)).or_default();
             for _ in 0..hits {
                 let mut batch = Batch::default();
-                let counting = DescriptorHits::charged(Hits::ONE, charge);
+                let counting = IncrementSpec::charged(Hits::ONE, charge);
                 batch.push_value(&value.to_be_bytes(), &limit, at, counting);
                 let count = store.apply_all(&batch, at)[0];
                 if !count.is_over(limit.capacity(), 1) {
@@ -481,7 +481,7 @@ fn two_limits(values: &[&str], charge: Charge, now: Timestamp) -> Batch {
     let mut batch = Batch::default();
     for value in values {
         for unit in [Unit::Minute, Unit::Hour] {
-            let counting = DescriptorHits::charged(Hits::ONE, charge);
+            let counting = IncrementSpec::charged(Hits::ONE, charge);
             batch.push_value(value.as_bytes(), &Limit::fixed(9, unit), now, counting);
         }
     }
@@ -605,9 +605,9 @@ fn what_a_give_back_leaves_over_its_limit_spares_the_others() {
                     algorithm: algorithm.clone(),
                     ..Limit::fixed(10, Unit::Minute)
                 };
-                let counting = DescriptorHits {
+                let counting = IncrementSpec {
                     descriptor: index,
-                    ..DescriptorHits::charged(*hits, *charge)
+                    ..IncrementSpec::charged(*hits, *charge)
                 };
                 batch.push_value(value.as_bytes(), &limit, now, counting);
             }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     core::{
-        counter::{Charge, DescriptorHits},
+        counter::{Charge, IncrementSpec},
         decision::{Decision, decide},
         kind::Algorithm,
         limit::{Allows, CountPolicy, Limit, Modes, Rule, RuleId},
@@ -190,7 +190,7 @@ fn refused_hits_that_are_given_back_make_no_room() {
             let send = |number: usize, hits| {
                 // Several calls are refused before the first of them gives its hit back.
                 let now = Timestamp::from_millis(number as u64 * 7);
-                let counting = DescriptorHits::charged(hits, charge);
+                let counting = IncrementSpec::charged(hits, charge);
                 let mut batch = Batch::default();
                 batch.push_value(b"a", &Limit::fixed(10, Unit::Minute), now, counting);
                 states(&workers[number % workers.len()], &batch, now)[0].is_over(10, hits.added())
@@ -247,7 +247,7 @@ fn a_reset_through_another_replica_is_noticed_within_a_second_and_ends_what_was_
         });
         let send = |replica: usize, hits, millis| {
             let now = Timestamp::from_millis(millis);
-            let counting = DescriptorHits::charged(hits, charge);
+            let counting = IncrementSpec::charged(hits, charge);
             let mut batch = Batch::default();
             batch.push_value(b"a", &Limit::fixed(3, Unit::Minute), now, counting);
             add(&replicas[replica], &batch, now)[0]
@@ -334,9 +334,9 @@ impl One {
             },
             ..Limit::fixed(self.requests_per_unit, Unit::Minute)
         };
-        let counting = DescriptorHits {
+        let counting = IncrementSpec {
             descriptor: self.descriptor,
-            ..DescriptorHits::charged(self.hits, self.charge)
+            ..IncrementSpec::charged(self.hits, self.charge)
         };
         let mut batch = Batch::default();
         batch.push_value(&value, &limit, now, counting);
@@ -727,7 +727,7 @@ fn where_charges_may_be_given_back_no_refusal_that_was_not_charged_is_remembered
     let now = Timestamp::from_secs(0);
     let one = |hits| {
         let mut batch = Batch::default();
-        let counting = DescriptorHits::charged(hits, Charge::Admitted);
+        let counting = IncrementSpec::charged(hits, Charge::Admitted);
         batch.push_value(b"v", &Limit::fixed(1, Unit::Day), now, counting);
         batch
     };
@@ -752,7 +752,7 @@ fn hits_that_are_given_back_through_one_worker_make_room_at_the_others() {
                 algorithm: one.algorithm.clone(),
                 ..Limit::fixed(2, Unit::Minute)
             };
-            let counting = DescriptorHits::charged(hits, one.charge);
+            let counting = IncrementSpec::charged(hits, one.charge);
             batch.push_value(b"v", &limit, now, counting);
             add(&workers[worker], &batch, now)[0]
         };

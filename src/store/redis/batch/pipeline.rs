@@ -412,7 +412,7 @@ mod tests {
 
     use super::*;
     use crate::core::{
-        counter::{Batch, Charge, DescriptorHits},
+        counter::{Batch, Charge, IncrementSpec},
         limit::Limit,
         window::{Period, Unit},
     };
@@ -430,7 +430,7 @@ mod tests {
     /// Requests of one increment each: a value, its hits and how they are charged.
     fn requests(of: &[(&str, Hits, Charge)]) -> Vec<Batch> {
         let request = |(value, hits, charge): &(&str, Hits, Charge)| {
-            let counting = DescriptorHits::charged(*hits, *charge);
+            let counting = IncrementSpec::charged(*hits, *charge);
             let mut batch = Batch::default();
             batch.push_value(
                 value.as_bytes(),

@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
     use crate::core::{
-        counter::{Batch, DescriptorHits},
+        counter::{Batch, IncrementSpec},
         kind::Algorithm,
         limit::Limit,
         request::Hits,
@@ -258,7 +258,7 @@ mod tests {
                 algorithm,
                 ..Limit::fixed(7, Unit::Minute)
             };
-            let hits = DescriptorHits {
+            let hits = IncrementSpec {
                 descriptor: 3,
                 ..Hits::give_back(2).into()
             };

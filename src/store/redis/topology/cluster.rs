@@ -271,7 +271,7 @@ mod tests {
 
     use super::*;
     use crate::core::{
-        counter::{Charge, DescriptorHits},
+        counter::{Charge, IncrementSpec},
         limit::Limit,
         request::Hits,
         window::{Timestamp, Unit},
@@ -344,7 +344,7 @@ mod tests {
         let mut batch = Batch::default();
         for value in values {
             let limit = Limit::fixed(1, Unit::Year);
-            let counting = DescriptorHits::charged(Hits::ONE, charge);
+            let counting = IncrementSpec::charged(Hits::ONE, charge);
             batch.push_value(value.as_bytes(), &limit, Timestamp::from_secs(0), counting);
         }
         batch
