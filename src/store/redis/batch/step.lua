@@ -5,9 +5,9 @@
 -- KEYS: the counters, all of one hash slot.
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
---       limit, period in milliseconds, and either the seconds that a window's counter may live, the
---       tokens that flow into a bucket in a period, or the lease that names slots. One more argument follows if the hits came late: how
---       many milliseconds ago they came.
+--       limit, period in milliseconds, and either the seconds that a window's counter lives, the tokens
+--       that flow into a bucket in a period, or the lease that names slots. One more argument follows if
+--       the hits came late: how many milliseconds ago they came.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
 --        milliseconds until the counter is empty, and milliseconds until as many hits
@@ -75,371 +75,389 @@ local function save(c, state, lives)
   redis.call('SET', c.key, state, 'PX', lasting(c, lives))
 end
 
--- The lowest index in [low, high] for which `is_so` holds, or high + 1. It has to hold for all indexes
--- behind it.
-local function lowest(low, high, is_so)
-  while low <= high do
-    local middle = math.floor((low + high) / 2)
-    if is_so(middle) then high = middle - 1 else low = middle + 1 end
-  end
-  return low
+-- Each by its letter. An algorithm is made when a counter needs it: a script runs from its beginning each time, and few
+-- requests need more than one.
+local algorithms, made = {}, {}
+local function algorithm(letter)
+  made[letter] = made[letter] or algorithms[letter]()
+  return made[letter]
 end
 
-local ways = {}
-
-ways.w = {
-  look = function(c)
-    c.held = tonumber(redis.call('GET', c.key) or '0')
-  end,
-  charge = function(c)
-    if c.hits > 0 then
-      -- This is above every limit, and Redis does not count much further.
-      if c.held >= MOST then return end
-      -- The text, because hits can be more than a Lua number represents exactly.
-      local before = c.held
-      c.held = redis.call('INCRBY', c.key, c.hits_text)
-      if before == 0 then redis.call('EXPIRE', c.key, c.extra) end
-    elseif c.held + c.hits > 0 then
-      c.held = redis.call('INCRBY', c.key, c.hits_text)
-    elseif c.held > 0 then
-      redis.call('SET', c.key, '0', 'KEEPTTL')
-      c.held = 0
-    end
-  end,
-  grant = function(c)
-    c.held = redis.call('INCRBY', c.key, text(c.hits))
-    if redis.call('TTL', c.key) < 0 then redis.call('EXPIRE', c.key, c.extra) end
-    return true
-  end,
-}
+function algorithms.w()
+  return {
+    look = function(c)
+      c.held = tonumber(redis.call('GET', c.key) or '0')
+    end,
+    charge = function(c)
+      if c.hits > 0 then
+        -- This is above every limit, and Redis does not count much further.
+        if c.held >= MOST then return end
+        -- The text, because hits can be more than a Lua number represents exactly.
+        local before = c.held
+        c.held = redis.call('INCRBY', c.key, c.hits_text)
+        if before == 0 then redis.call('EXPIRE', c.key, c.extra) end
+      elseif c.held + c.hits > 0 then
+        c.held = redis.call('INCRBY', c.key, c.hits_text)
+      elseif c.held > 0 then
+        redis.call('SET', c.key, '0', 'KEEPTTL')
+        c.held = 0
+      end
+    end,
+    grant = function(c)
+      c.held = redis.call('INCRBY', c.key, text(c.hits))
+      if redis.call('TTL', c.key) < 0 then redis.call('EXPIRE', c.key, c.extra) end
+      return true
+    end,
+  }
+end
 
 -- start:count
-ways.f = {
-  look = function(c)
-    local state = redis.call('GET', c.key)
-    c.held, c.now = 0, now
-    if state then
-      local found = numbers(state)
-      c.now = present(c, found[1])
-      if not c.now then
-        redis.call('DEL', c.key)
-        c.now = now
-      elseif c.now < found[1] + c.period then
-        c.start, c.held = found[1], found[2]
+function algorithms.f()
+  return {
+    look = function(c)
+      local state = redis.call('GET', c.key)
+      c.held, c.now = 0, now
+      if state then
+        local found = numbers(state)
+        c.now = present(c, found[1])
+        if not c.now then
+          redis.call('DEL', c.key)
+          c.now = now
+        elseif c.now < found[1] + c.period then
+          c.start, c.held = found[1], found[2]
+        end
       end
-    end
-  end,
-  charge = function(c)
-    if has_left(c) then return end
-    if not c.start and c.hits < 0 then
-      redis.call('DEL', c.key)
-      return
-    end
-    if c.hits > 0 then c.start = math.min(c.start or c.now, c.now - age) end
-    if c.hits > 0 or c.held > 0 then
-      c.held = math.min(c.held + c.hits, MOST)
-      if c.hits < 0 then c.held = math.max(c.held, 0) end
-    end
-    c.algorithm.save(c)
-  end,
-  grant = function(c)
-    -- A window that has not begun does not end.
-    if not c.start then return false end
-    c.held = c.held + c.hits
-    c.algorithm.save(c)
-    return true
-  end,
-  save = function(c)
-    c.start = c.start or c.now
-    save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - c.now)
-  end,
-  resets_in = function(c)
-    return c.start and c.start + c.period - c.now or 0
-  end,
-  retry_in = function(c)
-    return c.start + c.period - c.now
-  end,
-}
-
-local function share(c)
-  c.held = c.current + math.ceil(c.previous * c.left / c.period)
-end
-
-local function add_weighted(c, hits, windows_ago)
-  if windows_ago > 0 then
-    if windows_ago == 1 then c.previous = math.max(c.previous + hits, 0) end
-  elseif hits > 0 then
-    c.current = c.current + hits
-  else
-    c.previous = math.max(c.previous - math.max(-hits - c.current, 0), 0)
-    c.current = math.max(c.current + hits, 0)
-  end
-  share(c)
+    end,
+    charge = function(c)
+      if has_left(c) then return end
+      if not c.start and c.hits < 0 then
+        redis.call('DEL', c.key)
+        return
+      end
+      if c.hits > 0 then c.start = math.min(c.start or c.now, c.now - age) end
+      if c.hits > 0 or c.held > 0 then
+        c.held = math.min(c.held + c.hits, MOST)
+        if c.hits < 0 then c.held = math.max(c.held, 0) end
+      end
+      c.algorithm.save(c)
+    end,
+    grant = function(c)
+      -- A window that has not begun does not end.
+      if not c.start then return false end
+      c.held = c.held + c.hits
+      c.algorithm.save(c)
+      return true
+    end,
+    save = function(c)
+      c.start = c.start or c.now
+      save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - c.now)
+    end,
+    resets_in = function(c)
+      return c.start and c.start + c.period - c.now or 0
+    end,
+    retry_in = function(c)
+      return c.start + c.period - c.now
+    end,
+  }
 end
 
 -- index:current:previous
-ways.s = {
-  look = function(c)
-    c.now, c.current, c.previous = now, 0, 0
-    local state = redis.call('GET', c.key)
-    c.is_there = state
+function algorithms.s()
+  local function share(c)
+    c.held = c.current + math.ceil(c.previous * c.left / c.period)
+  end
+
+  local function add_weighted(c, hits, windows_ago)
+    if windows_ago > 0 then
+      if windows_ago == 1 then c.previous = math.max(c.previous + hits, 0) end
+    elseif hits > 0 then
+      c.current = c.current + hits
+    else
+      c.previous = math.max(c.previous - math.max(-hits - c.current, 0), 0)
+      c.current = math.max(c.current + hits, 0)
+    end
+    share(c)
+  end
+
+  return {
+    look = function(c)
+      c.now, c.current, c.previous = now, 0, 0
+      local state = redis.call('GET', c.key)
+      c.is_there = state
+      if state then
+        local found = numbers(state)
+        c.now = present(c, found[1] * c.period)
+        if not c.now then
+          redis.call('DEL', c.key)
+          c.now = now
+        else
+          local index = math.floor(c.now / c.period)
+          if found[1] == index then
+            c.current, c.previous = found[2], found[3]
+          elseif found[1] == index - 1 then
+            c.previous = found[2]
+          end
+        end
+      end
+      c.index = math.floor(c.now / c.period)
+      c.left = c.period - (c.now - c.index * c.period)
+      share(c)
+    end,
+    -- The hits it would hold after `ahead` more hits and then these, which are given back.
+    held_after = function(c, ahead)
+      local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
+      add_weighted(copy, ahead, 0)
+      add_weighted(copy, c.hits, 0)
+      return copy.held
+    end,
+    charge = function(c)
+      add_weighted(c, c.hits, c.index - math.floor((c.now - age) / c.period))
+      if not c.is_there and c.hits < 0 then return end
+      local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
+      save(c, state, (c.index + 2) * c.period - c.now)
+    end,
+    -- Hits of the older window count in part, so more of them leave.
+    grant = function(c)
+      local had, kept = c.held > 0, math.max(c.held + c.hits, 0)
+      if had and -c.hits > c.current then
+        c.hits = math.floor(kept * c.period / c.left) - c.previous - c.current
+      end
+      c.algorithm.charge(c)
+      return had
+    end,
+    resets_in = function(c)
+      local stop = (c.index + 1) * c.period
+      if c.current > 0 then stop = stop + c.period elseif c.previous == 0 then return 0 end
+      return stop - c.now
+    end,
+    retry_in = function(c)
+      local stop, older, room = (c.index + 1) * c.period, c.previous, c.limit - c.added
+      if c.current > room then
+        stop, older = stop + c.period, c.current
+      else
+        room = room - c.current
+      end
+      return stop - math.min(math.floor(room * c.period / math.max(older, 1)), c.period) - c.now
+    end,
+  }
+end
+
+function algorithms.l()
+  -- The lowest index in [low, high] for which `is_so` holds, or high + 1. It has to hold for all indexes
+  -- behind it.
+  local function lowest(low, high, is_so)
+    while low <= high do
+      local middle = math.floor((low + high) / 2)
+      if is_so(middle) then high = middle - 1 else low = middle + 1 end
+    end
+    return low
+  end
+
+  -- A list of at:total, where each total includes all hits up to there. The first entry has left the
+  -- period, or is 0:0, and only marks where counting begins. Other entries that have left since are
+  -- removed with the next hit.
+  local function entry(c, index)
+    local state = redis.call('LINDEX', c.key, index)
     if state then
       local found = numbers(state)
-      c.now = present(c, found[1] * c.period)
+      return found[1], found[2]
+    end
+  end
+
+  return {
+    look = function(c)
+      c.held, c.now = 0, now
+      c.last_at, c.last_total = entry(c, -1)
+      if not c.last_at then return end
+      c.now = present(c, c.last_at)
       if not c.now then
         redis.call('DEL', c.key)
         c.now = now
+        return
+      end
+      local length = redis.call('LLEN', c.key)
+      local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > c.now end)
+      -- Entries in front of it have left the period, at least by the clock of this caller.
+      c.mark, c.length = first - 1, length - first + 1
+      local _, before = entry(c, c.mark)
+      c.held = c.last_total - before
+    end,
+    -- Adds hits of the moment `at`. They are part of the totals of later ones.
+    insert = function(c, at)
+      local index, there, total = -1, c.last_at, c.last_total
+      while there > at do
+        redis.call('LSET', c.key, index, text(there) .. ':' .. text(total + c.hits))
+        index = index - 1
+        there, total = entry(c, index)
+      end
+      local new = text(at) .. ':' .. text(total + c.hits)
+      if c.length > 1 and there == at then
+        redis.call('LSET', c.key, index, new)
       else
-        local index = math.floor(c.now / c.period)
-        if found[1] == index then
-          c.current, c.previous = found[2], found[3]
-        elseif found[1] == index - 1 then
-          c.previous = found[2]
-        end
-      end
-    end
-    c.index = math.floor(c.now / c.period)
-    c.left = c.period - (c.now - c.index * c.period)
-    share(c)
-  end,
-  -- The hits it would hold after `ahead` more hits and then these, which are given back.
-  held_after = function(c, ahead)
-    local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
-    add_weighted(copy, ahead, 0)
-    add_weighted(copy, c.hits, 0)
-    return copy.held
-  end,
-  charge = function(c)
-    add_weighted(c, c.hits, c.index - math.floor((c.now - age) / c.period))
-    if not c.is_there and c.hits < 0 then return end
-    local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
-    save(c, state, (c.index + 2) * c.period - c.now)
-  end,
-  -- Hits of the older window count in part, so more of them leave.
-  grant = function(c)
-    local had, kept = c.held > 0, math.max(c.held + c.hits, 0)
-    if had and -c.hits > c.current then
-      c.hits = math.floor(kept * c.period / c.left) - c.previous - c.current
-    end
-    c.algorithm.charge(c)
-    return had
-  end,
-  resets_in = function(c)
-    local stop = (c.index + 1) * c.period
-    if c.current > 0 then stop = stop + c.period elseif c.previous == 0 then return 0 end
-    return stop - c.now
-  end,
-  retry_in = function(c)
-    local stop, older, room = (c.index + 1) * c.period, c.previous, c.limit - c.added
-    if c.current > room then
-      stop, older = stop + c.period, c.current
-    else
-      room = room - c.current
-    end
-    return stop - math.min(math.floor(room * c.period / math.max(older, 1)), c.period) - c.now
-  end,
-}
-
--- A list of at:total, where each total includes all hits up to there. The first entry has left the
--- period, or is 0:0, and only marks where counting begins. Other entries that have left since are
--- removed with the next hit.
-local function entry(c, index)
-  local state = redis.call('LINDEX', c.key, index)
-  if state then
-    local found = numbers(state)
-    return found[1], found[2]
-  end
-end
-
-ways.l = {
-  look = function(c)
-    c.held, c.now = 0, now
-    c.last_at, c.last_total = entry(c, -1)
-    if not c.last_at then return end
-    c.now = present(c, c.last_at)
-    if not c.now then
-      redis.call('DEL', c.key)
-      c.now = now
-      return
-    end
-    local length = redis.call('LLEN', c.key)
-    local first = lowest(1, length - 1, function(index) return entry(c, index) + c.period > c.now end)
-    -- Entries in front of it have left the period, at least by the clock of this caller.
-    c.mark, c.length = first - 1, length - first + 1
-    local _, before = entry(c, c.mark)
-    c.held = c.last_total - before
-  end,
-  -- Adds hits of the moment `at`. They are part of the totals of later ones.
-  insert = function(c, at)
-    local index, there, total = -1, c.last_at, c.last_total
-    while there > at do
-      redis.call('LSET', c.key, index, text(there) .. ':' .. text(total + c.hits))
-      index = index - 1
-      there, total = entry(c, index)
-    end
-    local new = text(at) .. ':' .. text(total + c.hits)
-    if c.length > 1 and there == at then
-      redis.call('LSET', c.key, index, new)
-    else
-      if index == -1 then
-        redis.call('RPUSH', c.key, new)
-      else
-        redis.call('LINSERT', c.key, 'AFTER', text(there) .. ':' .. text(total), new)
-      end
-      c.length = c.length + 1
-    end
-    c.last_at, c.last_total = math.max(c.last_at, at), c.last_total + c.hits
-    c.held = c.held + c.hits
-  end,
-  charge = function(c)
-    if c.hits > 0 and has_left(c) then return end
-    if c.held > 0 and c.mark > 0 then
-      redis.call('LTRIM', c.key, c.mark, -1)
-      c.mark = 0
-    end
-    if c.hits > 0 then
-      if c.held == 0 then
-        redis.call('DEL', c.key)
-        redis.call('RPUSH', c.key, '0:0')
-        c.last_at, c.last_total, c.mark, c.length = 0, 0, 0, 1
-      end
-      c.algorithm.insert(c, c.now - age)
-    else
-      local back = math.min(-c.hits, c.held)
-      c.held = c.held - back
-      -- If all hits leave, the key does.
-      while back > 0 and c.held > 0 do
-        local _, before = entry(c, -2)
-        local taken = math.min(back, c.last_total - before)
-        c.last_total, back = c.last_total - taken, back - taken
-        if c.last_total == before then
-          redis.call('RPOP', c.key)
-          c.last_at, c.last_total = entry(c, -1)
-          c.length = c.length - 1
+        if index == -1 then
+          redis.call('RPUSH', c.key, new)
         else
-          redis.call('LSET', c.key, -1, text(c.last_at) .. ':' .. text(c.last_total))
+          redis.call('LINSERT', c.key, 'AFTER', text(there) .. ':' .. text(total), new)
+        end
+        c.length = c.length + 1
+      end
+      c.last_at, c.last_total = math.max(c.last_at, at), c.last_total + c.hits
+      c.held = c.held + c.hits
+    end,
+    charge = function(c)
+      if c.hits > 0 and has_left(c) then return end
+      if c.held > 0 and c.mark > 0 then
+        redis.call('LTRIM', c.key, c.mark, -1)
+        c.mark = 0
+      end
+      if c.hits > 0 then
+        if c.held == 0 then
+          redis.call('DEL', c.key)
+          redis.call('RPUSH', c.key, '0:0')
+          c.last_at, c.last_total, c.mark, c.length = 0, 0, 0, 1
+        end
+        c.algorithm.insert(c, c.now - age)
+      else
+        local back = math.min(-c.hits, c.held)
+        c.held = c.held - back
+        -- If all hits leave, the key does.
+        while back > 0 and c.held > 0 do
+          local _, before = entry(c, -2)
+          local taken = math.min(back, c.last_total - before)
+          c.last_total, back = c.last_total - taken, back - taken
+          if c.last_total == before then
+            redis.call('RPOP', c.key)
+            c.last_at, c.last_total = entry(c, -1)
+            c.length = c.length - 1
+          else
+            redis.call('LSET', c.key, -1, text(c.last_at) .. ':' .. text(c.last_total))
+          end
         end
       end
-    end
-    if c.held > 0 then
-      redis.call('PEXPIRE', c.key, lasting(c, c.last_at + c.period - c.now))
-    else
-      redis.call('DEL', c.key)
-    end
-  end,
-  resets_in = function(c)
-    return c.held > 0 and c.last_at + c.period - c.now or 0
-  end,
-  retry_in = function(c)
-    local enough = c.last_total + c.added - c.limit
-    local index = lowest(c.mark + 1, c.mark + c.length - 1, function(index)
-      local _, total = entry(c, index)
-      return total >= enough
-    end)
-    return entry(c, index) + c.period - c.now
-  end,
-}
-
--- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, and a token as many parts as the
--- period has milliseconds. The missing tokens were saved `millis` milliseconds before full_at, under
--- `limit`. A state without the last two is from an earlier version, which can read this one as well.
-local function save_missing(c, missing)
-  local millis = math.floor(missing / c.extra)
-  local parts = missing - millis * c.extra
-  local words = { text(c.now + millis), text(parts), text(c.extra), text(millis), text(c.limit) }
-  save(c, table.concat(words, ':'), millis)
-end
-
-ways.t = {
-  look = function(c)
-    c.missing, c.now = 0, now
-    local state = redis.call('GET', c.key)
-    c.is_there = state
-    if state then
-      local full_at, parts, rate, millis, limit = unpack(numbers(state))
-      millis, limit = millis or math.max(full_at - now, 0), limit or c.limit
-      local since, missing_then = full_at - millis, millis * rate + parts
-      c.now = present(c, since)
-      local is_as_saved = c.now and rate == c.extra and limit == c.limit
-      if not c.now then c.now, since = now, now end
-      local left = math.max(missing_then - (c.now - since) * rate, 0)
-      if left > 0 and not is_as_saved then
-        since, missing_then, rate = c.now, left, c.extra
-        save_missing(c, left)
+      if c.held > 0 then
+        redis.call('PEXPIRE', c.key, lasting(c, c.last_at + c.period - c.now))
+      else
+        redis.call('DEL', c.key)
       end
-      c.missing = math.max(math.min(missing_then, c.limit * c.period) - (c.now - since) * rate, 0)
-    end
-    c.held = math.ceil(c.missing / c.period)
-  end,
-  -- No more tokens can be missing than the bucket holds.
-  held_after = function(c, ahead)
-    return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
-  end,
-  charge = function(c)
-    local taken = c.hits * c.period
-    if c.hits > 0 then taken = math.max(taken - age * c.extra, 0) end
-    local missing = math.max(c.missing + taken, 0)
-    c.missing = math.min(missing, c.limit * c.period)
-    c.held = math.ceil(c.missing / c.period)
-    -- Giving back to a bucket that was never drawn from leaves no trace.
-    if c.is_there or c.hits > 0 then save_missing(c, missing) end
-  end,
-  resets_in = function(c)
-    return math.ceil(c.missing / c.extra)
-  end,
-  retry_in = function(c)
-    return math.ceil((c.missing - (c.limit - c.added) * c.period) / c.extra)
-  end,
-}
-
--- A sorted set: each slot that is taken, and when it leaves by this server's clock. The slots of a lease are
--- named by it: 17, 17:2, 17:3 and so on.
-local function slot(c, index)
-  return index == 1 and c.extra_text or c.extra_text .. ':' .. index
+    end,
+    resets_in = function(c)
+      return c.held > 0 and c.last_at + c.period - c.now or 0
+    end,
+    retry_in = function(c)
+      local enough = c.last_total + c.added - c.limit
+      local index = lowest(c.mark + 1, c.mark + c.length - 1, function(index)
+        local _, total = entry(c, index)
+        return total >= enough
+      end)
+      return entry(c, index) + c.period - c.now
+    end,
+  }
 end
 
-ways.c = {
-  look = function(c)
-    c.now = server_time()
-    local latest = text(c.now + c.period)
-    redis.call('ZREMRANGEBYSCORE', c.key, '-inf', text(c.now))
-    -- They were taken by a clock that was ahead.
-    for _, ahead in ipairs(redis.call('ZRANGEBYSCORE', c.key, '(' .. latest, '+inf')) do
-      redis.call('ZADD', c.key, latest, ahead)
-    end
-    c.held = redis.call('ZCARD', c.key)
-  end,
-  held_after = function(c, ahead)
-    local own = 0
-    while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
-    return c.held - own + ahead
-  end,
-  charge = function(c)
-    if c.hits < 0 then
-      local index = 1
-      while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
-    elseif not redis.call('ZSCORE', c.key, c.extra_text) then
+function algorithms.t()
+  -- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, and a token as many parts as the
+  -- period has milliseconds. The missing tokens were saved `millis` milliseconds before full_at, under
+  -- `limit`. A state without the last two is from an earlier version, which can read this one as well.
+  local function save_missing(c, missing)
+    local millis = math.floor(missing / c.extra)
+    local parts = missing - millis * c.extra
+    local words = { text(c.now + millis), text(parts), text(c.extra), text(millis), text(c.limit) }
+    save(c, table.concat(words, ':'), millis)
+  end
+
+  return {
+    look = function(c)
+      c.missing, c.now = 0, now
+      local state = redis.call('GET', c.key)
+      c.is_there = state
+      if state then
+        local full_at, parts, rate, millis, limit = unpack(numbers(state))
+        millis, limit = millis or math.max(full_at - now, 0), limit or c.limit
+        local since, missing_then = full_at - millis, millis * rate + parts
+        c.now = present(c, since)
+        local is_as_saved = c.now and rate == c.extra and limit == c.limit
+        if not c.now then c.now, since = now, now end
+        local left = math.max(missing_then - (c.now - since) * rate, 0)
+        if left > 0 and not is_as_saved then
+          since, missing_then, rate = c.now, left, c.extra
+          save_missing(c, left)
+        end
+        c.missing = math.max(math.min(missing_then, c.limit * c.period) - (c.now - since) * rate, 0)
+      end
+      c.held = math.ceil(c.missing / c.period)
+    end,
+    -- No more tokens can be missing than the bucket holds.
+    held_after = function(c, ahead)
+      return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
+    end,
+    charge = function(c)
+      local taken = c.hits * c.period
+      if c.hits > 0 then taken = math.max(taken - age * c.extra, 0) end
+      local missing = math.max(c.missing + taken, 0)
+      c.missing = math.min(missing, c.limit * c.period)
+      c.held = math.ceil(c.missing / c.period)
+      -- Giving back to a bucket that was never drawn from leaves no trace.
+      if c.is_there or c.hits > 0 then save_missing(c, missing) end
+    end,
+    resets_in = function(c)
+      return math.ceil(c.missing / c.extra)
+    end,
+    retry_in = function(c)
+      return math.ceil((c.missing - (c.limit - c.added) * c.period) / c.extra)
+    end,
+  }
+end
+
+function algorithms.c()
+  -- A sorted set: each slot that is taken, and when it leaves by this server's clock. The slots of a lease are
+  -- named by it: 17, 17:2, 17:3 and so on.
+  local function slot(c, index)
+    return index == 1 and c.extra_text or c.extra_text .. ':' .. index
+  end
+
+  return {
+    look = function(c)
+      c.now = server_time()
       local latest = text(c.now + c.period)
-      for index = 1, c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
-      redis.call('PEXPIRE', c.key, text(c.period + GRACE))
-    end
-    c.held = redis.call('ZCARD', c.key)
-  end,
-  -- No hits pass beyond the limit: all slots are freed.
-  grant = function(c)
-    redis.call('DEL', c.key)
-    c.held = 0
-    return true
-  end,
-  resets_in = function(c)
-    local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
-    return oldest[2] and oldest[2] - c.now or 0
-  end,
-  -- Most slots are freed by their requests, and not by time.
-  retry_in = function(c)
-    return math.min(c.algorithm.resets_in(c), 1000)
-  end,
-}
+      redis.call('ZREMRANGEBYSCORE', c.key, '-inf', text(c.now))
+      -- They were taken by a clock that was ahead.
+      for _, ahead in ipairs(redis.call('ZRANGEBYSCORE', c.key, '(' .. latest, '+inf')) do
+        redis.call('ZADD', c.key, latest, ahead)
+      end
+      c.held = redis.call('ZCARD', c.key)
+    end,
+    held_after = function(c, ahead)
+      local own = 0
+      while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
+      return c.held - own + ahead
+    end,
+    charge = function(c)
+      if c.hits < 0 then
+        local index = 1
+        while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
+      elseif not redis.call('ZSCORE', c.key, c.extra_text) then
+        local latest = text(c.now + c.period)
+        for index = 1, c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
+        redis.call('PEXPIRE', c.key, text(c.period + GRACE))
+      end
+      c.held = redis.call('ZCARD', c.key)
+    end,
+    -- No hits pass beyond the limit: all slots are freed.
+    grant = function(c)
+      redis.call('DEL', c.key)
+      c.held = 0
+      return true
+    end,
+    resets_in = function(c)
+      local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
+      return oldest[2] and oldest[2] - c.now or 0
+    end,
+    -- Most slots are freed by their requests, and not by time.
+    retry_in = function(c)
+      return math.min(c.algorithm.resets_in(c), 1000)
+    end,
+  }
+end
 
 -- The most hits that a window may owe.
 local MOST_OWED = 2 ^ 52
@@ -468,7 +486,7 @@ for i, key in ipairs(KEYS) do
   local at = FIELDS * (i - 1) + 2
   local c = {
     key = key,
-    algorithm = ways[ARGV[at]],
+    algorithm = algorithm(ARGV[at]),
     operation = ARGV[at + 1],
     enforcement = ARGV[at + 2],
     descriptor = ARGV[at + 3],

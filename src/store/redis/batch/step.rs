@@ -292,7 +292,7 @@ mod tests {
     fn the_script_knows_the_letters_that_are_sent() {
         let letters = CounterKind::ALL.map(|kind| [kind.facts().letter]);
         assert_eq!(
-            found("\nways.", " = {"),
+            found("\nfunction algorithms.", "()"),
             texts(&letters.each_ref().map(|letter| &letter[..]))
         );
 
