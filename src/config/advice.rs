@@ -143,7 +143,7 @@ pub(super) fn item_fault(item: &NodeKind<'_>, level: KeyLevel) -> Fault {
     Fault::ListItem { found, fix }
 }
 
-/// The fault of a text that begins with a key but has no colon behind it, or no blank behind the colon.
+/// The fault of a text that begins with a key but has no colon after it, or no blank after the colon.
 pub(super) fn without_colon(text: &str) -> Option<Fault> {
     if let Some(odd) = odd_characters(text) {
         return Some(Fault::OddKey {
@@ -159,7 +159,7 @@ pub(super) fn without_colon(text: &str) -> Option<Fault> {
     Some(Fault::NoColon {
         text: text.to_owned(),
         lacks: if is_glued {
-            "blank behind its colon"
+            "blank after its colon"
         } else {
             "colon"
         },

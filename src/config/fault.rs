@@ -141,8 +141,8 @@ pub enum Fault {
         "the document has ended before this text, which would not be read; indent it as the lines above it, or begin a \
              new document with `---`"
     )]
-    BehindDocument,
-    #[error("{key} must be {expected}, not {found}{}", behind(.fix))]
+    AfterDocument,
+    #[error("{key} must be {expected}, not {found}{}", after_semicolon(.fix))]
     WrongType {
         key: String,
         expected: &'static str,
@@ -161,7 +161,7 @@ pub enum Fault {
     Unmergeable(String),
     #[error("{found}; {fix}")]
     OddKey { found: String, fix: &'static str },
-    #[error("an item of this list must be a map, not {found}{}", behind(.fix))]
+    #[error("an item of this list must be a map, not {found}{}", after_semicolon(.fix))]
     ListItem { found: String, fix: String },
     #[error(
         "{0} is not a string, a whole number, a boolean or null; put it in quotes if it is a text"
@@ -428,10 +428,10 @@ const UNITS: &str = "second, minute, hour, day, week, month or year";
 
 /// The placeholders of a body, as error texts list them.
 const PLACEHOLDERS: &str = "{limit}, {rate}, {requests}, {period}, {retry_after}, {reset_after} or {status}; \
-     for the text itself, write a blank behind its brace";
+     for the text itself, write a blank after its brace";
 
-/// A fix behind a semicolon, if there is one.
-fn behind(fix: &str) -> String {
+/// A fix after a semicolon, if there is one.
+fn after_semicolon(fix: &str) -> String {
     match fix {
         "" => String::new(),
         fix => format!("; {fix}"),

@@ -23,7 +23,7 @@ impl Fault {
             Self::SecondColon => "second-colon",
             Self::TooFarIn => "too-far-in",
             Self::OtherIndent => "other-indent",
-            Self::BehindDocument => "text-behind-document",
+            Self::AfterDocument => "text-after-document",
             Self::WrongType { .. } => "wrong-type",
             Self::Tag => "tag",
             Self::BadBinary => "bad-binary",

@@ -123,7 +123,7 @@ fn has_any(text: &str) -> bool {
 fn class(text: &str) -> Option<&str> {
     let inner = text.strip_prefix('[')?;
     let end = inner.find(']')?;
-    let (inner, behind) = (&inner[..end], &inner[end + 1..]);
+    let (inner, after) = (&inner[..end], &inner[end + 1..]);
     let found = &text[..end + 2];
     if inner.starts_with('^') && inner.len() > 1 || inner.contains('\\') {
         return Some(found);
@@ -141,7 +141,7 @@ fn class(text: &str) -> Option<&str> {
             more => more,
         };
     }
-    let is_repeated = behind.starts_with(['+', '*', '{', '?']);
+    let is_repeated = after.starts_with(['+', '*', '{', '?']);
     (has_range && (is_repeated || inner.contains('-'))).then_some(found)
 }
 
@@ -190,12 +190,12 @@ fn parameter(segment: &str) -> Option<String> {
 fn in_braces(segment: &str) -> Option<String> {
     for (open, close) in [('{', '}'), ('<', '>')] {
         if let Some((before, rest)) = segment.split_once(open)
-            && let Some((name, behind)) = rest.split_once(close)
+            && let Some((name, after)) = rest.split_once(close)
             && is_parameter(name)
         {
             let before = before.trim_end_matches(['%', '#', '$']);
-            let behind = in_braces(behind).unwrap_or_else(|| behind.to_owned());
-            return Some(format!("{before}*{behind}"));
+            let after = in_braces(after).unwrap_or_else(|| after.to_owned());
+            return Some(format!("{before}*{after}"));
         }
     }
     None
@@ -250,7 +250,7 @@ fn wildcards(text: &str) -> Option<String> {
     while let Some(first) = rest.chars().next() {
         if let Some(width) = several(rest) {
             meant.push('*');
-            rest = behind_repetition(&rest[width..]);
+            rest = after_repetition(&rest[width..]);
             continue;
         }
         let mut width = first.len_utf8();
@@ -282,7 +282,7 @@ fn several(text: &str) -> Option<usize> {
         return Some(2);
     }
     match text.strip_prefix('.') {
-        Some(behind) => (is_repetition(behind) || behind.starts_with('*')).then_some(1),
+        Some(rest) => (is_repetition(rest) || rest.starts_with('*')).then_some(1),
         None => class(text).map(str::len),
     }
 }
@@ -293,16 +293,16 @@ fn is_repetition(text: &str) -> bool {
     text.starts_with(['+', '?']) || text.strip_prefix('{').is_some_and(is_count)
 }
 
-/// The text behind `+`, `*`, `?` or `{3}`.
-fn behind_repetition(text: &str) -> &str {
+/// The text after `+`, `*`, `?` or `{3}`.
+fn after_repetition(text: &str) -> &str {
     let rest = text.trim_start_matches(['+', '*', '?']);
     match rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
-        Some((count, behind))
+        Some((count, after))
             if count
                 .bytes()
                 .all(|byte| byte.is_ascii_digit() || byte == b',') =>
         {
-            behind
+            after
         }
         _ => rest,
     }

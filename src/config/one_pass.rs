@@ -3,7 +3,7 @@
 //! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
 //! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
 //! on purpose, because only errors of serde_yaml have a position: the list or map around the scalar catches the error
-//! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues behind it. An
+//! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
 //! alias leads to the position of the scalar that it names.
 //!
 //! An error costs more than a text. So a caller that knows which keys have scalars as values can have these read as
@@ -43,7 +43,7 @@ pub(super) fn documents(
         is_last_unchecked = node.is_err();
         documents.push(node.or_else(|error| source.scalar(error))?);
     }
-    // The document may have an error behind its only scalar. An earlier one has none, since an error ends the text.
+    // The document may have an error after its only scalar. An earlier one has none, since an error ends the text.
     if is_last_unchecked {
         let last = serde_yaml::Deserializer::from_str(text).nth(documents.len() - 1);
         let last = last.map(|last| last.deserialize_ignored_any(IgnoredAny));
@@ -115,9 +115,9 @@ impl<'t> YamlText<'t> {
     fn null_at(&self, offset: usize) -> YamlNode<'t> {
         let mut rest = &self.part[offset..];
         let mut text = &rest[..0];
-        while let Some(behind) = without_property(rest) {
-            text = &behind[..0];
-            rest = behind.trim_start_matches([' ', '\t']);
+        while let Some(after) = without_property(rest) {
+            text = &after[..0];
+            rest = after.trim_start_matches([' ', '\t']);
         }
         let word = word(rest);
         if NULLS.contains(&word) {
@@ -129,8 +129,8 @@ impl<'t> YamlText<'t> {
     /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
     fn value_at(&self, offset: usize) -> YamlNode<'t> {
         let mut rest = &self.part[offset..];
-        while let Some(behind) = without_property(rest) {
-            rest = behind.trim_start();
+        while let Some(after) = without_property(rest) {
+            rest = after.trim_start();
             while rest.starts_with('#') {
                 let end = rest.find(['\n', '\r']).unwrap_or(rest.len());
                 rest = rest[end..].trim_start();
@@ -148,7 +148,7 @@ impl<'t> YamlText<'t> {
     }
 }
 
-/// The rest of a text behind the tag or the anchor that it begins with.
+/// The rest of a text after the tag or the anchor that it begins with.
 fn without_property(text: &str) -> Option<&str> {
     let end = match text.chars().next()? {
         '&' => text[1..].find(|next: char| !(next.is_ascii_alphanumeric() || "-_".contains(next))),

@@ -44,7 +44,7 @@ impl OpenTokens {
                     is_start = true;
                 }
                 ',' if !tokens.brackets.is_empty() => is_start = true,
-                // Behind a word, a blank begins nothing but a comment; behind a colon, it begins a value.
+                // After a word, a blank begins nothing but a comment; after a colon, it begins a value.
                 ' ' | '\t' if !is_start => {
                     let before = text[..at].chars().next_back();
                     let begins_comment = rest.peek().is_some_and(|(_, next)| *next == '#');

@@ -41,7 +41,7 @@ pub(crate) fn parse_all(
 const MAX_OPEN_BRACKETS: usize = 256;
 
 /// Bytes read after the brackets: longer than any key, so that the parser sees the structure before them.
-const BEHIND_BRACKETS_BYTES: usize = 4096;
+const AFTER_BRACKETS_BYTES: usize = 4096;
 
 /// Refuses, in less time, a text that serde_yaml refuses as nested too deeply. serde_yaml checks the nesting after
 /// reading the whole document, and for that visits all open brackets again at each word: 100,000 brackets take it
@@ -60,7 +60,7 @@ pub(super) fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
             _ => continue,
         }
         if open > MAX_OPEN_BRACKETS {
-            let end = text.ceil_char_boundary(text.len().min(at + BEHIND_BRACKETS_BYTES));
+            let end = text.ceil_char_boundary(text.len().min(at + AFTER_BRACKETS_BYTES));
             return match documents(&text[..end], false) {
                 Err(error) if error.to_string().contains("recursion limit") => Err(error),
                 _ => Ok(()),

@@ -51,7 +51,7 @@ impl<'t> DocumentPieces<'t> {
                 return Some(Self { head, items });
             }
             if !matches!(first.trim_end().bytes().next(), None | Some(b'#')) {
-                // A key behind a question mark may be a map, and the list its value.
+                // A key after a question mark may be a map, and the list its value.
                 is_below_key = line.trim_end().ends_with(':') && !line.starts_with([' ', '?']);
             }
             at += line.len();

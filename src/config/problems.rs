@@ -78,7 +78,7 @@ impl Problems {
     }
 }
 
-/// The problem behind the `last` one of its file and level.
+/// The problem after the `last` one of its file and level.
 fn more(last: &Problem, count: usize) -> Problem {
     Problem {
         file: last.file.clone(),

@@ -52,7 +52,7 @@ fn template(text: &str, at: Option<Position>) -> Option<(Option<Position>, Fault
 fn general(problem: &str) -> Fault {
     match problem {
         // libyaml's text for a line that belongs to no node.
-        "did not find expected <document start>" => Fault::BehindDocument,
+        "did not find expected <document start>" => Fault::AfterDocument,
         "unknown anchor" => Fault::NeedsQuotes('*'),
         // Of a value with the tag `!!binary`; nothing else expects a type.
         _ if problem.contains("invalid type") => Fault::BadBinary,
@@ -74,7 +74,7 @@ fn unlocated(text: &str, message: &str, problem: &str) -> (Option<Position>, Fau
     (at, general(problem))
 }
 
-/// The position behind ` at line ` in a message.
+/// The position after ` at line ` in a message.
 fn position_in(context: &str) -> Option<Position> {
     let (_, mark) = context.split_once(" at line ")?;
     let (line, column) = mark.split_once(" column ")?;

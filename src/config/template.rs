@@ -135,12 +135,12 @@ fn variable(text: &str) -> Option<&str> {
     let name = rest.find(|next: char| !next.is_ascii_alphanumeric() && next != '_')?;
     let is_name =
         rest[..name].starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
-    let behind = &rest[name..];
+    let after = &rest[name..];
     let has_default = [":-", "-", ":?", "?", ":+"]
         .iter()
-        .any(|mark| behind.starts_with(mark));
-    let is_closed = behind.starts_with(close) || (close == '}' && has_default);
-    let mut near = behind.bytes().take(MAX_DEFAULT_BYTES);
+        .any(|mark| after.starts_with(mark));
+    let is_closed = after.starts_with(close) || (close == '}' && has_default);
+    let mut near = after.bytes().take(MAX_DEFAULT_BYTES);
     let end = near.position(|byte| char::from(byte) == close);
     let end = end.filter(|_| is_name && is_closed)?;
     // The opening has two bytes, the closing has one.

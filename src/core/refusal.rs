@@ -142,7 +142,7 @@ impl Template {
         let mut parts = Vec::new();
         let mut rest = text;
         let mut is_in_string = false;
-        while let Some((before, name, behind)) = next_placeholder(rest) {
+        while let Some((before, name, after)) = next_placeholder(rest) {
             is_in_string = ends_in_string(before, is_in_string);
             let known = Placeholder::ALL.into_iter();
             let placeholder = known.clone().find(|known| known.name() == name);
@@ -156,7 +156,7 @@ impl Template {
                 parts.push(BodyPart::Text(before.into()));
             }
             parts.push(BodyPart::Place(placeholder.ok_or(name)?, place));
-            rest = behind;
+            rest = after;
         }
         if !rest.is_empty() {
             parts.push(BodyPart::Text(rest.into()));
@@ -192,14 +192,14 @@ impl Template {
     }
 }
 
-/// The text before the next placeholder, its name, and the text behind it. Braces around anything but a name are text.
+/// The text before the next placeholder, its name, and the text after it. Braces around anything but a name are text.
 fn next_placeholder(text: &str) -> Option<(&str, &str, &str)> {
     let is_name = |next: char| next.is_ascii_lowercase() || next == '_';
     text.match_indices('{').find_map(|(at, _)| {
         let (before, rest) = (&text[..at], &text[at + 1..]);
         let end = rest.find(|next| !is_name(next))?;
-        let behind = rest[end..].strip_prefix('}')?;
-        (end > 0).then_some((before, &rest[..end], behind))
+        let after = rest[end..].strip_prefix('}')?;
+        (end > 0).then_some((before, &rest[..end], after))
     })
 }
 

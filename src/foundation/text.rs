@@ -117,7 +117,7 @@ impl<const N: usize> Text<N> {
     pub fn push_first<const M: usize>(&mut self, bytes: &[u8; M], count: usize) {
         let room = self.inline.get_mut(self.len..);
         match room.and_then(|room| room.first_chunk_mut()) {
-            // The next append overwrites the bytes behind the end.
+            // The next append overwrites the bytes after the end.
             Some(room) if count <= M => {
                 *room = *bytes;
                 self.len += count;

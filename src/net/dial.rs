@@ -26,12 +26,12 @@ pub(crate) enum DialError {
     #[error("expected http://HOST:PORT, https://HOST:PORT or unix:///PATH")]
     NoAddress,
     #[error(
-        "an @ stands behind the host; percent-encode /, ?, # and @ in a password as %2F, %3F, %23 and %40"
+        "an @ stands after the host; percent-encode /, ?, # and @ in a password as %2F, %3F, %23 and %40"
     )]
     LateAt,
     #[error("cannot connect")]
     Stream(#[source] io::Error),
-    #[error("a wildcard in a certificate must have at least two labels behind the star")]
+    #[error("a wildcard in a certificate must have at least two labels after the star")]
     ShortWildcard(#[source] io::Error),
     #[error("the certificate of the server cannot be accepted: {0}")]
     Unacceptable(&'static str, #[source] io::Error),
@@ -113,8 +113,8 @@ impl Dial {
     /// If the address or a file cannot be used.
     pub(crate) fn new(options: &Options<'_>) -> Result<Self, DialError> {
         let (_, rest) = options.server.split_once("://").unwrap_or_default();
-        let behind_host = rest.split_once(['/', '?', '#']);
-        if behind_host.is_some_and(|(_, path)| path.contains('@')) && !is_socket(options.server) {
+        let after_host = rest.split_once(['/', '?', '#']);
+        if after_host.is_some_and(|(_, path)| path.contains('@')) && !is_socket(options.server) {
             return Err(DialError::LateAt);
         }
         let (endpoint, is_https) = endpoint(options.server).ok_or(DialError::NoAddress)?;

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_never_goes_on_behind_one_that_was_cut_off() {
+    fn a_line_never_goes_on_after_one_that_was_cut_off() {
         check(&[(99, "one\n"), (99, "two\n")], "one\ntwo\n");
         check(&[(0, "one\n"), (99, "two\n")], "two\n");
         check(

@@ -231,19 +231,18 @@ fn given(text: Option<&str>) -> Option<String> {
 
 /// A URL without the part before its host, which can contain a password.
 fn shown(url: &str) -> String {
-    let (scheme, behind) = url.split_once("://").unwrap_or(("", url));
-    match behind.rfind('@') {
-        Some(at) => format!("{scheme}://…{}", &behind[at..]),
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    match rest.rfind('@') {
+        Some(at) => format!("{scheme}://…{}", &rest[at..]),
         None => url.to_owned(),
     }
 }
 
 /// The part of a URL after its host.
 fn path_of(url: &str) -> String {
-    let behind = url.split_once("://").map_or(url, |(_, behind)| behind);
-    behind
-        .find('/')
-        .map_or_else(String::new, |at| behind[at..].to_owned())
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.find('/')
+        .map_or_else(String::new, |at| rest[at..].to_owned())
 }
 
 /// `k=v,k=v`, with percent-encoded bytes (W3C Baggage, as in OpenTelemetry).
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_what_stands_behind_the_host() {
+    fn paths_are_what_stands_after_the_host() {
         assert_eq!(path_of("http://h:1"), "");
         assert_eq!(path_of("http://h:1/a/b"), "/a/b");
         assert_eq!(path_of("h/x"), "/x");

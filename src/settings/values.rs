@@ -194,11 +194,11 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         let end_of_number = rest
             .find(|next: char| !next.is_ascii_digit() && next != '.')
             .ok_or_else(bad)?;
-        let (number, behind) = rest.split_at(end_of_number);
-        let end_of_unit = behind
+        let (number, after) = rest.split_at(end_of_number);
+        let end_of_unit = after
             .find(|next: char| next.is_ascii_digit() || next == '.')
-            .unwrap_or(behind.len());
-        let (unit, behind) = behind.split_at(end_of_unit);
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(end_of_unit);
         let unit_secs = match unit {
             "ns" => 1e-9,
             "us" | "µs" | "μs" => 1e-6,
@@ -211,7 +211,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         let number: f64 = number.parse().map_err(|_| bad())?;
         let part = Duration::try_from_secs_f64(number * unit_secs).map_err(|_| too_long())?;
         total = total.saturating_add(part);
-        rest = behind;
+        rest = after;
     }
     if total > LONGEST {
         return Err(too_long());

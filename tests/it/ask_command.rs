@@ -110,11 +110,11 @@ fn each_cause_of_no_limit_is_told_apart() {
         ),
         (
             &["few=x,user=y"],
-            "the rules end at entry 1; leave out the entries behind it, or add rules below",
+            "the rules end at entry 1; leave out the entries after it, or add rules below",
         ),
         (
             &["path=x"],
-            "the limits are deeper; the descriptor needs more entries behind entry 1",
+            "the limits are deeper; the descriptor needs more entries after entry 1",
         ),
         (&["bare=x"], "the rule has no limit"),
         (&["free=x"], "the rule is `unlimited`"),

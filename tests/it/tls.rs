@@ -215,7 +215,7 @@ fn ask_names_the_rule_of_wildcards_that_it_refuses_a_server_by() {
         "few=x",
     ]));
     let error = String::from_utf8(output.stderr).unwrap();
-    let expected = "a wildcard in a certificate must have at least two labels behind the star";
+    let expected = "a wildcard in a certificate must have at least two labels after the star";
     assert!(error.contains(expected), "{error}");
 }
 

@@ -113,7 +113,7 @@ fn a_wildcard_with_one_label_is_refused_by_its_rule() {
         .start();
     server
         .log()
-        .with("a wildcard must have at least two labels behind the star; ");
+        .with("a wildcard must have at least two labels after the star; ");
 }
 
 #[test]

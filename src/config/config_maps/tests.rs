@@ -40,7 +40,7 @@ fn config_map(data: &str) -> String {
     format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: rules\ndata:\n  {data}\n")
 }
 
-/// `text` behind `header`, as a block with this indentation.
+/// `text` after `header`, as a block with this indentation.
 fn block(header: &str, indent: usize, text: &str) -> String {
     let lines = text.lines().map(|line| format!("\n{:indent$}{line}", ""));
     format!("{header}{}", lines.collect::<String>())

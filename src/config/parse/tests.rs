@@ -145,9 +145,9 @@ fn all_documents_are_read_but_empty_ones() {
     assert_eq!(parse_all("---\n---\n", is_scalar).unwrap().len(), 1);
 }
 
-/// Nothing behind the first document is ignored.
+/// Nothing after the first document is ignored.
 #[test]
-fn text_behind_a_document_is_an_error_with_its_place() {
+fn text_after_a_document_is_an_error_with_its_place() {
     for (text, line) in [
         ("a: 1\n---\n}{", 3),
         (" a: 1\nb: 2\n", 2),
@@ -292,7 +292,7 @@ fn numbers_booleans_and_nulls_have_a_position_wherever_they_stand() {
 }
 
 #[test]
-fn a_scalar_with_an_error_behind_it_is_an_error() {
+fn a_scalar_with_an_error_after_it_is_an_error() {
     assert!(parse_any("5 # five\n@").is_err());
     assert!(parse_any("null: ]").is_err());
 }

@@ -141,7 +141,7 @@ fn a_line_without_its_colon_is_named() {
         ),
         (
             "domain: d\ndescriptors:\n  - key:a\n    rate_limits: [5/s]\n",
-            "3:5: `key:a` has no blank behind its colon; write `key: a`",
+            "3:5: `key:a` has no blank after its colon; write `key: a`",
         ),
         (
             "domain: d\ndescriptors:\n  - key: a\n    rate_limit:\n      unit second\n      requests_per_unit: 3\n",

@@ -173,7 +173,7 @@ fn a_mistake_in_a_body_is_told_with_its_fix() {
         (
             "refusal: {body: 'of {remote_address}'}\nrate_limits: [5/day]",
             "4:22: d.k: unknown placeholder {remote_address} ({limit}, {rate}, {requests}, {period}, {retry_after}, \
-             {reset_after} or {status}; for the text itself, write a blank behind its brace)",
+             {reset_after} or {status}; for the text itself, write a blank after its brace)",
         ),
         (
             "refusal: {body: 'no', content_type: image/png}\nrate_limits: [5/day]",
@@ -219,7 +219,7 @@ fn a_mistake_in_a_body_is_told_with_its_fix() {
     check(&[(
         "domain: d\nrefusal: {body: '{x}'}\ndescriptors: [{key: k, rate_limits: [5/day]}]\n",
         "2:18: d: unknown placeholder {x} ({limit}, {rate}, {requests}, {period}, {retry_after}, {reset_after} or \
-         {status}; for the text itself, write a blank behind its brace)",
+         {status}; for the text itself, write a blank after its brace)",
     )]);
     let long = format!(
         "domain: d\nrefusal: {{body: '{}'}}\ndescriptors: [{{key: k, rate_limits: [5/day]}}]\n",

@@ -119,7 +119,7 @@ fn hint(failure: &TlsFailure, tls: &ControlPlaneTls) -> String {
         }
         (TlsFailure::OtherName { has_short_wildcard }, _) => {
             let rule = if *has_short_wildcard {
-                "a wildcard must have at least two labels behind the star; "
+                "a wildcard must have at least two labels after the star; "
             } else {
                 ""
             };

@@ -51,11 +51,11 @@ impl SlidingWindow {
 impl SlidingLog {
     /// Adds hits of the moment `then`, before later ones.
     pub(super) fn insert(&mut self, hits: u64, then: u64) {
-        let behind = self.entries.partition_point(|(at, _)| *at <= then);
+        let after = self.entries.partition_point(|(at, _)| *at <= then);
         self.total = self.total.saturating_add(hits);
-        match behind.checked_sub(1).map(|last| &mut self.entries[last]) {
+        match after.checked_sub(1).map(|last| &mut self.entries[last]) {
             Some((at, count)) if *at == then => *count = count.saturating_add(hits),
-            _ => self.entries.insert(behind, (then, hits)),
+            _ => self.entries.insert(after, (then, hits)),
         }
     }
 

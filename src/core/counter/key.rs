@@ -4,11 +4,11 @@
 //!
 //! ```text
 //! {4:shop14:remote_address9:127.0.0.1}60@29920500
-//!  ^ domain and entries, each behind   ^  ^ number of the window since the epoch
+//!  ^ domain and entries, each after    ^  ^ number of the window since the epoch
 //!    its length                        length of the period in seconds
 //! ```
 //!
-//! A calendar limit has its unit in front, and the start of the window in seconds behind `@`:
+//! A calendar limit has its unit in front, and the start of the window in seconds after `@`:
 //! `{…}month@1795219200`. Other algorithms use one key per counter for all time: a letter for the
 //! algorithm, then the period: `{…}l60`. So after a reload no algorithm reads the state of another.
 //!

@@ -38,7 +38,7 @@ pub(crate) struct NamedEntry<'k> {
     pub(crate) is_shared: bool,
 }
 
-/// The part of a key behind its descriptor.
+/// The part of a key after its descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NamedCounting {
     Fixed {
@@ -110,16 +110,16 @@ fn text<'k>(rest: &mut &'k [u8]) -> Option<(&'k [u8], bool)> {
         b'*' => true,
         _ => return None,
     };
-    let (text, behind) = texts.split_at_checked(length)?;
-    *rest = behind;
+    let (text, after) = texts.split_at_checked(length)?;
+    *rest = after;
     Some((text, is_shared))
 }
 
 /// Takes a decimal number off `rest`.
 fn number(rest: &mut &[u8]) -> Option<u64> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let (number, behind) = rest.split_at(digits);
-    *rest = behind;
+    let (number, after) = rest.split_at(digits);
+    *rest = after;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 

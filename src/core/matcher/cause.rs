@@ -94,12 +94,12 @@ impl fmt::Display for NoLimit<'_> {
             }
             Cause::TooManyEntries => write!(
                 f,
-                "the rules end at entry {matched}; leave out the entries behind it, or add rules below"
+                "the rules end at entry {matched}; leave out the entries after it, or add rules below"
             ),
             Cause::TooFewEntries if matched == 0 => f.write_str("the descriptor is empty"),
             Cause::TooFewEntries => write!(
                 f,
-                "the limits are deeper; the descriptor needs more entries behind entry {matched}"
+                "the limits are deeper; the descriptor needs more entries after entry {matched}"
             ),
             Cause::WithoutLimit => f.write_str("the rule has no limit"),
             Cause::Unlimited => f.write_str("the rule is `unlimited`"),

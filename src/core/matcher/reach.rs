@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_hides_those_behind_it_that_match_no_more() {
+    fn a_wildcard_hides_those_after_it_that_match_no_more() {
         for (siblings, expected) in [
             (&["k=a*", "k=ab*"][..], Some("k=a*")),
             (&["k=*b", "k=ab"], None),

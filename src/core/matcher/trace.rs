@@ -57,7 +57,7 @@ pub(crate) enum Dismissal {
     Hidden {
         chosen: MatchForm,
         own: MatchForm,
-        /// Whether the entries behind would reach a limit from this node. Matching never goes back.
+        /// Whether the later entries would reach a limit from this node. Matching never goes back.
         would_reach: bool,
     },
     /// It has the key of the entry, and another value.
@@ -206,7 +206,7 @@ impl<'a> Trace<'a> {
         }
     }
 
-    /// The rule with a limit to which the entries behind that of this index would lead from `node`.
+    /// The rule with a limit to which the entries after the one of this index would lead from `node`.
     pub(super) fn reached(&self, node: NodeId, index: usize) -> Option<&'a Rule> {
         let entries = &self.entries[index + 1..];
         let way = self.matcher.way(node, entries);

@@ -1,6 +1,6 @@
 //! The wildcards of one level: finds the first that an entry matches, without trying them all.
 //!
-//! The texts before the first `*` of a pattern and behind its last one have to occur literally. Patterns
+//! The texts before the first `*` of a pattern and after its last one have to occur literally. Patterns
 //! without other texts are therefore indexed by the lengths of these two, their shape, and by a hash of their bytes.
 //! An entry is looked up once per shape: rule files have few shapes, however many patterns. Patterns with
 //! further texts between their stars are found by these.
@@ -289,7 +289,7 @@ impl Pattern {
     }
 
     /// Whether all of `text` matches. The pieces between two `*` are matched at their first occurrence,
-    /// which leaves the most text for the pieces behind them; no two pieces may share a byte.
+    /// which leaves the most text for the pieces after them; no two pieces may share a byte.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
         let Some(room) = self.room(text) else {
             return false;
@@ -357,7 +357,7 @@ mod tests {
         }
     }
 
-    /// A wildcard of the joined text, or one of the value behind its `k_`.
+    /// A wildcard of the joined text, or one of the value after its `k_`.
     fn wildcard(pattern: &str, is_joined: bool) -> Wildcard {
         let value = pattern.strip_prefix("k_").unwrap_or(pattern);
         if is_joined {

@@ -19,7 +19,7 @@ pub(crate) enum TlsFailure {
     Untrusted,
     /// The certificate of the peer is for other names.
     OtherName {
-        /// Whether one of them is a wildcard that would fit, but has only one label behind the star.
+        /// Whether one of them is a wildcard that would fit, but has only one label after the star.
         has_short_wildcard: bool,
     },
     /// The certificate of the peer cannot be accepted, for this reason.

@@ -184,7 +184,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }
         let (method, in_flight) = (self.method.clone(), in_flight.clone());
         let held = HeldBytes::new(account, CALL_BYTES + message.len());
-        // Captured one by one, they would be laid out behind the future that is awaited if its size is a multiple of
+        // Captured one by one, they would be laid out after the future that is awaited if its size is a multiple of
         // theirs, and the compiler would copy both: see `CallFuture::waiting`.
         let call = (start, message);
         let place = Box::new_uninit();

@@ -162,7 +162,7 @@ fn families(shard: &Shard, wanted: &Wanted<'_>, from: u64) -> (usize, Vec<Box<[u
     (all, keys, next)
 }
 
-/// The part of a key behind its family.
+/// The part of a key after its family.
 fn own(rest: &KeyRest) -> &[u8] {
     let length = usize::from(rest[0]).min(rest.len() - 1);
     &rest[rest.len() - length..]

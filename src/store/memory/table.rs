@@ -97,7 +97,7 @@ impl Table {
         self.numbers.insert_unique(name_hash, number, rehash);
     }
 
-    /// The families of up to `most` numbers from `number` on, and whether there are numbers behind. A number without a
+    /// The families of up to `most` numbers from `number` on, and whether there are later ones. A number without a
     /// family has one without counters.
     pub(super) fn numbered(
         &self,

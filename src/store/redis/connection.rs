@@ -212,7 +212,7 @@ struct Inbox {
     bytes: BytesMut,
     /// Where the next value begins, or the rest of a line.
     at: usize,
-    /// The bytes behind `at` that have no line break.
+    /// The bytes after `at` that have no line break.
     seen: usize,
     /// How many values are missing from each list that has begun, the outermost first.
     missing: SmallVec<[usize; MAX_DEPTH]>,

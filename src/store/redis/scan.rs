@@ -58,8 +58,8 @@ impl ScanCursor {
         format!("{}.{}.{}", self.node, self.prefix, self.scan)
     }
 
-    /// The cursor behind a reply that ended with `scan`; 0 ends the keys of this prefix on this server.
-    fn behind(self, scan: u64, prefixes: usize) -> Self {
+    /// The cursor after a reply that ended with `scan`; 0 ends the keys of this prefix on this server.
+    fn after(self, scan: u64, prefixes: usize) -> Self {
         match (scan, self.prefix + 1 < prefixes) {
             (0, true) => Self {
                 prefix: self.prefix + 1,
@@ -110,7 +110,7 @@ impl Servers {
             let own = |key: &Vec<u8>| key.strip_prefix(key_prefix).map(Into::into);
             keys.extend(found.iter().filter_map(own));
             link = Some((at.node, connection));
-            at = at.behind(scan, prefixes.len());
+            at = at.after(scan, prefixes.len());
         }
         keys.sort();
         keys.dedup();
@@ -179,9 +179,9 @@ mod tests {
         let at = ScanCursor::parse("0.0.17").unwrap();
         let texts =
             |cursors: &[ScanCursor]| cursors.iter().map(|one| one.text()).collect::<Vec<_>>();
-        let next = at.behind(u64::MAX, 2);
-        let second = next.behind(0, 2);
-        let last = second.behind(0, 2);
+        let next = at.after(u64::MAX, 2);
+        let second = next.after(0, 2);
+        let last = second.after(0, 2);
         let expected = ["0.0.18446744073709551615", "0.1.0", "1.0.0"];
         assert_eq!(texts(&[next, second, last]), expected);
         for text in ["", "0", "0.0", "0.0.0.0", "x.0.0", "0.0.-1"] {

@@ -104,7 +104,7 @@ fn a_wrong_depth_is_a_cause() {
         Some((
             Cause::TooManyEntries,
             1,
-            "the rules end at entry 1; leave out the entries behind it, or add rules below",
+            "the rules end at entry 1; leave out the entries after it, or add rules below",
         )),
     );
     check(
@@ -113,7 +113,7 @@ fn a_wrong_depth_is_a_cause() {
         Some((
             Cause::TooFewEntries,
             1,
-            "the limits are deeper; the descriptor needs more entries behind entry 1",
+            "the limits are deeper; the descriptor needs more entries after entry 1",
         )),
     );
     check(
@@ -358,7 +358,7 @@ fn a_similar_value_is_named_or_the_first_rule_of_the_key() {
 }
 
 #[test]
-fn entries_behind_the_rules_are_too_many() {
+fn entries_after_the_rules_are_too_many() {
     let pairs = [("a", "1"), ("b", "2"), ("c", "3")];
     check_advice(
         &[(&["a"], LIMITED)],

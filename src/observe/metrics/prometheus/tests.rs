@@ -513,19 +513,19 @@ fn read(line: &str) -> Line {
     let (name, mut rest) = line.split_at(name_end);
     assert!(is_name(name), "{name}");
     let mut labels = BTreeMap::new();
-    if let Some(behind) = rest.strip_prefix('{') {
-        rest = behind;
+    if let Some(after) = rest.strip_prefix('{') {
+        rest = after;
         loop {
-            let (label, behind) = rest.split_once("=\"").expect("a label has a value");
+            let (label, after) = rest.split_once("=\"").expect("a label has a value");
             assert!(is_label(label), "{label}");
-            let (value, behind) = read_value(behind);
+            let (value, after) = read_value(after);
             assert!(
                 labels.insert(label.to_owned(), value).is_none(),
                 "{label} twice"
             );
-            rest = behind;
+            rest = after;
             match rest.strip_prefix(',') {
-                Some(behind) => rest = behind,
+                Some(after) => rest = after,
                 None => break,
             }
         }

@@ -186,7 +186,7 @@ fn nothing_in_a_name_or_a_tag_starts_a_line_or_a_field() {
 }
 
 #[test]
-fn dogstatsd_has_tags_behind_the_value() {
+fn dogstatsd_has_tags_after_the_value() {
     check(
         Flusher::new(
             &Dialect::DogStatsd(Vec::new()),

@@ -142,7 +142,7 @@ export async function ask(path, body, token) {
   return reply.json();
 }
 
-/** Behind the number of hits that are left: more than the limit pass after a grant. */
+/** The words after the number of hits that are left: a grant lets more hits pass than the limit. */
 export const passing = (beyondLimit) => (beyondLimit > 0 ? "pass until the window ends" : "left");
 
 /** A cell of a table with a number. If it has `beyondLimit`, more hits pass than the limit allows. */

@@ -200,10 +200,10 @@ fn parse(field: &str) -> Vec<Item> {
             let (key, value) = parameter.split_once('=').unwrap();
             assert!(key.bytes().all(|byte| byte.is_ascii_lowercase()), "{field}");
             let end = value.find(|next: char| !next.is_ascii_digit());
-            let (number, behind) = value.split_at(end.unwrap_or(value.len()));
+            let (number, after) = value.split_at(end.unwrap_or(value.len()));
             assert!((1..=15).contains(&number.len()), "{field}");
             parameters.push((key.to_owned(), number.parse().unwrap()));
-            rest = behind;
+            rest = after;
         }
         items.push((name, parameters));
         if rest.is_empty() {

@@ -1,7 +1,7 @@
 //! EXPIRE commands that are owed: for keys that may have been left without a time to live.
 //!
 //! A batch that fails may have been carried out in part: up to an increment that created its key, and not as far as the
-//! EXPIRE behind it. A failover may cut the last commands of a batch that had its replies. No later request may name
+//! EXPIRE after it. A failover may cut the last commands of a batch that had its replies. No later request may name
 //! these keys, so batchers leave the commands here, and the probe of the node sends them once the node is well.
 
 use std::{mem, sync::Mutex, time::Duration};

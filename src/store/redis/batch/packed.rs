@@ -1,4 +1,4 @@
-//! Commands in wire format, one behind the other.
+//! Commands in wire format, one after the other.
 
 /// Commands, any of which can be copied out and sent again.
 #[derive(Clone, Debug, Default)]
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_lists_of_words_behind_their_lengths() {
+    fn commands_are_lists_of_words_after_their_lengths() {
         let mut packed = PackedCommands::one(&[b"GET", b""]);
         packed
             .command(3)

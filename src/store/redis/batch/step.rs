@@ -128,7 +128,7 @@ pub(crate) fn write_fields(
     };
 }
 
-/// Writes how long ago the hits of all increments came, behind the fields of the last one.
+/// Writes how long ago the hits of all increments came, after the fields of the last one.
 pub(crate) fn write_age(script: &mut CommandWriter<'_>, age_millis: u64) {
     if age_millis > 0 {
         script.number(age_millis);

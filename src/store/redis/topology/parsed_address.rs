@@ -78,7 +78,7 @@ impl ParsedAddress {
         };
         let rest = in_one_list(scheme, rest)?;
         // Hosts have no `@`, and passwords may.
-        let (credentials, behind) = rest.rsplit_once('@').unwrap_or(("", &rest));
+        let (credentials, after) = rest.rsplit_once('@').unwrap_or(("", &rest));
         if let Some((_, inner)) = credentials.split_once('@')
             && inner.contains(',')
         {
@@ -86,17 +86,17 @@ impl ParsedAddress {
         }
         if has_parameter(credentials) {
             return Err(bad(
-                "an @ stands behind the ?; percent-encode ? and @ in a password as %3F and %40",
+                "an @ stands after the ?; percent-encode ? and @ in a password as %3F and %40",
             ));
         }
-        let (location, query) = before_query(behind)?;
+        let (location, query) = before_query(after)?;
         let (hosts, path) = location.split_once('/').unwrap_or((location, ""));
         let (master, database) = match kind {
             Some(TopologyKind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
             _ => ("", path),
         };
         if kind == Some(TopologyKind::Sentinel) && master.is_empty() {
-            return Err(bad("the master's name is missing behind the sentinels"));
+            return Err(bad("the master's name is missing after the sentinels"));
         }
         Self {
             login: login(credentials, database, query, false)?,
@@ -146,11 +146,11 @@ impl ParsedAddress {
         .checked()
     }
 
-    /// Parses the path of a socket, with credentials before it or behind it.
+    /// Parses the path of a socket, with credentials before it or after it.
     fn of_socket(text: &str) -> Result<Self, BadUrl> {
-        let (credentials, behind) = match text.split_once('@') {
+        let (credentials, rest) = match text.split_once('@') {
             _ if text.starts_with('/') => ("", text),
-            Some((_, behind)) if behind.contains('@') => {
+            Some((_, rest)) if rest.contains('@') => {
                 return Err(bad(
                     "there is more than one @; percent-encode those in a password or a path as %40",
                 ));
@@ -158,7 +158,7 @@ impl ParsedAddress {
             Some((credentials, path)) if path.starts_with('/') => (credentials, path),
             _ => return Err(bad("the path of a socket does not begin with /")),
         };
-        let (path, query) = before_query(behind)?;
+        let (path, query) = before_query(rest)?;
         let path: Vec<u8> = percent_decode(path.as_bytes()).collect();
         Ok(Self {
             kind: TopologyKind::Single,
@@ -226,10 +226,10 @@ fn in_one_list(scheme: &str, rest: &str) -> Result<String, BadUrl> {
     Ok(list)
 }
 
-/// Whether a text that should be credentials has `?name=`: the `@` behind it may belong to a value.
+/// Whether a text that should be credentials has `?name=`: the `@` after it may belong to a value.
 fn has_parameter(credentials: &str) -> bool {
-    let behind = credentials.split(['?', '&']).skip(1);
-    let mut names = behind.filter_map(|text| text.split_once('='));
+    let parameters = credentials.split(['?', '&']).skip(1);
+    let mut names = parameters.filter_map(|text| text.split_once('='));
     let is_name = |name: &str| {
         name.bytes()
             .all(|byte| byte.is_ascii_alphabetic() || byte == b'_')
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_credentials_before_or_behind_its_path() {
+    fn a_socket_has_credentials_before_or_after_its_path() {
         for url in [
             "unix://u:p%40/q@/run/user%401/x",
             "unix:///run/user@1/x?user=u&pass=p@/q",

@@ -113,7 +113,7 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16(hash_tag(key)) % SLOTS
 }
 
-/// The bytes between the first `{` and the first `}` behind it, or the whole key if there are none. It
+/// The bytes between the first `{` and the first `}` after it, or the whole key if there are none. It
 /// scans as Redis does: the first `}` may be one of a value or of the prefix, and not the end of the
 /// descriptor's part.
 fn hash_tag(key: &[u8]) -> &[u8] {

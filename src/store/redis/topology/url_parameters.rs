@@ -1,4 +1,4 @@
-//! The parameters behind the `?` of an address.
+//! The parameters after the `?` of an address.
 //!
 //! Other clients of Redis know many. Those that are not honoured are refused by name, with the setting that means the
 //! same.
@@ -123,7 +123,7 @@ impl UrlParameters {
 }
 
 const UNKNOWN: &str =
-    "a parameter behind the ? is not known; percent-encode ? and & in a password as %3F and %26";
+    "a parameter after the ? is not known; percent-encode ? and & in a password as %3F and %26";
 
 /// Why the parameter `name` is refused.
 pub(crate) fn refusal(name: &str) -> String {
