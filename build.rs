@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Sets the constants of `src/foundation/build.rs`.
 ///
-/// The commit comes from a variable only: a look into `.git` would build everything anew with each commit, would find
+/// The commit comes from a variable only: a look into `.git` would build everything again with each commit, would find
 /// a foreign repository around an unpacked archive, and would make equal sources differ.
 #[expect(
     clippy::disallowed_methods,

@@ -330,8 +330,8 @@ pub enum Fault {
     )]
     NameTwice { name: String, first: String },
     #[error(
-        "`ttl` is {0}: each end of a request that is not heard of takes a slot for so long; a ttl near the longest \
-             request is best"
+        "`ttl` is {0}: each end of a request that is not heard of takes a slot for that long; a ttl near the \
+             longest request is best"
     )]
     LongTtl(String),
     #[error("{text} is an octal number and means {value}; write {fix}")]

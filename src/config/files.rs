@@ -25,7 +25,7 @@ pub struct Loaded {
     pub load_bytes: usize,
 }
 
-/// A load takes at most about so many bytes of memory for a byte of rules, measured with one rule a line.
+/// A load takes at most about this many bytes of memory for a byte of rules, measured with one rule a line.
 const BYTES_PER_BYTE: usize = 32;
 
 /// The bytes of `text` without comments of whole lines and without the space around lines.

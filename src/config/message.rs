@@ -45,7 +45,7 @@ pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.Ra
 /// Bound on the characters of an unknown name or type that errors repeat.
 const MAX_SHOWN: usize = 256;
 
-/// A load takes at most about so many bytes of memory for a byte of a resource, measured with short rules.
+/// A load takes at most about this many bytes of memory for a byte of a resource, measured with short rules.
 const BYTES_PER_BYTE: usize = 64;
 
 /// All rules of a control plane, as it sent them.

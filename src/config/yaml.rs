@@ -72,8 +72,8 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     roots.into_iter().filter_map(read).collect()
 }
 
-/// In a text longer than this, rules have at most one bracket, comma or line of a character or two in so many bytes. A
-/// tree of more would take a hundred times the memory of the text.
+/// In a text longer than this, rules have at most one bracket, comma or line of a character or two in this many bytes.
+/// A tree of more would take a hundred times the memory of the text.
 const DENSE_BYTES: usize = 64 << 10;
 const BYTES_PER_MARK: usize = 4;
 

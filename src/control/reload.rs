@@ -48,7 +48,7 @@ impl Intake {
         }
     }
 
-    /// Whether there is memory for a load that takes about so many bytes.
+    /// Whether there is memory for a load that takes about `load_bytes`.
     ///
     /// # Errors
     ///

@@ -17,7 +17,7 @@ pub(crate) struct RuleMemory {
 }
 
 impl RuleMemory {
-    /// Whether there is room for a load that takes about so many bytes.
+    /// Whether there is room for a load that takes about `load_bytes`.
     ///
     /// # Errors
     ///

@@ -354,7 +354,7 @@ impl SlidingWindow {
         self.current = self.current.saturating_sub(back);
     }
 
-    /// How many hits leave if it is to hold as many fewer as `spec` takes off: those of the older window count in part.
+    /// How many hits leave if it is to hold fewer by the hits of `spec`: those of the older window count in part.
     fn counted_whole(&self, spec: &IncrementSpec, now: u64) -> u64 {
         let kept = self.held(spec, now).saturating_sub(spec.hits);
         if spec.hits <= self.current {

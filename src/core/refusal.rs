@@ -22,7 +22,7 @@ pub struct RuleRefusal {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RefusalBody {
-    /// Written anew for each refusal (RFC 9457).
+    /// Written for each refusal (RFC 9457).
     Problem,
     Template(Template),
 }

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_began_anew_counts_from_nothing() {
+    fn a_timer_that_began_again_counts_from_nothing() {
         let (mut old, mut new) = (TimerValues::default(), TimerValues::default());
         old.observe(5);
         old.observe(5);

@@ -10,9 +10,9 @@
 //! bits. This keeps the lengths of the frame, of the string and of the entry in the dynamic table, so both sides keep
 //! equal tables, and later calls that refer to the entry are valid too. All other frames are skipped by their length.
 //!
-//! A Huffman code can be longer than its text; that of `^` is. No valid text has a code so long, so the replacement is
-//! then written without one. The string and its frame become shorter, but the entry, whose size counts characters, does
-//! not.
+//! A Huffman code can be longer than its text; that of `^` is. No valid text has a code that long, so the replacement
+//! is then written without one. The string and its frame become shorter, but the entry, whose size counts characters,
+//! does not.
 //!
 //! Only an empty text cannot be repaired: an authority has at least one character, so the entry would become longer.
 

@@ -17,11 +17,11 @@ use crate::{
     foundation::{generations::Generations, lock::lock, random},
 };
 
-/// So many of the latest settlements are remembered, or twice as many: those of 30 seconds, if there are 270 in each.
-/// A call that Envoy repeats comes sooner.
+/// This many of the latest settlements are remembered, or up to twice as many: those of 30 seconds, if there are 270 in
+/// each. A call that Envoy repeats comes sooner.
 const REMEMBERED: usize = 8_192;
 
-/// So many counters are remembered that were reset lately, or twice as many.
+/// This many counters that were reset lately are remembered, or up to twice as many.
 const RESETS: usize = 1_024;
 
 /// Makes tokens, and remembers which were settled lately. All workers share it.

@@ -146,7 +146,7 @@ mod tests {
 
     const START: u64 = 1_795_230_000;
 
-    /// Replicas of one store, and the numbers they see when all look so many seconds after a window
+    /// Replicas of one store, and the numbers they see when all look this many seconds after a window
     /// began. A replica that is not in the list does not run.
     struct Course {
         store: Arc<MemoryStore>,

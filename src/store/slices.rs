@@ -176,7 +176,7 @@ impl HeldSlice {
     }
 }
 
-/// Increments of these counters by so many hits. None of them is answered without the store.
+/// Increments of these counters by `hits`. None of them is answered without the store.
 fn increments<'c>(
     counters: impl Iterator<Item = Increment<'c>>,
     operation: Operation,
@@ -198,7 +198,7 @@ fn increments<'c>(
 }
 
 impl SliceTables {
-    /// Takes over the number of replicas, each with so many workers.
+    /// Takes over the number of replicas, each with this many workers.
     pub(crate) fn set_holders(&self, replicas: u32, workers: usize) {
         let workers = u64::try_from(workers).unwrap_or(1);
         self.holders

@@ -167,8 +167,8 @@ fn a_mistake_in_slots_is_told_with_its_fix() {
         ),
         (
             "rate_limit: {algorithm: concurrency, requests_per_unit: 5, ttl: 2h}",
-            "4:69: d.k: warning: `ttl` is 2h: each end of a request that is not heard of takes a slot for so long; a \
-             ttl near the longest request is best",
+            "4:69: d.k: warning: `ttl` is 2h: each end of a request that is not heard of takes a slot for that long; \
+             a ttl near the longest request is best",
         ),
     ]);
 }

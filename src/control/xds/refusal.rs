@@ -1,4 +1,4 @@
-//! The texts of a refusal. A push of thousands of rules can have as many errors, so each text is bounded.
+//! The texts of a refusal. A push of thousands of rules can have an error in each, so each text is bounded.
 
 use std::fmt::Write as _;
 

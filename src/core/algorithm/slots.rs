@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::core::counter::{CounterKind, IncrementSpec};
 
-/// A caller of a full counter is to come back after so many milliseconds, or when the oldest slot leaves: most slots
+/// A caller of a full counter is to come back after this many milliseconds, or when the oldest slot leaves: most slots
 /// are freed by their requests and not by time.
 pub(super) const LONGEST_RETRY_MILLIS: u64 = 1_000;
 
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_whose_time_is_over_takes_slots_anew() {
+    fn a_lease_whose_time_is_over_takes_slots_again() {
         let mut state = slots();
         for (passed, hits) in [(0, 2), (TTL, 1)] {
             state.charge(&spec(1, hits), START + passed);

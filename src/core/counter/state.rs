@@ -32,7 +32,7 @@ pub struct CounterState {
 pub struct ResetTimes {
     /// Milliseconds until it is empty; 0 if it is.
     pub resets_in: u64,
-    /// Milliseconds until as many hits would pass: 0 if they would now, `None` if they never will.
+    /// Milliseconds until the same hits would pass: 0 if they would now, `None` if they never will.
     pub retry_in: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ impl From<u64> for CounterState {
 }
 
 impl CounterState {
-    /// The state of a counter that holds `count` hits, or owes as many if that is negative.
+    /// The state of a counter that holds `count` hits, or owes that many if it is negative.
     pub fn of(count: i64) -> Self {
         Self::from(0).with_count(count)
     }

@@ -90,7 +90,7 @@ fn a_counter_that_owes_hits_has_room_for_more_than_its_limit() {
     };
     check_owing(50, CounterState::of(-40), Code::Ok, Some(0));
     check_owing(50, refused(-40), Code::Ok, Some(0));
-    // The next minute has no room for as many.
+    // The next minute has no room for that many.
     check_owing(51, refused(-40), Code::OverLimit, None);
     check_owing(9, refused(2), Code::OverLimit, Some(20));
     // Another limit refused these, for which this one has room.
@@ -387,7 +387,7 @@ proptest! {
 #[track_caller]
 fn check_retry(requests_per_unit: u64, times: usize, retry_secs: Option<u64>) {
     let rules = Rules::default().limits("k", &[limit(requests_per_unit, Unit::Minute)]);
-    // The counters held as many hits before.
+    // The counters held `times` hits before.
     let counts: Vec<_> = (1..=times as u64)
         .map(|count| count + times as u64)
         .collect();

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::core::{kind::CounterKind, limit::Limit, request::Hits, window::Timestamp};
 
-/// The clocks of replicas that share a bucket may differ by so much.
+/// The clocks of replicas that share a bucket may differ by this much.
 const SKEW: Duration = Duration::from_millis(10);
 
-/// A token may come from a clock that is ahead by so much.
+/// A token may come from a clock that is ahead by this much.
 const AHEAD: Duration = Duration::from_secs(1);
 
 /// The changes of a settlement for one limit; both can be no hits.

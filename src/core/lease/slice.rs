@@ -16,7 +16,7 @@ use crate::core::window::SteadyTime;
 /// A smaller slice would cost more commands than it saves.
 pub(crate) const LEAST: u64 = 6;
 
-/// Demand has ended if so many requests that were expected have not come, or none came for a horizon.
+/// Demand has ended if this many requests that were expected have not come, or none came for a horizon.
 const MISSED: f64 = 8.0;
 
 /// How slices of one descriptor are sized.
@@ -144,7 +144,7 @@ impl Slice {
         (surplus > 0).then_some(surplus)
     }
 
-    /// Begins anew in other windows, with what is known of the demand. Returns the hits that were left.
+    /// Begins again in other windows, with what is known of the demand. Returns the hits that were left.
     pub fn turn(&mut self) -> u64 {
         self.is_asked = false;
         self.room = 0;
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn all_goes_back_when_demand_has_ended() {
-        // So many requests in a horizon, and the parts of one before and after eight of them are missing.
+        // Requests in a horizon, and the parts of a horizon before and after which eight of them are missing.
         for (requests, soon, late) in [
             (1_000, 0.007, 0.01),
             (100, 0.07, 0.1),

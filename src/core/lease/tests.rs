@@ -627,7 +627,7 @@ fn counters_whose_marks_are_equal_have_no_part_in_a_token() {
     }
 }
 
-/// A lease whose cost comes `after` so many milliseconds, and what comes between.
+/// A lease whose cost comes `after` milliseconds later, and what comes between.
 #[derive(Clone, Debug)]
 struct Settling {
     leased: u64,

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_taken_away_is_made_anew_at_the_next_turn() {
+    fn a_file_that_was_taken_away_is_made_again_at_the_next_turn() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("decisions");
         let options = FileOptions {

@@ -174,7 +174,7 @@ impl SlotStats {
     }
 }
 
-/// So many parts of a ttl are counted apart.
+/// The parts of a ttl that are counted apart.
 const PARTS: usize = 64;
 
 /// Requests that took slots here and were not freed, by the part of time in which they came. So those whose end gets
@@ -262,7 +262,7 @@ mod tests {
         pass(&mut open, 100_000);
         open.add(1, Duration::ZERO, minute);
         assert_eq!(open.count(), 1);
-        // Another ttl begins anew.
+        // Another ttl begins again from nothing.
         open.add(1, Duration::ZERO, 2 * minute);
         assert_eq!(open.count(), 1);
         // Taken before this process began, or by another.

@@ -205,7 +205,7 @@ fn hits_leave_after_ten_to_twenty_minutes() {
     assert_eq!(hits(&worker, "d.other", at(30_001)), 0);
 }
 
-/// Rules `d.0`, `d.1` and so on, with values that have labels of as many bytes.
+/// Rules `d.0`, `d.1` and so on, with values that have labels of this many bytes.
 fn flood(worker: &mut WorkerTalkers, paths: &[Arc<str>], epoch: Epoch, bytes: usize) {
     let value = vec![b'v'; bytes];
     let entry = Entry {

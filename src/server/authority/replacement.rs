@@ -11,8 +11,9 @@ pub(super) struct Replacement {
     pub(super) is_huffman: bool,
 }
 
-/// The replacement of the name in `string`: an authority with as many characters. Its code has as many bits; or it has
-/// no code and is shorter, because the name's code is longer than its characters. `None` if the name is empty.
+/// The replacement of the name in `string`: an authority with the same number of characters. Its code has the same
+/// number of bits; or it has no code and is shorter, because the name's code is longer than its characters.
+/// `None` if the name is empty.
 pub(super) fn instead(name: &[u8], string: &HeaderString) -> Option<Replacement> {
     if name.is_empty() {
         return None;

@@ -283,7 +283,7 @@ pub(super) fn add_body(reply: &mut RateLimitResponse, body: RefusalText) {
     }
 }
 
-/// Adds the token of a lease to the metadata of `reply`, and the number of hits if all its descriptors have as many:
+/// Adds the token of a lease to the metadata of `reply`, and the number of hits if it is equal for all its descriptors:
 /// Envoy returns them at the end of the stream.
 pub(super) fn add_lease(reply: &mut RateLimitResponse, lease: &LeaseToken) {
     let metadata = reply.dynamic_metadata.get_or_insert_default();

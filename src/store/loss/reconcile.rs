@@ -20,7 +20,7 @@ const RECONCILED_AT_ONCE: usize = 200;
 /// How often a lost store is checked. A check sends nothing.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Local counters that have ended are dropped with one of so many looks: once a second.
+/// Local counters that have ended are dropped with one of this many looks: once a second.
 const LOOKS_FOR_A_SWEEP: u32 = 100;
 
 /// Waits for the return of a store and hands back the hits that were let pass without it. There is one

@@ -159,7 +159,7 @@ impl Loss {
         }
     }
 
-    /// Whether no request has failed for so long that the store counts as well.
+    /// Whether no request has failed for [`QUIET`], so that the store counts as well.
     pub(super) fn was_quiet(&self, at: SteadyTime) -> bool {
         let failed_at = *lock(&self.failed_at);
         failed_at.is_none_or(|failed_at| at >= failed_at.plus(QUIET))
@@ -360,5 +360,5 @@ fn append_own_hits(
 }
 
 /// A store that fails some requests while its servers are well, as a full Redis does, is back when no
-/// request has failed for so long.
+/// request has failed for this long.
 pub(super) const QUIET: Duration = Duration::from_secs(1);

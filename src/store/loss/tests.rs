@@ -51,7 +51,7 @@ fn bounds(max_counters: usize) -> CounterBounds {
     }
 }
 
-/// The losses of a store that so many replicas share; 0 if their number is not known.
+/// The losses of a store that this many replicas share; 0 if their number is not known.
 fn loss(replicas: u32, max_counters: usize) -> Loss {
     let number = ReplicaCount::default();
     number.begin(NonZeroU32::new(replicas));

@@ -39,7 +39,7 @@ impl CounterBounds {
     /// A counter of a fixed window under a short key, its place in the table included.
     const FIXED_WINDOW_BYTES: usize = 145;
 
-    /// One byte in so many is for the sketches.
+    /// One byte in this many is for the sketches.
     const SKETCH_SHARE: usize = 4;
 
     /// The cells in a row of a sketch that may take a share of all bytes.
@@ -77,10 +77,10 @@ pub(super) struct Capacity {
     reserved: ReservedBytes,
 }
 
-/// Logs that exist may grow after there is no room for new counters: one byte in so many is left for them.
+/// Logs that exist may grow after there is no room for new counters: one byte in this many is left for them.
 const LOG_SHARE: usize = 8;
 
-/// However many bytes are reserved, counters keep one in so many.
+/// However many bytes are reserved, counters keep one in this many.
 const LEAST_SHARE: usize = 8;
 
 impl Capacity {

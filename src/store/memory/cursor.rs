@@ -230,7 +230,7 @@ impl Cursor<'_, '_> {
             } else {
                 slot.state.charge(spec, now.millis());
             }
-            // A log only grows here; a sweep measures it anew.
+            // A log only grows here; a sweep measures it again.
             let grown = slot.state.heap_bytes().saturating_sub(before);
             self.shard.bytes += grown;
             self.capacity.grow(grown);

@@ -136,7 +136,7 @@ impl Sketch {
         }
         let held = key.cells(self.width).map(|cell| count(cells[cell], now));
         match held.into_iter().min().unwrap_or_default() {
-            // At least so many, and perhaps more than any limit.
+            // At least this many, and perhaps more than any limit.
             u32::MAX => Limit::MAX_REQUESTS + 1,
             held => held.into(),
         }

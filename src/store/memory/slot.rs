@@ -34,7 +34,7 @@ impl CounterSlot {
         }
     }
 
-    /// Lets as many more hits pass than `limit` does.
+    /// Lets `hits` more hits pass than `limit` does.
     pub(super) fn grant(&mut self, limit: u64, hits: u64) -> CounterState {
         let left = self.count.min(limit.cast_signed());
         self.count = left.saturating_sub_unsigned(hits).max(-MOST_OWED);

@@ -236,7 +236,7 @@ proptest! {
 #[derive(Clone, Copy, Debug)]
 enum Pause {
     Millis(u64),
-    /// To as many milliseconds before the next edge of this period, or after it.
+    /// To this many milliseconds before the next edge of this period, or after it.
     ToEdge(u64, i64),
     /// A part of this period.
     Part(u64, u64),
@@ -369,7 +369,7 @@ fn without_room_an_edge_lets_a_second_limit_pass_whatever_the_algorithm() {
     }
 }
 
-/// Sends a value with a counter of its own so many hits at these moments, and then, after another value has taken the
+/// Sends hits for a value with a counter of its own at these moments, and then, after another value has taken the
 /// room of that counter. Each is a moment, the hits, and how many of them pass.
 #[track_caller]
 fn check_lost_room(

@@ -172,7 +172,7 @@ pub(super) fn is_repeated(batch: &Batch, increment: &Increment<'_>) -> bool {
 }
 
 /// Entries of counters that are over. Of those that were dropped for lack of room the ones that are still
-/// in use have to be found out anew.
+/// in use have to be found out again.
 #[derive(Debug)]
 pub(super) struct OverEntries(
     /// Seeded at random for each process, because keys come from outside.

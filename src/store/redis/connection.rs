@@ -45,7 +45,7 @@ const MAX_DEPTH: usize = 8;
 const READ_BYTES: usize = 8 << 10;
 
 /// A connection after its handshake. A caller has to wait for all replies. If it does not, the
-/// connection is of no more use, because it is not known how far the server came.
+/// connection cannot be used again, because it is not known how far the server came.
 pub(crate) struct Connection {
     stream: BoxedStream,
     /// A question for operators if the connection ends before the first reply.
@@ -168,7 +168,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the connection is of no more use, and returns the reason. A server that was asked nothing sends
+    /// Waits until the connection can no longer be used, and returns the reason. A server that was asked nothing sends
     /// nothing, so both data and an end mean that.
     pub(super) async fn broken(&mut self) -> NodeFailure {
         if self.is_broken {
@@ -316,8 +316,8 @@ pub(super) fn first_reply(bytes: &[u8]) -> Option<Value> {
     inbox.next(ReplyBounds::LIST).ok().flatten()
 }
 
-/// Reads replies as a server sends them, so many bytes at a time, for fuzzing. Returns them as texts, and whether an
-/// error ended them.
+/// Reads replies as a server sends them, `at_a_time` bytes at a time, for fuzzing. Returns them as texts, and whether
+/// an error ended them.
 #[doc(hidden)]
 pub fn read_replies(bytes: &[u8], at_a_time: usize) -> (Vec<String>, bool) {
     const BOUNDS: ReplyBounds = ReplyBounds {

@@ -220,10 +220,10 @@ impl Node {
         self.node_events.notify_one();
     }
 
-    /// Marks the node as well. With `is_anew`, existing connections may be dead unnoticed.
-    pub(super) fn regain(&self, is_anew: bool) {
+    /// Marks the node as well. With `is_replaced`, existing connections may be dead unnoticed.
+    pub(super) fn regain(&self, is_replaced: bool) {
         let is_first = !self.was_well.swap(true, Relaxed);
-        let is_back = self.breaker.close(is_anew);
+        let is_back = self.breaker.close(is_replaced);
         if is_back && self.losses.may_log_return() {
             tracing::info!(node = %self.endpoint, "Redis is back");
         }

@@ -132,7 +132,7 @@ impl Connector {
         if !self.is_tls {
             return Ok(stream.boxed());
         }
-        // Read anew for each connection, because certificates change. They are small, and connections
+        // Read again for each connection, because certificates change. They are small, and connections
         // are rare.
         let config = self.tls.config().map_err(BadUrl::of_tls);
         let config = config.map_err(|error| NodeFailure::Unreachable(error.reason))?;

@@ -54,7 +54,7 @@ impl RedisStats {
         self.reset_counters.fetch_add(counters, Relaxed);
         if self.reset_throttle.may_log() {
             tracing::warn!(
-                "counters are further ahead than clocks may differ, and start anew: the clock of a replica or \
+                "counters are further ahead than clocks may differ, and start again: the clock of a replica or \
                      of Redis is wrong"
             );
         }

@@ -69,7 +69,7 @@ fn gauges_are_sent_every_time() {
 }
 
 #[test]
-fn a_counter_that_began_anew_is_all_new() {
+fn a_counter_that_began_again_is_all_new() {
     check(
         plain(),
         &[

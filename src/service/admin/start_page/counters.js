@@ -134,7 +134,7 @@ function actions(domain, list) {
 
 const texts = {
   Reset: "All counters of this descriptor will hold no hit.",
-  Grant: "On each limit of this descriptor so many more hits pass, until its windows end.",
+  Grant: "On each limit of this descriptor this many more hits pass, until its windows end.",
 };
 
 /** What a grant did to a counter. */

@@ -28,7 +28,7 @@ export function descriptorFields(host, { isOptional = false, areSeveral = false 
     domains,
     keys,
   );
-  /** Numbers the descriptors anew; the form has changed. */
+  /** Numbers the descriptors again; the form has changed. */
   const changed = () => {
     const legend = isOptional ? "Entries of one descriptor (optional)" : "Entries of the descriptor";
     const one = sets.children.length === 1;

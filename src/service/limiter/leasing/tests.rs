@@ -232,7 +232,7 @@ impl History {
         treatment
     }
 
-    /// Sends a request, and drops the call after so many turns. Returns its decision if there is one.
+    /// Sends a request, and drops the call after this many turns. Returns its decision if there is one.
     async fn send(
         &mut self,
         entries: &[(&str, &str)],

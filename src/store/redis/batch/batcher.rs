@@ -51,11 +51,11 @@ const MAX_REDIRECTS: usize = 3;
 /// The most connections for redirected commands. No more servers than that give away slots at once.
 const MAX_REDIRECT_CONNECTIONS: usize = 16;
 
-/// After so long without a redirect the map is up to date, and the connections for redirected commands
+/// After this long without a redirect the map is up to date, and the connections for redirected commands
 /// are closed. The connection of a stand-in is closed after the same time without work.
 const REDIRECT_IDLE: Duration = Duration::from_secs(5);
 
-/// A connection that carried nothing for so long is asked whether it still works.
+/// A connection that carried nothing for this long is asked whether it still works.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// A connection that ends within this time has ended as it came up.

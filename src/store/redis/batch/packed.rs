@@ -50,7 +50,7 @@ impl PackedCommands {
         }
     }
 
-    /// Adds a command of as many `words` as are then written.
+    /// Begins a command of `words` words, which the caller then writes.
     pub(crate) fn command(&mut self, words: usize) -> CommandWriter<'_> {
         self.bytes.push(b'*');
         push_line(&mut self.bytes, words);
@@ -95,7 +95,7 @@ impl PackedCommands {
         self.ends.push(self.bytes.len());
     }
 
-    /// Adds a copy of one of the commands of `other` whose first words, as many as `head` has, are those of `head`.
+    /// Adds a copy of one of the commands of `other` whose first words are those of `head`.
     pub(crate) fn copy_with_head<const N: usize>(
         &mut self,
         other: &Self,

@@ -292,7 +292,7 @@ fn expire(commands: &mut PackedCommands, key: &[&[u8]], ttl_secs: u64) {
 }
 
 /// When the window of a counter ends by the clocks of all replicas. Each replica that has not seen the
-/// key before sets the time to live anew; where clocks differ, one that is ahead would end the window
+/// key before sets the time to live again; where clocks differ, one that is ahead would end the window
 /// for one that is behind. Clocks that differ by more than a period count in different windows.
 fn ends_at(options: &Options, increment: &Increment<'_>) -> Timestamp {
     match options.clock {

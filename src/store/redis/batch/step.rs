@@ -39,7 +39,7 @@ const FIELDS: [&str; 8] = [
     "extra",
 ];
 
-/// The script returns so many numbers for each counter.
+/// The script returns this many numbers for each counter.
 const NUMBERS_OF_COUNTER: usize = 4;
 
 const fn operation_letter(operation: Operation) -> &'static [u8] {

@@ -72,16 +72,16 @@ impl Breaker {
         is_new
     }
 
-    /// Closes the breaker and returns whether it was open. With `is_anew` all existing connections are
+    /// Closes the breaker and returns whether it was open. With `is_replaced` all existing connections are
     /// replaced, even if it was closed all the time.
-    pub(crate) fn close(&self, is_anew: bool) -> bool {
+    pub(crate) fn close(&self, is_replaced: bool) -> bool {
         let mut is_new = false;
         self.state.send_if_modified(|state| {
             is_new = state.take().is_some();
             // Under the lock, so that no reader sees it closed with the old era.
-            self.era.fetch_add(u64::from(is_anew), Relaxed);
+            self.era.fetch_add(u64::from(is_replaced), Relaxed);
             self.is_open.store(false, Relaxed);
-            is_new || is_anew
+            is_new || is_replaced
         });
         is_new
     }

@@ -127,7 +127,7 @@ impl RoundTrips {
     /// A shorter silence means nothing: other programs run too.
     const LEAST_SUSPICION: Duration = Duration::from_millis(5);
 
-    /// A silence of so many usual round trips is suspicious.
+    /// A silence of this many usual round trips is suspicious.
     const FACTOR: u32 = 4;
 
     pub(crate) fn record(&mut self, took: Duration) {

@@ -61,7 +61,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Every fourth attempt may take as long as the settings allow: a far node may need it.
 const LONG_ATTEMPT: u32 = 4;
 
-/// A proxy without TIME closes the connection. After so many times the probe no longer asks.
+/// A proxy without TIME closes the connection. After this many times the probe no longer asks.
 const MAX_TIME_FAILURES: u32 = 3;
 
 /// The most readings of the clock in a row: one that contradicts what was believed, two that agree, and one that was

@@ -44,7 +44,7 @@ impl Sentinels {
         }
     }
 
-    /// The master by most votes; of those with as many, the one named by the sentinel that comes first.
+    /// The master by most votes; among equals, the one named by the sentinel that comes first.
     ///
     /// # Errors
     ///
