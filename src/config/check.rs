@@ -247,7 +247,7 @@ fn pattern_fault(text: &str, value: Value, node_path: Option<&NodePath<'_>>) -> 
         "key" => foreign_pattern(text, false),
         "value" => {
             let has_key = |key| node_path.is_some_and(|path| path.has("key", key));
-            // Both sides choose the values of `generic_key`, which may name a route by its pattern.
+            // Both sides choose the values of `generic_key`, which can name a route by its pattern.
             let is_chosen = has_key("generic_key");
             let may_be_range = ["masked_remote_address", "remote_address_match"];
             let may_be_range = is_chosen || may_be_range.into_iter().any(has_key);

@@ -169,7 +169,7 @@ impl NamedLimit<'_> {
 }
 
 /// Whether `stricter` refuses whatever `limit` refuses. Known of aligned windows only: if each window of `limit` lies
-/// in one of `stricter`, its count is never the higher one, because both count the same hits. Other algorithms may
+/// in one of `stricter`, its count is never the higher one, because both count the same hits. Other algorithms can
 /// count a hit that another limit refuses.
 fn refuses_first(stricter: &Limit, limit: &Limit) -> bool {
     let are_aligned = [stricter, limit].map(|limit| limit.algorithm == Algorithm::FixedWindow);

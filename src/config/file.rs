@@ -31,7 +31,7 @@ pub(super) struct Inside {
 }
 
 impl File {
-    /// A file without the byte order mark that its text may begin with.
+    /// A file without the byte order mark that its text can begin with.
     pub(super) fn new(name: String, mut text: String) -> Self {
         if text.starts_with(BYTE_ORDER_MARK) {
             text.drain(..BYTE_ORDER_MARK.len_utf8());

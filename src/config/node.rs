@@ -18,7 +18,7 @@ pub(crate) enum NodeKind<'t> {
         is_plain: bool,
     },
     List(Vec<YamlNode<'t>>),
-    /// In the order of the file; keys may repeat.
+    /// In the order of the file; keys can repeat.
     Map(Vec<(YamlNode<'t>, YamlNode<'t>)>),
     /// A value with a tag, such as `!include`.
     Tagged,

@@ -15,7 +15,7 @@ impl OpenTokens {
     pub(super) fn of(text: &str) -> Self {
         let mut tokens = Self::default();
         let mut rest = text.char_indices().peekable();
-        // Whether a value may begin here; in the middle of a word, quotes and brackets are letters.
+        // Whether a value can begin here; in the middle of a word, quotes and brackets are letters.
         let mut is_start = true;
         while let Some((at, next)) = rest.next() {
             match next {

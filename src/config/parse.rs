@@ -45,7 +45,7 @@ const AFTER_BRACKETS_BYTES: usize = 4096;
 
 /// Refuses, in less time, a text that serde_yaml refuses as nested too deeply. serde_yaml checks the nesting after
 /// reading the whole document, and for that visits all open brackets again at each word: 100,000 brackets take it
-/// more than half a minute. Brackets may be part of texts too, so their count only decides when to ask serde_yaml
+/// more than half a minute. Brackets can be part of texts too, so their count only decides when to ask serde_yaml
 /// about the beginning of the text.
 ///
 /// # Errors

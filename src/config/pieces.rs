@@ -51,7 +51,7 @@ impl<'t> DocumentPieces<'t> {
                 return Some(Self { head, items });
             }
             if !matches!(first.trim_end().bytes().next(), None | Some(b'#')) {
-                // A key after a question mark may be a map, and the list its value.
+                // A key after a question mark can be a map, and the list its value.
                 is_below_key = line.trim_end().ends_with(':') && !line.starts_with([' ', '?']);
             }
             at += line.len();
@@ -82,7 +82,7 @@ impl<'t> DocumentPieces<'t> {
     }
 }
 
-/// Whether an exclamation mark may begin a tag; one at the end of a word cannot.
+/// Whether an exclamation mark can begin a tag; one at the end of a word cannot.
 fn may_have_tags(text: &str) -> bool {
     text.match_indices('!').any(|(at, _)| {
         let before = text.as_bytes()[..at].last();

@@ -1,4 +1,4 @@
-//! The problems of many files, of which each may have any number.
+//! The problems of many files, of which each can have any number.
 
 use std::collections::HashMap;
 

@@ -75,7 +75,7 @@ impl Source {
                         found.push((path.display().to_string(), path.clone()));
                         continue;
                     }
-                    // Files in several folders may have equal names, but each path is unique.
+                    // Files in several folders can have equal names, but each path is unique.
                     let root = if paths.len() == 1 {
                         path
                     } else {

@@ -128,10 +128,10 @@ impl Intake {
     }
 }
 
-/// A control plane may push as often as it likes.
+/// A control plane can push as often as it likes.
 static TAKEN: BurstThrottle = BurstThrottle::new(60);
 
-/// Warnings of one kind that are logged: a generated file may have thousands, at every reload.
+/// Warnings of one kind that are logged: a generated file can have thousands, at every reload.
 const MAX_WARNINGS: usize = 10;
 
 /// Logs warnings, and one note of each kind: nothing has to change because of them.

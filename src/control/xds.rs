@@ -49,7 +49,7 @@ use presence::Presence;
 use stream::{DiscoveryStream, StreamEvent};
 
 /// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
-/// control plane may count versions from 1 again, and confuse its own version with the one in use.
+/// control plane can count versions from 1 again, and confuse its own version with the one in use.
 const RESYNC_AFTER: Duration = Duration::from_secs(2);
 
 /// The reason for not believing an answer without rules.

@@ -121,7 +121,7 @@ impl BatchCharging {
         batch: &'a Batch,
         mut look: impl FnMut(&Increment<'a>, u64) -> Look,
     ) -> Self {
-        // A descriptor may occur twice; the earlier hits of the request then count as well.
+        // A descriptor can occur twice; the earlier hits of the request then count as well.
         let mut ahead: HashMap<&[u8], u64> = HashMap::new();
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();

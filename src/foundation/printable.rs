@@ -1,4 +1,4 @@
-//! Texts from outside, as a terminal, a log or a pipeline may read them.
+//! Texts from outside, as a terminal, a log or a pipeline can read them.
 
 use std::fmt::{self, Write as _};
 

@@ -235,7 +235,7 @@ fn endpoint(url: &str) -> Option<(Endpoint, bool)> {
         return None;
     }
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    // A user and a password may stand in front.
+    // A user and a password can stand in front.
     let (_, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     let default_port = if is_https { 443 } else { 80 };
     let endpoint = Endpoint::parse(host, default_port, BareIpv6::WithoutPort);

@@ -87,7 +87,7 @@ impl StoreBackend {
         let shown = replicas.known().into();
         metrics.loss.replicas.store(shown, Relaxed);
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
-        // Both may be lost at once.
+        // Both can be lost at once.
         let bounds = if per_second.is_some() {
             bounds.half()
         } else {

@@ -354,7 +354,7 @@ impl<S: Store + Clone> Service<S> {
     }
 }
 
-/// Appends the encoded body and lease, because the fields of a message may follow each other in any order.
+/// Appends the encoded body and lease, because the fields of a message can follow each other in any order.
 #[cold]
 fn plain_with(decision: &Decision, body: Option<RefusalText>, lease: Option<LeaseToken>) -> Bytes {
     let mut more = RateLimitResponse::default();

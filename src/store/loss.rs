@@ -6,7 +6,7 @@
 //! beyond those with which it began. Hits that have left meanwhile are not.
 //!
 //! Some hits are counted locally and in the store: those that were in flight when the store fell silent and that it
-//! counted nevertheless. They are at most one pipeline for each connection, and clients may send that many hits
+//! counted nevertheless. They are at most one pipeline for each connection, and clients can send that many hits
 //! fewer. Some hits are counted nowhere: a batch of reconciled hits that the store did not confirm (`lost_hits`),
 //! because it is not sent twice.
 

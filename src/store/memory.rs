@@ -324,7 +324,7 @@ impl Store for MemoryStore {
 }
 
 impl MemoryStore {
-    /// Passes on how many counters and bytes there are and may be, and what the sketches take and count.
+    /// Passes on how many counters and bytes there are and can be, and what the sketches take and count.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
         let (max, max_bytes) = (self.capacity.max, self.capacity.max_bytes());
         let (mut sketch_bytes, mut excess) = (0, 0);

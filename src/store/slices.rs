@@ -54,7 +54,7 @@ pub(crate) struct Slices<S> {
 #[derive(Debug, Default)]
 pub(crate) struct SliceTables {
     all: Mutex<Vec<Arc<WorkerSlices>>>,
-    /// How many workers of all replicas may hold slices, as far as known.
+    /// How many workers of all replicas can hold slices, as far as known.
     holders: AtomicU64,
     bytes: Arc<AtomicUsize>,
     stats: SliceStats,

@@ -210,7 +210,7 @@ fn tags_are_seen() {
     check("a: !!str 5", "{a@1:1=5@1:10}");
 }
 
-/// The number of pieces of a text that may be cut anywhere, and whether they are valid.
+/// The number of pieces of a text that can be cut anywhere, and whether they are valid.
 #[track_caller]
 fn check_pieces(text: &str, expected: Option<usize>) {
     let pieces = DocumentPieces::of(text, 1);
@@ -391,7 +391,7 @@ impl<'de> DeserializeSeed<'de> for NodeShapeSeed {
     }
 }
 
-/// Visits every type that serde_yaml may give a scalar.
+/// Visits every type that serde_yaml can give a scalar.
 macro_rules! scalars {
     ($($visit:ident: $type:ty),*) => {
         $(fn $visit<E>(self, _: $type) -> Result<NodeShape, E> {

@@ -204,7 +204,7 @@ fn a_template_in_the_place_of_a_value_is_named() {
     check_templates(&cases);
 }
 
-/// A text may hold anything, so it is a warning there.
+/// A text can hold anything, so it is a warning there.
 #[test]
 fn a_template_inside_of_a_text_is_doubted() {
     let limit = "rate_limits: [5/day]";

@@ -76,7 +76,7 @@ impl ControlPlaneConnector {
         Ok(())
     }
 
-    /// Connects, and waits until the control plane speaks HTTP/2: with TLS 1.3 it may refuse the client after the
+    /// Connects, and waits until the control plane speaks HTTP/2: with TLS 1.3 it can refuse the client after the
     /// handshake, and a process that is stopped still accepts connections.
     pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
         let connected = tokio::time::timeout(CONNECT, self.try_connect());
@@ -138,7 +138,7 @@ impl ControlPlaneConnector {
     ) -> Result<BoxedStream, ConnectError> {
         let name = self.name(tls)?;
         let files = tls.files()?;
-        // A file may be on a volume that does not respond.
+        // A file can be on a volume that does not respond.
         let read = tokio::task::spawn_blocking(move || files.config());
         let config = read.await.map_err(|_| ConnectError::Panicked)?;
         let config = config.map_err(ClientTlsError::from)?;

@@ -18,7 +18,7 @@ pub(super) enum ConnectError {
     Handshake {
         #[source]
         source: io::Error,
-        /// Advice for the operator; may be empty.
+        /// Advice for the operator; can be empty.
         hint: String,
     },
     #[error("it refused the client certificate {}: {reason}", file.display())]

@@ -59,7 +59,7 @@ impl Presence {
                 .record_refused_load(crate::service::grpc::now(), &[]);
         }
         let server = &self.server;
-        // The server's text may have line breaks; a log entry must stay one line.
+        // The server's text can have line breaks; a log entry must stay one line.
         let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
         if matches!(&self.reported, Reported::Away(reported) if *reported == reason) {
             tracing::debug!("the control plane at {server} is still away: {reason}");

@@ -14,7 +14,7 @@ const MAX_REFUSAL_BYTES: usize = 16 << 10;
 const MAX_LOGGED: usize = 10;
 const MAX_LOGGED_BYTES: usize = 4 << 10;
 
-/// A control plane may push as often as it likes.
+/// A control plane can push as often as it likes.
 static REFUSED: BurstThrottle = BurstThrottle::new(30);
 
 /// The errors for the control plane, one per line.

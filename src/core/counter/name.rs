@@ -1,6 +1,6 @@
 //! Names of counters: keys, taken apart again. [`super::key`] describes their text.
 //!
-//! Keys come from a store that others may write to, so any bytes are allowed here, and those that are no key of ours
+//! Keys come from a store that others can write to, so any bytes are allowed here, and those that are no key of ours
 //! have no name.
 
 use smallvec::SmallVec;

@@ -23,7 +23,7 @@ const MISSED: f64 = 8.0;
 #[derive(Clone, Copy, Debug)]
 pub struct SlicePolicy {
     pub(crate) horizon: Duration,
-    /// How many workers of all replicas may hold slices, as far as known.
+    /// How many workers of all replicas can hold slices, as far as known.
     pub(crate) holders: u32,
 }
 

@@ -27,7 +27,7 @@ struct Waiting {
     pattern: usize,
     /// How many of its pieces were found.
     found: usize,
-    /// Where the next one may begin and has to end.
+    /// Where the next one can begin and has to end.
     room: Range<usize>,
 }
 
@@ -75,7 +75,7 @@ impl MiddleSearch {
     }
 
     /// The first pattern below `before` whose pieces stand in `text` one after the other, or `before`. `room` returns
-    /// the part of the text in which those of a pattern may stand, or `None` if the pattern does not match for
+    /// the part of the text in which those of a pattern can stand, or `None` if the pattern does not match for
     /// another reason; it is asked at most once for each pattern.
     pub(super) fn first(
         &self,

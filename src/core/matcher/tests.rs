@@ -180,7 +180,7 @@ fn a_chosen_node_is_not_left_again() {
 #[test]
 fn joined_texts_match_as_in_the_reference() {
     check(&[&["a_b"]], &[("a", "b")], Some("a_b"));
-    // Either of its two `_` may part the key from the value.
+    // Either of its two `_` can part the key from the value.
     check(&[&["p_q_r"]], &[("p_q", "r")], Some("p_q_r"));
     check(&[&["p_q_r"]], &[("p", "q_r")], Some("p_q_r"));
 }

@@ -202,7 +202,7 @@ impl Wildcard {
         }
     }
 
-    /// The part of the text at `place` in which the middles may stand, if all else matches.
+    /// The part of the text at `place` in which the middles can stand, if all else matches.
     fn room(&self, place: usize, entry: &Entry<'_>, joined: &[u8]) -> Option<Range<usize>> {
         let (text, fits) = match self {
             Self::Joined(_) => (joined, true),

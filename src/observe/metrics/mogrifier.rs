@@ -37,7 +37,7 @@ pub(crate) enum MogrifierError {
 }
 
 impl Mogrifier {
-    /// The rule called `rule`; `name` and `tags` may refer to the groups of `pattern`.
+    /// The rule called `rule`; `name` and `tags` can refer to the groups of `pattern`.
     ///
     /// # Errors
     ///

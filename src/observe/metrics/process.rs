@@ -69,7 +69,7 @@ pub(crate) fn resident_bytes() -> Option<u64> {
 }
 
 fn page(stat: &str, status: &str, machine: &str, open_fds: Option<usize>) -> String {
-    // The second field is the name of the program in parentheses, and may contain any character.
+    // The second field is the name of the program in parentheses, and can contain any character.
     let fields: Vec<&str> = match stat.rsplit_once(')') {
         Some((_, after)) => after.split_whitespace().collect(),
         None => Vec::new(),

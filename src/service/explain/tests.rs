@@ -532,7 +532,7 @@ fn a_limit_of_the_request_has_no_way_through_the_rules() {
 #[test]
 fn no_refusal_is_predicted_that_a_grant_prevents() {
     for key in ["a", "admitted"] {
-        // Five of the limit and 90 that it owes; the descriptor may stand twice.
+        // Five of the limit and 90 that it owes; the descriptor can stand twice.
         for (keys, hits, code) in [
             (&[key][..], 95, "OK"),
             (&[key], 96, "OVER_LIMIT"),

@@ -64,7 +64,7 @@ pub fn read_into<'a>(
     if request.domain.is_empty() || request.is_empty() {
         return None;
     }
-    // Hits may come after their descriptors on the wire.
+    // Hits can come after their descriptors on the wire.
     if hits > 0 {
         request.set_hits(Hits::add(hits.into()));
     }

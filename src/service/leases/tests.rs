@@ -97,7 +97,7 @@ fn a_slot_is_freed_by_the_id_of_its_request_alone() {
         (vec![(OrderOutcome::Freed { is_first, age }, false)], 0)
     };
     let token = one.1.unwrap();
-    // The clock of the replica that frees it may be wrong by any time.
+    // The clock of the replica that frees it can be wrong by any time.
     let before = NOW.minus(Duration::from_secs(3_600));
     assert_eq!(order("tollgate.release", &token, before), freed(true, 0));
     assert_eq!(held(&matcher, &store, NOW), [1, 2]);

@@ -59,7 +59,7 @@ impl MemoryCursor {
     }
 }
 
-/// The keys that a page may have.
+/// The keys that a page can have.
 struct Wanted<'a> {
     prefixes: &'a [&'a [u8]],
     now: Timestamp,

@@ -2,7 +2,7 @@
 //!
 //! A full table must neither forget a counter, which would be a fresh limit, nor leave new clients uncounted.
 //! A sketch counts any number of keys in a fixed number of cells. Each key has one cell in each row, and its
-//! count is the least of its cells, so a key never has fewer hits than it was given. It may have more,
+//! count is the least of its cells, so a key never has fewer hits than it was given. It can have more,
 //! because keys share cells. An update raises only those cells that would otherwise be below the key's new
 //! count, which keeps that excess small.
 //!

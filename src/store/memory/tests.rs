@@ -185,7 +185,7 @@ fn no_log_grows_beyond_the_bound_on_bytes_or_counts_less_because_of_it() {
     }
     assert_eq!((sent, passed), (120_000, 100_000));
     assert!(store.capacity.bytes() <= bytes);
-    // Merged hits leave when the later one does, so a moment may have more hits than room, but never fewer.
+    // Merged hits leave when the later one does, so a moment can have more hits than room, but never fewer.
     let now = Timestamp::from_millis(60_000);
     let batch = one("a", &Algorithm::SlidingLog, 25_000, Charge::Within, now);
     assert!(store.apply_all(&batch, now)[0].after >= 24_999);
@@ -518,7 +518,7 @@ fn longest_list(store: &MemoryStore) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Clients may send limits of their own, with any period.
+    /// Clients can send limits of their own, with any period.
     #[test]
     fn a_count_costs_the_same_however_many_periods_its_descriptor_has(
         count in prop_oneof![1_u32..40, 1_000_u32..5_000],

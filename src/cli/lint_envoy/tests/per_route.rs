@@ -193,7 +193,7 @@ fn a_route_configuration_that_several_listeners_share_is_read_by_each_of_them() 
     check_name(&together(&entry("three")), &[TrapSeverity::Error]);
     let alone = format!("{}{}", user("one"), route_config(&both));
     check_name(&alone, &[TrapSeverity::Error]);
-    // A connection manager whose filters are elsewhere may have any filter.
+    // A connection manager whose filters are elsewhere can have any filter.
     let (partial, _) = user("two")
         .split_once("http_filters:")
         .map(|(a, b)| (a.to_owned(), b.to_owned()))

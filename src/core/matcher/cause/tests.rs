@@ -230,7 +230,7 @@ fn a_bounded_number_of_levels_is_searched() {
         let found = matcher.cause(b"d", &entries).unwrap();
         found.cause.name()
     };
-    // Of more keys none is compared, and limits may be below more levels.
+    // Of more keys none is compared, and limits can be below more levels.
     assert_eq!(cause("", MAX_NODES), "unknown_key");
     assert_eq!(cause("", MAX_NODES + 1), "unknown_value");
     assert_eq!(cause("a", MAX_NODES), "without_limit");

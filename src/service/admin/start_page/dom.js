@@ -39,7 +39,7 @@ function escaped(char) {
   return short ?? `\\u{${char.codePointAt(0).toString(16)}}`;
 }
 
-/** `key=value` as code; a value that is not known is left out. A rule may stand for any value. */
+/** `key=value` as code; a value that is not known is left out. A rule can stand for any value. */
 export function entry({ key, value, isAny, shared, omittedBytes }) {
   const parts = [make("span", { class: "k" }, shown(key))];
   if (isAny) parts.push(make("span", { class: "muted" }, " any value"));

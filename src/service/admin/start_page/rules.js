@@ -22,7 +22,7 @@ export const known = () => ({
   keys: [...new Set(domains.flatMap(({ nodes }) => nodes.map(({ key }) => key)))].slice(0, 200),
 });
 
-/** The domain of a rule; paths do not tell, because names may have dots. */
+/** The domain of a rule; paths do not tell, because names can have dots. */
 export const domainOf = (path) =>
   domains.find(({ nodes }) => nodes.some(({ rule }) => rule === path))?.domain;
 

@@ -337,7 +337,7 @@ impl Batcher {
     }
 
     /// Sends again the commands that could not run because the server did not know their script, as after SCRIPT
-    /// FLUSH: the first one with the text of the script, which the server then knows. Behind one address may be several
+    /// FLUSH: the first one with the text of the script, which the server then knows. Behind one address can be several
     /// servers: what is still unknown goes with the text, too.
     async fn run_unknown(
         &mut self,

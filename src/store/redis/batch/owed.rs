@@ -1,8 +1,9 @@
 //! EXPIRE commands that are owed: for keys that may have been left without a time to live.
 //!
 //! A batch that fails may have been carried out in part: up to an increment that created its key, and not as far as the
-//! EXPIRE after it. A failover may cut the last commands of a batch that had its replies. No later request may name
-//! these keys, so batchers leave the commands here, and the probe of the node sends them once the node is well.
+//! EXPIRE after it. A failover can cut the last commands of a batch that had its replies. It is possible that no later
+//! request names these keys, so batchers leave the commands here, and the probe of the node sends them once the node is
+//! well.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -56,7 +57,7 @@ fn is_undone(reply: &Value) -> bool {
     is_elsewhere || is_unserved_slot(reply) || NodeFailure::of_reply(reply).is_some()
 }
 
-/// The EXPIRE commands that one connection has sent in the last second or two: a failover may forget them.
+/// The EXPIRE commands that one connection has sent in the last second or two: a failover can forget them.
 #[derive(Debug)]
 pub(crate) struct RecentExpiries {
     young: PackedCommands,

@@ -266,7 +266,7 @@ where
         commands
     }
 
-    /// Adds INCR or INCRBY for the group at `index`, and EXPIRE if the key may not have a time to live; GET if it has
+    /// Adds INCR or INCRBY for the group at `index`, and EXPIRE if the key might not have a time to live; GET if it has
     /// no hits.
     fn hits(&self, index: usize, group: &Group<'a>, commands: &mut Commands<'a>) {
         let key = [commands.key_prefix, group.key];

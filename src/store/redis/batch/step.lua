@@ -475,7 +475,7 @@ local function grant(c)
   return c.algorithm.grant(c)
 end
 
--- Looks at all counters first. A descriptor may occur twice; the earlier hits of the request then count
+-- Looks at all counters first. A descriptor can occur twice; the earlier hits of the request then count
 -- as well.
 local counters, over, quotas = {}, {}, {}
 local times, ahead = {}, {}

@@ -108,7 +108,7 @@ impl Measurement {
 pub(crate) struct SkewReading {
     /// How far theirs is ahead.
     ahead: i64,
-    /// How far the true difference may be from that: half the round trip, and the millisecond that both clocks cut off.
+    /// How far the true difference can be from that: half the round trip, and the millisecond that both clocks cut off.
     within: i64,
 }
 

@@ -63,7 +63,7 @@ pub(crate) enum NodeHealth {
     Lost,
 }
 
-/// Judges one question to a server that may answer it in several ways: every sign of life counts.
+/// Judges one question to a server that can answer it in several ways: every sign of life counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Detector {
     bounds: SilenceBounds,
@@ -258,7 +258,7 @@ mod tests {
             let began = Instant::now();
             let found = watch(&mut Detector::asked(BOUNDS, began), began, &late, |_| false);
             prop_assert_eq!(found[66], NodeHealth::Lost);
-            // Usual lateness counts: a timer of 3 ms may take 5.
+            // Usual lateness counts: a timer of 3 ms can take 5.
             prop_assert!(found[38] != NodeHealth::Lost);
         }
 

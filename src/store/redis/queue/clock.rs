@@ -32,7 +32,7 @@ pub(crate) trait Watched: fmt::Debug + Send + Sync {
     fn look(&self, pause: Option<Pause>, now: Instant) -> bool;
 }
 
-/// The queues of all workers in which requests may wait.
+/// The queues of all workers in which requests can wait.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     new: Mutex<NewQueues>,

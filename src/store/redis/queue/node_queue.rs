@@ -130,7 +130,7 @@ impl NodeQueue {
         Ok(())
     }
 
-    /// Queues one request. A task that goes on to fetch the answer may give its waker here; its first
+    /// Queues one request. A task that goes on to fetch the answer can give its waker here; its first
     /// poll then returns without a look at the queue.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl NodeQueue {
         self.work.notify_waiters();
     }
 
-    /// Takes as much as one pipeline may hold: the increments of requests that still wait. `None` if no request
+    /// Takes as much as one pipeline can hold: the increments of requests that still wait. `None` if no request
     /// waits.
     pub(crate) fn take(&self) -> Option<QueuedBatch<'_>> {
         let mut state = lock(&self.state);
@@ -592,7 +592,7 @@ mod tests {
 
     fn push(queue: &Arc<NodeQueue>, increments: usize) -> Result<PendingReply, StoreError> {
         let now = Timestamp::from_secs(0);
-        // Tests may advance the clock.
+        // Tests can advance the clock.
         let deadline = Deadline {
             began: Instant::now().into_std(),
             timeout: None,

@@ -211,7 +211,7 @@ pub(crate) struct NodeParts {
     pub(crate) nodes: Vec<usize>,
 }
 
-/// The counters that may be one step where limits are judged together.
+/// The counters that can be one step where limits are judged together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StepScope {
     /// All counters of a slot.

@@ -77,7 +77,7 @@ impl ParsedAddress {
             _ => return Err(bad("the scheme is not one of Redis")),
         };
         let rest = in_one_list(scheme, rest)?;
-        // Hosts have no `@`, and passwords may.
+        // Hosts have no `@`; passwords can.
         let (credentials, after) = rest.rsplit_once('@').unwrap_or(("", &rest));
         if let Some((_, inner)) = credentials.split_once('@')
             && inner.contains(',')
@@ -205,7 +205,7 @@ impl ParsedAddress {
     }
 }
 
-/// Lists are written both ways: `redis://a,b` and `redis://a,redis://b`. Each address of the latter may repeat the
+/// Lists are written both ways: `redis://a,b` and `redis://a,redis://b`. Each address of the latter can repeat the
 /// credentials.
 fn in_one_list(scheme: &str, rest: &str) -> Result<String, BadUrl> {
     let separator = format!(",{scheme}://");

@@ -93,7 +93,7 @@ const FOREIGN: [(&[&str], &str); 12] = [
 ];
 
 impl UrlParameters {
-    /// Reads `name=value&name=value`. The address of a socket may have credentials there.
+    /// Reads `name=value&name=value`. The address of a socket can have credentials there.
     ///
     /// # Errors
     ///
