@@ -444,20 +444,24 @@ mod tests {
     /// Each rule of one request has the enforcement beside it, or none if it is not counted. With
     /// `has_unmatched` the request has one more descriptor, which no rule matches.
     #[track_caller]
-    fn check_voices(modes: Modes, has_unmatched: bool, rules: &[(Change, Option<Enforcement>)]) {
+    fn check_enforcements(
+        modes: Modes,
+        has_unmatched: bool,
+        rules: &[(Change, Option<Enforcement>)],
+    ) {
         let changes: Vec<_> = rules.iter().map(|(change, _)| *change).collect();
         let matcher = matcher(&changes);
         let count = rules.len() + usize::from(has_unmatched);
         let keys: Vec<_> = (0..count).map(|key| key.to_string()).collect();
         let request = request(&keys);
         let plan = Plan::new(&matcher, &request, modes, NOW);
-        let voices = plan.outcomes.iter().map(|outcome| match outcome {
+        let enforcements = plan.outcomes.iter().map(|outcome| match outcome {
             Outcome::Counted(counted) => Some(plan.batch.spec(counted.counters.start).enforcement),
             _ => None,
         });
-        let voices: Vec<_> = voices.take(rules.len()).collect();
+        let enforcements: Vec<_> = enforcements.take(rules.len()).collect();
         let expected: Vec<_> = rules.iter().map(|(_, enforcement)| *enforcement).collect();
-        assert_eq!(voices, expected);
+        assert_eq!(enforcements, expected);
     }
 
     const PLAIN: Change = |_| ();
@@ -481,7 +485,7 @@ mod tests {
 
     #[test]
     fn rules_refuse_unless_they_are_shadowed_or_quotas() {
-        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let check = |modes, rules: &[_]| check_enforcements(modes, false, rules);
         let plain = Modes::default();
         let two = [(PLAIN, Some(Refuses)), (SHADOW, Some(Silent))];
         check(plain, &two);
@@ -506,7 +510,7 @@ mod tests {
             quota: true,
             ..plain
         };
-        let check = |modes, rules: &[_]| check_voices(modes, false, rules);
+        let check = |modes, rules: &[_]| check_enforcements(modes, false, rules);
         let shadowed = (SHADOW_QUOTA, Some(Silent));
         check(
             plain,
@@ -528,8 +532,8 @@ mod tests {
             quota,
             &[(PLAIN, Some(Silent)), replaced, (REPLACES, Some(Silent))],
         );
-        check_voices(quota, true, &[(PLAIN, Some(Silent))]);
-        check_voices(plain, true, &[(QUOTA, Some(Quota))]);
+        check_enforcements(quota, true, &[(PLAIN, Some(Silent))]);
+        check_enforcements(plain, true, &[(QUOTA, Some(Quota))]);
     }
 
     #[test]
