@@ -141,7 +141,7 @@ impl Hits {
         self.0
     }
 
-    /// Whether these hits only look.
+    /// Whether this is a peek: no hits, which change nothing.
     pub const fn is_peek(self) -> bool {
         self.0 == 0
     }

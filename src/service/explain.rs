@@ -104,7 +104,7 @@ struct CounterLook<'a> {
     leased: &'a [u64],
 }
 
-/// Peeks at the counters of a request in the store of `service`.
+/// Looks at the counters of a request in the store of `service`.
 ///
 /// # Errors
 ///

@@ -75,7 +75,7 @@ pub(crate) struct RedisKeys {
     pub key_prefix: Arc<[u8]>,
 }
 
-/// Counters that one request to the store peeks at. They are few, because decisions share the batch.
+/// Counters that one request to the store looks at. They are few, because decisions share the batch.
 const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {

@@ -394,7 +394,7 @@ descriptors:
     check(&["first=x", "first=y"], "OVER_LIMIT", all);
 }
 
-/// The explanation of `hits` for descriptors of these keys, from a peek at counters.
+/// The explanation of `hits` for descriptors of these keys, from a look at counters.
 #[track_caller]
 fn looked_account(
     matcher: &Matcher,
@@ -419,7 +419,7 @@ fn known(counts: &[CounterState]) -> CounterLook<'_> {
     }
 }
 
-/// The answers to peeks at counters that hold `counts`.
+/// The answers to looks at counters that hold `counts`.
 fn looks(counts: &[u64]) -> Vec<CounterState> {
     let look = |&count| CounterState {
         is_charged: false,

@@ -1,7 +1,7 @@
 //! Explains how a request would be decided, and why. Each descriptor gets the steps to its rule, and its limits with
 //! their counters or the reason why it has none. The overall code gets the descriptors that settle it.
 //!
-//! None of this is on the path of a decision. It plans the request as a decision does, predicts the counts from a peek,
+//! None of this is on the path of a decision. It plans the request as a decision does, predicts the counts from a look,
 //! and decides by them as a decision does.
 
 use super::{
@@ -41,7 +41,7 @@ const MAX_DESCRIPTORS: usize = 16;
 /// Most entries of one descriptor that are shown.
 const MAX_ENTRIES: usize = 16;
 
-/// Explains how `request` would be decided. `look` is the answer to a peek at its counters; without a store, all of
+/// Explains how `request` would be decided. `look` is the answer to a look at its counters; without a store, all of
 /// them are assumed to be empty.
 pub(super) fn explain<'a>(
     matcher: &'a Matcher,
