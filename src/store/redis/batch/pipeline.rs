@@ -38,7 +38,7 @@ pub(crate) struct Commands<'a> {
     pub(crate) packed: PackedCommands,
     /// Whether some of them are scripts.
     pub(crate) has_script: bool,
-    steps: Vec<ReplySource>,
+    sources: Vec<ReplySource>,
     groups: Vec<Group<'a>>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
     expiries: Vec<(u64, usize)>,
@@ -96,7 +96,7 @@ pub(crate) struct PipelineBuilder<'a, H, K> {
     hash: H,
     /// Whether the key of a hash has a time to live already.
     is_known: K,
-    steps: Vec<ReplySource>,
+    sources: Vec<ReplySource>,
     groups: Vec<Group<'a>>,
     /// The groups that further hits can still join, by hash.
     open: HashTable<usize>,
@@ -123,7 +123,7 @@ where
             script,
             hash,
             is_known,
-            steps: Vec::with_capacity(increments),
+            sources: Vec::with_capacity(increments),
             groups: Vec::with_capacity(increments),
             open: HashTable::with_capacity(increments),
             scripts: PackedCommands::default(),
@@ -147,7 +147,7 @@ where
         let hits = &mut self.groups[group].hits;
         *hits = (*hits + increment.hits).min(Hits::MAX);
         let after = *hits;
-        self.steps.push(ReplySource::Grouped { group, after });
+        self.sources.push(ReplySource::Grouped { group, after });
     }
 
     /// The group that hits on the key of `increment` join.
@@ -182,7 +182,7 @@ where
         let count = increments.clone().count();
         if self.script == ScriptForm::None {
             let omitted = iter::repeat_n(ReplySource::Omitted, count);
-            return self.steps.extend(omitted);
+            return self.sources.extend(omitted);
         }
         let command = self.scripts.len();
         // Hits that come late are a request of one increment.
@@ -231,7 +231,7 @@ where
                 index,
                 has_window: increment.method == CounterKind::Window,
             });
-        self.steps.extend(together);
+        self.sources.extend(together);
     }
 
     pub(crate) fn finish(mut self) -> Commands<'a> {
@@ -245,7 +245,7 @@ where
         let mut commands = Commands {
             has_script: !self.scripts.is_empty(),
             packed: PackedCommands::with_capacity(groups.len(), key_bytes.sum()),
-            steps: mem::take(&mut self.steps),
+            sources: mem::take(&mut self.sources),
             groups: Vec::new(),
             expiries: Vec::new(),
             trusted: Vec::with_capacity(groups.len()),
@@ -370,7 +370,7 @@ impl Commands<'_> {
         replies: &[Value],
     ) -> impl Iterator<Item = Result<CounterState, StoreError>> {
         let group = |group: usize| &self.groups[group];
-        self.steps.iter().map(move |step| match *step {
+        self.sources.iter().map(move |source| match *source {
             ReplySource::Together {
                 group: at,
                 index,

@@ -10,7 +10,7 @@
 --       the hits came late: how many milliseconds ago they came.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
---        milliseconds until the counter is empty, and milliseconds until as many hits
+--        milliseconds until the counter is empty, and milliseconds until the same hits
 --        would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One more
 --        number follows if it is not 0: how many counters were so far ahead that they were dropped.
 
@@ -35,7 +35,7 @@ if is_one_clock then now = server_time() end
 -- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
 local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
 
--- Whether hits that came so long ago have no effect any more.
+-- Whether hits of that age no longer have an effect.
 local function has_left(c)
   return age > 0 and c.now - age + c.period <= c.now
 end
@@ -244,7 +244,7 @@ end
 
 function algorithms.l()
   -- The lowest index in [low, high] for which `is_so` holds, or high + 1. It has to hold for all indexes
-  -- behind it.
+  -- after it.
   local function lowest(low, high, is_so)
     while low <= high do
       local middle = math.floor((low + high) / 2)
