@@ -106,10 +106,10 @@ impl Connector {
         let is_in_handshake = AtomicBool::new(false);
         let connecting = async {
             let stream = self.stream(endpoint, &is_in_handshake).await?;
-            let mut link = Connection::new(stream, self.is_tls);
-            let greeted = self.greet(&mut link).await;
+            let mut connection = Connection::new(stream, self.is_tls);
+            let greeted = self.greet(&mut connection).await;
             greeted.map_err(NodeFailure::after_coming_up)?;
-            Ok(link)
+            Ok(connection)
         };
         let connected = within(time.min(self.timeout), connecting).await;
         connected.unwrap_or_else(|| {
@@ -145,7 +145,7 @@ impl Connector {
     }
 
     /// Sends the credentials and selects the database.
-    async fn greet(&self, link: &mut Connection) -> Result<(), NodeFailure> {
+    async fn greet(&self, connection: &mut Connection) -> Result<(), NodeFailure> {
         let Login {
             mut user,
             mut password,
@@ -164,19 +164,19 @@ impl Connector {
             words.extend(user.as_deref().map(str::as_bytes));
             // A user without a password may be one that takes any.
             words.push(password.as_deref().unwrap_or_default().as_bytes());
-            check(link, &words).await?;
+            check(connection, &words).await?;
         }
         if database != 0 {
             let database = database.to_string();
-            check(link, &[b"SELECT", database.as_bytes()]).await?;
+            check(connection, &[b"SELECT", database.as_bytes()]).await?;
         }
         Ok(())
     }
 }
 
 /// Sends one command of a greeting, which has to succeed.
-async fn check(link: &mut Connection, words: &[&[u8]]) -> Result<(), NodeFailure> {
-    let replies = link.ask(&PackedCommands::one(words)).await?;
+async fn check(connection: &mut Connection, words: &[&[u8]]) -> Result<(), NodeFailure> {
+    let replies = connection.ask(&PackedCommands::one(words)).await?;
     let refused = replies.first().and_then(NodeFailure::of_greeting);
     refused.map_or(Ok(()), Err)
 }
@@ -234,11 +234,11 @@ impl ManageConnection for ConnectionFactory {
     async fn connect(&self) -> Result<WorkerConnection, NodeFailure> {
         // Read first: if the era changes while the connection comes up, the connection is outdated.
         let era = self.node.breaker.era();
-        let link = self.connector.connect(&self.node.endpoint).await?;
+        let connection = self.connector.connect(&self.node.endpoint).await?;
         self.stats.connections_opened.fetch_add(1, Relaxed);
         self.node.stats.connections.fetch_add(1, Relaxed);
         Ok(WorkerConnection {
-            link,
+            connection,
             era,
             came_up: Instant::now(),
             knows_script: false,
@@ -252,8 +252,8 @@ impl ManageConnection for ConnectionFactory {
         Ok(())
     }
 
-    fn has_broken(&self, connection: &mut WorkerConnection) -> bool {
-        connection.link.is_broken() || connection.era != self.node.breaker.era()
+    fn has_broken(&self, worker_connection: &mut WorkerConnection) -> bool {
+        worker_connection.connection.is_broken() || worker_connection.era != self.node.breaker.era()
     }
 }
 
@@ -291,7 +291,7 @@ impl ConnectionPool {
 /// A connection of a worker.
 #[derive(Debug)]
 pub(super) struct WorkerConnection {
-    pub(super) link: Connection,
+    pub(super) connection: Connection,
     /// The breaker's era when the connection was made.
     pub(super) era: u64,
     pub(super) came_up: Instant,

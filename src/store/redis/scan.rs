@@ -93,7 +93,7 @@ impl Servers {
         let mut nodes: Vec<&Node> = map.nodes.iter().map(|node| &**node).collect();
         nodes.sort_by_key(|node| node.endpoint.to_string());
         let (mut keys, mut at) = (Vec::new(), cursor);
-        let mut link: Option<(usize, Connection)> = None;
+        let mut last: Option<(usize, Connection)> = None;
         for _ in 0..MAX_SCANS {
             let (Some(node), Some(prefix)) = (nodes.get(at.node), prefixes.get(at.prefix)) else {
                 break;
@@ -101,7 +101,7 @@ impl Servers {
             if keys.len() >= most {
                 break;
             }
-            let mut connection = match link.take() {
+            let mut connection = match last.take() {
                 Some((of, connection)) if of == at.node => connection,
                 _ => self.connect(node).await?,
             };
@@ -109,7 +109,7 @@ impl Servers {
             let (scan, found) = self.scan(&mut connection, at.scan, &pattern).await?;
             let own = |key: &Vec<u8>| key.strip_prefix(key_prefix).map(Into::into);
             keys.extend(found.iter().filter_map(own));
-            link = Some((at.node, connection));
+            last = Some((at.node, connection));
             at = at.after(scan, prefixes.len());
         }
         keys.sort();
@@ -128,7 +128,7 @@ impl Servers {
 
     async fn scan(
         &self,
-        link: &mut Connection,
+        connection: &mut Connection,
         from: u64,
         pattern: &[u8],
     ) -> Result<(u64, Vec<Vec<u8>>), ScanError> {
@@ -144,7 +144,7 @@ impl Servers {
         let command = PackedCommands::one(&words);
         let asked = within(
             self.0.connector.timeout,
-            link.ask_within(&command, ReplyBounds::LIST),
+            connection.ask_within(&command, ReplyBounds::LIST),
         )
         .await;
         let replies = asked.unwrap_or(Err(NodeFailure::Silent));

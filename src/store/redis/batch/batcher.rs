@@ -132,8 +132,8 @@ impl Batcher {
     /// Serves the queue until its end.
     pub(crate) async fn run(mut self, mut pool: ConnectionPool) {
         while self.wait_for_work().await.is_some() {
-            if let Some(mut connection) = self.connect(&mut pool).await {
-                let served = self.serve(&mut connection).await;
+            if let Some(mut worker_connection) = self.connect(&mut pool).await {
+                let served = self.serve(&mut worker_connection).await;
                 self.recent.leave_to(&self.servers.0.owed);
                 if served.is_none() {
                     return;
@@ -198,13 +198,13 @@ impl Batcher {
     }
 
     /// Sends batches for as long as the connection is good. Returns `None` at the end of the queue.
-    async fn serve(&mut self, connection: &mut WorkerConnection) -> Option<()> {
+    async fn serve(&mut self, worker_connection: &mut WorkerConnection) -> Option<()> {
         let queue = self.queue.clone();
         let role = self.role;
         let mut used = Instant::now();
         // One timer, which is only looked at while there is nothing to send.
         let mut unused_for = pin!(sleep_until(used + IDLE));
-        while self.is_of_use(connection) {
+        while self.is_of_use(worker_connection) {
             let idle = self.redirected_at + REDIRECT_IDLE;
             let unused = (role == Role::StandIn).then(|| Instant::now() + REDIRECT_IDLE);
             tokio::select! {
@@ -215,24 +215,24 @@ impl Batcher {
                     continue;
                 }
                 () = async { sleep_until(unused.unwrap_or(idle)).await }, if unused.is_some() => {
-                    connection.link.abandon();
+                    worker_connection.connection.abandon();
                     break;
                 }
                 () = unused_for.as_mut(), if role == Role::Regular => {
                     if used.elapsed() >= IDLE {
-                        self.ping(&mut connection.link).await;
+                        self.ping(&mut worker_connection.connection).await;
                         used = Instant::now();
                     }
                     unused_for.as_mut().reset(used + IDLE);
                     continue;
                 }
                 // Notices a broken connection before a request does.
-                failure = connection.link.broken() => {
-                    self.ended(connection, failure);
+                failure = worker_connection.connection.broken() => {
+                    self.ended(worker_connection, failure);
                     break;
                 }
             }
-            if !self.is_of_use(connection) {
+            if !self.is_of_use(worker_connection) {
                 break;
             }
             if self.is_busy {
@@ -241,7 +241,7 @@ impl Batcher {
             // The connection first: requests that arrive while it is busy join the batch.
             if let Some(taken) = queue.take() {
                 self.is_busy = taken.batch.requests().nth(1).is_some();
-                used = self.send(connection, taken).await;
+                used = self.send(worker_connection, taken).await;
             }
         }
         Some(())
@@ -249,18 +249,18 @@ impl Batcher {
 
     /// Asks on a connection that carried nothing for some time, so that no path on the way forgets it. It is replaced
     /// if there is no answer within the deadline of decisions.
-    async fn ping(&mut self, link: &mut Connection) {
+    async fn ping(&mut self, connection: &mut Connection) {
         let question = PackedCommands::one(&[b"PING"]);
         // An unanswered question has made the connection unusable.
-        if let Some(Ok(replies)) = within(self.options.deadline, link.ask(&question)).await {
-            self.judge(link, &question, &replies);
+        if let Some(Ok(replies)) = within(self.options.deadline, connection.ask(&question)).await {
+            self.judge(connection, &question, &replies);
         }
     }
 
     /// Handles the end of a connection. A server that closes connections as they come up is of no use, and says so to
     /// operators; one that closes a connection later may only have found it idle.
-    fn ended(&self, connection: &WorkerConnection, failure: NodeFailure) {
-        if connection.batches == 0 && connection.came_up.elapsed() < AT_ONCE {
+    fn ended(&self, worker_connection: &WorkerConnection, failure: NodeFailure) {
+        if worker_connection.batches == 0 && worker_connection.came_up.elapsed() < AT_ONCE {
             self.record_failure();
             // Where a stand-in connects, the other connections work.
             if self.role == Role::Regular {
@@ -269,34 +269,40 @@ impl Batcher {
         }
     }
 
-    fn is_of_use(&self, connection: &WorkerConnection) -> bool {
+    fn is_of_use(&self, worker_connection: &WorkerConnection) -> bool {
         let breaker = &self.node.breaker;
-        !connection.link.is_broken() && connection.era == breaker.era() && !breaker.is_open()
+        !worker_connection.connection.is_broken()
+            && worker_connection.era == breaker.era()
+            && !breaker.is_open()
     }
 
     /// Sends one batch, and returns when it began to. Whatever happens, no command that may have counted is sent again.
-    async fn send(&mut self, connection: &mut WorkerConnection, taken: QueuedBatch<'_>) -> Instant {
-        let link = &mut connection.link;
+    async fn send(
+        &mut self,
+        worker_connection: &mut WorkerConnection,
+        taken: QueuedBatch<'_>,
+    ) -> Instant {
+        let connection = &mut worker_connection.connection;
         let options = self.options.clone();
         let began = Instant::now();
         self.known.forget_old(began);
-        let script = match connection.knows_script {
+        let script = match worker_connection.knows_script {
             _ if self.node.scripts.holds(began) => ScriptForm::None,
             true => ScriptForm::Digest,
             false => ScriptForm::Text,
         };
         let commands = self.commands(&options, &taken.batch, taken.now, script);
-        self.scripts_on = commands.has_script.then_some(connection.came_up);
-        let asked = self.round_trip(link, &commands.packed, began).await;
+        self.scripts_on = commands.has_script.then_some(worker_connection.came_up);
+        let asked = self.round_trip(connection, &commands.packed, began).await;
         match asked {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
-                self.run_unknown(link, &commands, &mut replies).await;
+                self.run_unknown(connection, &commands, &mut replies).await;
                 self.scripts_on = None;
-                if commands.has_script && !link.is_broken() {
+                if commands.has_script && !connection.is_broken() {
                     self.node.scripts.record_answer();
                 }
-                self.judge(link, &commands.packed, &replies);
+                self.judge(connection, &commands.packed, &replies);
                 for command in commands.expire_commands() {
                     self.recent.add(&commands.packed, command, began);
                 }
@@ -304,15 +310,15 @@ impl Batcher {
                     self.known.insert(hash);
                 }
                 taken.answer(commands.counts(&replies));
-                connection.batches += 1;
-                connection.knows_script |= commands.has_script;
+                worker_connection.batches += 1;
+                worker_connection.knows_script |= commands.has_script;
                 let reset_counters = Commands::reset_counters(&replies);
                 if reset_counters > 0 {
                     self.servers.0.stats.record_reset_counters(reset_counters);
                 }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
-                    self.repair(link, &repairs).await;
+                    self.repair(connection, &repairs).await;
                 }
             }
             Err(error) => {
@@ -326,8 +332,8 @@ impl Batcher {
     }
 
     /// Gives times to live to keys that lack one. No request waits for this.
-    async fn repair(&mut self, link: &mut Connection, repairs: &PackedCommands) {
-        match self.round_trip(link, repairs, Instant::now()).await {
+    async fn repair(&mut self, connection: &mut Connection, repairs: &PackedCommands) {
+        match self.round_trip(connection, repairs, Instant::now()).await {
             Ok(mut replies) => {
                 self.follow_redirects(repairs, &mut replies).await;
                 self.servers.0.owed.keep_undone(repairs, &replies);
@@ -341,7 +347,7 @@ impl Batcher {
     /// servers: what is still unknown goes with the text, too.
     async fn run_unknown(
         &mut self,
-        link: &mut Connection,
+        connection: &mut Connection,
         commands: &Commands<'_>,
         replies: &mut [Value],
     ) {
@@ -359,7 +365,7 @@ impl Batcher {
                 }
             }
             // If it fails the first replies stay, and they are errors.
-            let Ok(mut late) = self.round_trip(link, &again, Instant::now()).await else {
+            let Ok(mut late) = self.round_trip(connection, &again, Instant::now()).await else {
                 return;
             };
             self.follow_redirects(&again, &mut late).await;
@@ -372,7 +378,7 @@ impl Batcher {
     /// Sends `commands`, which is what began at `began`, and returns one reply for each.
     async fn round_trip(
         &mut self,
-        link: &mut Connection,
+        connection: &mut Connection,
         commands: &PackedCommands,
         began: Instant,
     ) -> Result<Vec<Value>, StoreError> {
@@ -382,7 +388,7 @@ impl Batcher {
         self.servers.0.stats.record_pipeline(commands.len());
         self.node.stats.batches.fetch_add(1, Relaxed);
         let usual = self.node.suspect_after();
-        let mut asked = pin!(link.ask(commands));
+        let mut asked = pin!(connection.ask(commands));
         let replied = match self.late_reply.limit(began + usual, asked.as_mut()).await {
             Some(replied) => Some(replied),
             None => self.wait_on(usual, asked).await,
@@ -506,19 +512,19 @@ impl Batcher {
             if self.redirected.len() >= MAX_REDIRECT_CONNECTIONS {
                 self.redirected.clear();
             }
-            let mut link = self.servers.0.connector.connect(target).await?;
+            let mut connection = self.servers.0.connector.connect(target).await?;
             // A server that refuses it is sent the text when it has to run it.
-            link.ask(&load_step()).await?;
-            self.redirected.insert(target.clone(), link);
+            connection.ask(&load_step()).await?;
+            self.redirected.insert(target.clone(), connection);
         }
-        let link = self.redirected.get_mut(target);
-        let link = link.expect("it was put there a line above");
+        let connection = self.redirected.get_mut(target);
+        let connection = connection.expect("it was put there a line above");
         self.servers.0.stats.record_pipeline(commands.len());
-        link.ask(commands).await
+        connection.ask(commands).await
     }
 
     /// Looks at error replies: some mean that the whole server is of no use for now.
-    fn judge(&mut self, link: &mut Connection, commands: &PackedCommands, replies: &[Value]) {
+    fn judge(&mut self, connection: &mut Connection, commands: &PackedCommands, replies: &[Value]) {
         let mut refusal = None;
         for (command, reply) in replies.iter().enumerate() {
             let Value::ServerError(error) = reply else {
@@ -527,7 +533,7 @@ impl Batcher {
             self.node.stats.refusals.fetch_add(1, Relaxed);
             if let Some(failure) = NodeFailure::of_reply(reply) {
                 // A new connection may reach another server at the same endpoint.
-                link.abandon();
+                connection.abandon();
                 self.record_failure();
                 self.node.lose(failure);
                 return;

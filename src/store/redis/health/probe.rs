@@ -175,7 +175,7 @@ impl Probe {
 
     /// Asks until it is dropped.
     pub(crate) async fn run(mut self) {
-        let mut link: Option<Connection> = None;
+        let mut connection: Option<Connection> = None;
         let mut pauses = ProbePauses::new();
         let mut has_waited = false;
         loop {
@@ -185,9 +185,9 @@ impl Probe {
                 .is_some_and(|was| *was != NodeFailure::Silent)
             {
                 // A connection that failed is not asked again: a new one may reach another server.
-                link = None;
+                connection = None;
             }
-            match self.ask_once(&mut link, before.as_ref()).await {
+            match self.ask_once(&mut connection, before.as_ref()).await {
                 Ok(_) if before.is_some() && !has_waited && self.is_setback() => {
                     tokio::time::sleep(pauses.setbacks.next_pause()).await;
                     has_waited = true;
@@ -200,12 +200,13 @@ impl Probe {
                         pauses = ProbePauses::new();
                     }
                     has_waited = false;
-                    self.follow(&mut link, answered, before.as_ref()).await;
+                    self.follow(&mut connection, answered, before.as_ref())
+                        .await;
                 }
                 Err(failure) => {
                     self.replies_at_return = None;
                     // The connection may only have been closed: the next attempt shows it.
-                    if link.take().is_some() && before.is_none() {
+                    if connection.take().is_some() && before.is_none() {
                         continue;
                     }
                     let pause = pauses.after(&failure);
@@ -224,7 +225,7 @@ impl Probe {
     /// Handles an answer, and waits until the next question is due.
     async fn follow(
         &mut self,
-        link: &mut Option<Connection>,
+        connection: &mut Option<Connection>,
         answered: ProbeReply,
         before: Option<&NodeFailure>,
     ) {
@@ -234,7 +235,7 @@ impl Probe {
             others_work,
         } = answered;
         if new.is_some() {
-            *link = new;
+            *connection = new;
             self.node.record_answer(None);
             self.is_replaced |= self.is_back && !others_work;
         } else {
@@ -245,7 +246,7 @@ impl Probe {
             return;
         }
         // Before the node is asked for decisions: another server may have taken its place, with another time.
-        let clock = match link {
+        let clock = match connection {
             Some(known) => self.read_clock(known).await,
             None => Ok(true),
         };
@@ -257,12 +258,12 @@ impl Probe {
         let is_other = before.is_some_and(|was| *was != NodeFailure::Silent);
         self.node.regain(self.is_replaced || is_other);
         (self.is_back, self.is_replaced) = (true, false);
-        let is_usable = match link {
+        let is_usable = match connection {
             Some(known) => is_usable && self.send_owed(known).await,
             None => is_usable,
         };
         if !is_usable {
-            *link = None;
+            *connection = None;
             return;
         }
         tokio::select! {
@@ -273,26 +274,26 @@ impl Probe {
         }
     }
 
-    /// Asks on `link`, and also on a new connection if there is none or the answer takes longer than
+    /// Asks on `connection`, and also on a new connection if there is none or the answer takes longer than
     /// usual, until there is an answer, however long that takes. Meanwhile the node becomes lost if it
     /// is silent for too long, to this task and to all workers.
     async fn ask_once(
         &self,
-        link: &mut Option<Connection>,
+        connection: &mut Option<Connection>,
         before: Option<&NodeFailure>,
     ) -> Result<ProbeReply, NodeFailure> {
         let bounds = self.node.bounds(self.patience.lose_after);
         let asked = Instant::now();
         let replies = self.node.replies();
-        let has_link = link.is_some();
+        let has_connection = connection.is_some();
         let on_old = async {
-            match link {
-                Some(link) => self.ask(link, before).await,
+            match connection {
+                Some(connection) => self.ask(connection, before).await,
                 None => pending().await,
             }
         };
         let on_new = async {
-            if has_link {
+            if has_connection {
                 within(bounds.suspect_after, pending::<()>()).await;
             }
             self.reach(before).await
@@ -343,10 +344,10 @@ impl Probe {
                 self.connector.timeout.min(PATIENCE)
             };
             let reached = async {
-                let mut link = self.connector.connect(&self.node.endpoint).await?;
-                let asked = self.ask(&mut link, before).await;
+                let mut connection = self.connector.connect(&self.node.endpoint).await?;
+                let asked = self.ask(&mut connection, before).await;
                 asked.map_err(NodeFailure::after_coming_up)?;
-                Ok(link)
+                Ok(connection)
             };
             match within(patience, reached).await {
                 Some(Err(NodeFailure::Silent)) | None => {}
@@ -360,7 +361,7 @@ impl Probe {
     /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.
     async fn ask(
         &self,
-        link: &mut Connection,
+        connection: &mut Connection,
         before: Option<&NodeFailure>,
     ) -> Result<(), NodeFailure> {
         let mut questions = PackedCommands::one(&[b"PING"]);
@@ -372,7 +373,7 @@ impl Probe {
         if before == Some(&NodeFailure::ClusterDown) || before.is_some() && self.must_be_master {
             questions.push(&[b"CLUSTER", b"INFO"]);
         }
-        let replies = link.ask(&questions).await?;
+        let replies = connection.ask(&questions).await?;
         if let Some(failure) = replies.first().and_then(NodeFailure::of_greeting) {
             return Err(failure);
         }
@@ -397,11 +398,11 @@ impl Probe {
     }
 
     /// Sends the EXPIRE commands that workers have left. Returns whether the connection is still usable.
-    async fn send_owed(&self, link: &mut Connection) -> bool {
+    async fn send_owed(&self, connection: &mut Connection) -> bool {
         let mut owed = self.owed.take();
         while !owed.is_empty() {
             let later = owed.split_off(OWED_AT_ONCE);
-            match within(self.connector.timeout, link.ask(&owed)).await {
+            match within(self.connector.timeout, connection.ask(&owed)).await {
                 Some(Ok(replies)) => self.owed.keep_undone(&owed, &replies),
                 Some(Err(_)) | None => {
                     self.owed.add(&owed);
@@ -420,13 +421,13 @@ impl Probe {
     /// # Errors
     ///
     /// If the node has no clock because it is no Redis.
-    async fn read_clock(&mut self, link: &mut Connection) -> Result<bool, NodeFailure> {
+    async fn read_clock(&mut self, connection: &mut Connection) -> Result<bool, NodeFailure> {
         if self.time_failures >= MAX_TIME_FAILURES {
             return Ok(true);
         }
         for _ in 0..MAX_READINGS {
             let measurement = Measurement::begin();
-            match within(self.connector.timeout.min(PATIENCE), time(link)).await {
+            match within(self.connector.timeout.min(PATIENCE), time(connection)).await {
                 Some(Ok(Some(theirs))) => {
                     self.time_failures = 0;
                     if self.skew.record(measurement.end(&self.process, theirs)) {
@@ -463,10 +464,10 @@ struct ProbeSilence {
 }
 
 /// The time of day of the server, if it returns one.
-async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
-    let replies = link.ask(&PackedCommands::one(&[b"TIME"])).await?;
+async fn time(connection: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
+    let replies = connection.ask(&PackedCommands::one(&[b"TIME"])).await?;
     if let Some(reply) = replies.first() {
-        refuse_sentinel(link, reply).await?;
+        refuse_sentinel(connection, reply).await?;
     }
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
@@ -483,13 +484,13 @@ async fn time(link: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
 ///
 /// If it is a sentinel, or the connection breaks.
 pub(crate) async fn refuse_sentinel(
-    link: &mut Connection,
+    connection: &mut Connection,
     reply: &Value,
 ) -> Result<(), NodeFailure> {
     if !matches!(reply, Value::ServerError(error) if is_unknown_command(error)) {
         return Ok(());
     }
-    let replies = link.ask(&PackedCommands::one(&[b"ROLE"])).await?;
+    let replies = connection.ask(&PackedCommands::one(&[b"ROLE"])).await?;
     match replies.first().and_then(role) {
         Some(SENTINEL) => Err(NodeFailure::Sentinel),
         _ => Ok(()),

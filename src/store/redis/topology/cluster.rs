@@ -47,7 +47,7 @@ pub(crate) struct Cluster {
     seeds: Vec<Endpoint>,
     /// Masters and replicas of the last answer.
     known: Vec<Endpoint>,
-    links: HashMap<Endpoint, Connection>,
+    connections: HashMap<Endpoint, Connection>,
     /// The index of the node to ask first.
     next: usize,
 }
@@ -58,7 +58,7 @@ impl Cluster {
             connector,
             seeds,
             known: Vec::new(),
-            links: HashMap::new(),
+            connections: HashMap::new(),
             // Where many processes start at once, each asks another node first.
             next: usize::from(random::id().to_le_bytes()[0]),
         }
@@ -90,7 +90,7 @@ impl Cluster {
                 }
                 Ok(_) => failures.push(format!("{endpoint} knows of no slots")),
                 Err(failure) => {
-                    self.links.remove(endpoint);
+                    self.connections.remove(endpoint);
                     failures.push(format!("{endpoint} {failure}"));
                 }
             }
@@ -102,15 +102,15 @@ impl Cluster {
         &mut self,
         endpoint: &Endpoint,
     ) -> Result<(Vec<SlotRange>, Vec<Endpoint>), NodeFailure> {
-        let mut link = match self.links.remove(endpoint) {
-            Some(link) => link,
+        let mut connection = match self.connections.remove(endpoint) {
+            Some(connection) => connection,
             None => {
                 // One connection is enough: looks are rare while all is well.
-                self.links.clear();
+                self.connections.clear();
                 self.connector.connect_in(PATIENCE, endpoint).await?
             }
         };
-        let replies = link
+        let replies = connection
             .ask_within(
                 &PackedCommands::one(&[b"CLUSTER", b"SLOTS"]),
                 ReplyBounds::LIST,
@@ -119,8 +119,8 @@ impl Cluster {
         let Some(reply) = replies.first() else {
             return Ok((Vec::new(), Vec::new()));
         };
-        refuse_sentinel(&mut link, reply).await?;
-        self.links.insert(endpoint.clone(), link);
+        refuse_sentinel(&mut connection, reply).await?;
+        self.connections.insert(endpoint.clone(), connection);
         if let Some(failure) = NodeFailure::of_greeting(reply) {
             return Err(failure);
         }

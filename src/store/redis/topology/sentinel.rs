@@ -28,7 +28,7 @@ pub(crate) struct Sentinels {
     connector: Arc<Connector>,
     endpoints: Vec<Endpoint>,
     master: String,
-    links: HashMap<Endpoint, Connection>,
+    connections: HashMap<Endpoint, Connection>,
 }
 
 /// The answer of one sentinel.
@@ -40,7 +40,7 @@ impl Sentinels {
             connector,
             endpoints,
             master,
-            links: HashMap::new(),
+            connections: HashMap::new(),
         }
     }
 
@@ -52,11 +52,15 @@ impl Sentinels {
     pub(crate) async fn master(&mut self) -> Result<Endpoint, String> {
         let mut asking = JoinSet::new();
         for (order, endpoint) in self.endpoints.iter().enumerate() {
-            let link = self.links.remove(endpoint);
+            let connection = self.connections.remove(endpoint);
             let connector = self.connector.clone();
             let (endpoint, master) = (endpoint.clone(), self.master.clone());
             asking.spawn(async move {
-                let vote = within(PATIENCE + TICK, ask(&connector, &endpoint, link, &master)).await;
+                let vote = within(
+                    PATIENCE + TICK,
+                    ask(&connector, &endpoint, connection, &master),
+                )
+                .await;
                 (order, endpoint, vote.unwrap_or(Err(NodeFailure::Silent)))
             });
         }
@@ -81,8 +85,8 @@ impl Sentinels {
 
     fn hear(&mut self, sentinel: &Endpoint, vote: Vote) -> Result<Endpoint, String> {
         match vote {
-            Ok((link, master)) => {
-                self.links.insert(sentinel.clone(), link);
+            Ok((connection, master)) => {
+                self.connections.insert(sentinel.clone(), connection);
                 master.ok_or_else(|| format!("sentinel {sentinel} knows no master of this name"))
             }
             Err(failure) => Err(format!("sentinel {sentinel} {failure}")),
@@ -93,11 +97,11 @@ impl Sentinels {
 async fn ask(
     connector: &Connector,
     endpoint: &Endpoint,
-    link: Option<Connection>,
+    connection: Option<Connection>,
     master: &str,
 ) -> Vote {
-    let mut link = match link {
-        Some(link) => link,
+    let mut connection = match connection {
+        Some(connection) => connection,
         None => connector.connect_in(PATIENCE, endpoint).await?,
     };
     let words = [
@@ -105,7 +109,7 @@ async fn ask(
         &b"get-master-addr-by-name"[..],
         master.as_bytes(),
     ];
-    let replies = link.ask(&PackedCommands::one(&words)).await?;
+    let replies = connection.ask(&PackedCommands::one(&words)).await?;
     let reply = replies.into_iter().next();
     if let Some(failure) = reply.as_ref().and_then(NodeFailure::of_greeting) {
         return Err(failure);
@@ -114,7 +118,7 @@ async fn ask(
         let (host, port): (String, u16) = redis::from_redis_value(reply).ok()?;
         Some(reported(&host, port, endpoint))
     });
-    Ok((link, reported))
+    Ok((connection, reported))
 }
 
 /// Whether the server at `endpoint` itself reports that it is a master: sentinels may be the last to notice
@@ -124,8 +128,8 @@ pub(crate) async fn is_master_at(
     endpoint: &Endpoint,
 ) -> Result<bool, NodeFailure> {
     let ask = async {
-        let mut link = connector.connect(endpoint).await?;
-        let replies = link.ask(&PackedCommands::one(&[b"ROLE"])).await?;
+        let mut connection = connector.connect(endpoint).await?;
+        let replies = connection.ask(&PackedCommands::one(&[b"ROLE"])).await?;
         match replies.first().and_then(NodeFailure::of_reply) {
             Some(failure) => Err(failure),
             None => Ok(replies.first().is_some_and(is_master)),
