@@ -97,7 +97,7 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
     } else {
         None
     };
-    let mut request = Request::new(question(&ask.domain, &ask.descriptors, ask.hits));
+    let mut request = Request::new(question(&ask.of.domain, &ask.of.descriptors, ask.hits));
     let metadata = request.metadata_mut();
     metadata.insert(DEBUG, MetadataValue::from_static("true"));
     let mut client = RateLimitServiceClient::new(channel);
@@ -112,7 +112,7 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
 
 /// The explanation of the decision to come, as JSON.
 async fn explained(ask: &Ask) -> Result<String, ExplainError> {
-    let message = question(&ask.domain, &ask.descriptors, ask.hits);
+    let message = question(&ask.of.domain, &ask.of.descriptors, ask.hits);
     explain::by_server(&ask.debug_server, ask.timeout, &message).await
 }
 

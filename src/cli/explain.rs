@@ -38,7 +38,7 @@ fn listed(problems: &[Problem]) -> String {
 ///
 /// If there are no rules, or the server does not explain.
 pub(super) async fn explanation(explain: &Explain) -> Result<String, ExplainError> {
-    let message = question(&explain.domain, &explain.descriptors, explain.hits);
+    let message = question(&explain.of.domain, &explain.of.descriptors, explain.hits);
     let json = if explain.rules.is_empty() {
         by_server(&explain.server, explain.timeout, &message).await?
     } else {

@@ -182,20 +182,16 @@ fn status(
     least: &EmptyCounters,
     now: Timestamp,
 ) -> Status {
-    match outcome {
-        Outcome::Unmatched(_) | Outcome::Replaced(_) | Outcome::Ordered => Status {
-            code: Code::Ok,
-            binding: None,
-            remaining: 0,
-            retry_secs: Some(0),
-        },
-        Outcome::Unlimited(_) => Status {
-            code: Code::Ok,
-            binding: None,
-            remaining: u32::MAX.into(),
-            retry_secs: Some(0),
-        },
-        Outcome::Counted(counted) => counted_status(counted, plan, counts, least, now),
+    let remaining = match outcome {
+        Outcome::Counted(counted) => return counted_status(counted, plan, counts, least, now),
+        Outcome::Unmatched(_) | Outcome::Replaced(_) | Outcome::Ordered => 0,
+        Outcome::Unlimited(_) => u32::MAX.into(),
+    };
+    Status {
+        code: Code::Ok,
+        binding: None,
+        remaining,
+        retry_secs: Some(0),
     }
 }
 

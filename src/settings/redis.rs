@@ -10,7 +10,10 @@ use super::shapes::{ArgShape as _, named};
 use super::values::{Hidden, number, some_time, whole_number};
 use crate::{
     core::counter::KeyFormat,
-    store::redis::{self, options::TimeSource, topology::address::TopologyKind},
+    store::redis::{
+        options::{Options, TimeSource},
+        topology::address::{Address, Secret, TopologyKind},
+    },
 };
 
 /// The Redis that holds the counters, and how it is used.
@@ -120,9 +123,9 @@ const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
     /// How to use Redis.
-    pub(crate) fn options(&self) -> redis::options::Options {
+    pub(crate) fn options(&self) -> Options {
         let longest = LOST_AFTER.max(self.redis_timeout);
-        redis::options::Options {
+        Options {
             key_prefix: self.key_prefix.clone(),
             deadline: self.redis_timeout,
             lose_after: self.redis_lost_after.unwrap_or(longest),
@@ -132,13 +135,9 @@ impl Redis {
     }
 
     /// The address of Redis; `None` if no flag names a backend, which means to count in memory.
-    pub(crate) fn address(&self) -> Option<redis::topology::address::Address> {
+    pub(crate) fn address(&self) -> Option<Address> {
         let auth = secret(&self.redis_auth, &self.redis_auth_file);
-        let is_backend = match self.backend {
-            Some(BackendFlag::Redis) => true,
-            None => false,
-        };
-        let is_asked_for = is_backend
+        let is_asked_for = self.backend.is_some()
             || self.redis_socket_type.is_some()
             || self.redis_type.is_some()
             || self.redis_auth.is_some()
@@ -148,12 +147,9 @@ impl Redis {
         let given = self.redis_url.as_deref().filter(|url| !url.is_empty());
         let url = match file(&self.redis_url_file) {
             Some(file) => file,
-            None => {
-                let url = with_socket_type(given.or(default)?, self.redis_socket_type);
-                redis::topology::address::Secret::Text(url)
-            }
+            None => Secret::Text(with_socket_type(given.or(default)?, self.redis_socket_type)),
         };
-        Some(redis::topology::address::Address {
+        Some(Address {
             url,
             kind: self.redis_type,
             auth,

@@ -7,8 +7,8 @@ use clap::Args;
 use super::redis_address::{SocketType, file, secret, with_socket_type};
 use super::redis_tls::RedisTls;
 use super::shapes::{ArgShape as _, named};
-use super::values::{Hidden, file_path, some_time};
-use crate::store::redis::{self, topology::address::TopologyKind};
+use super::values::{Hidden, some_time};
+use crate::store::redis::topology::address::{Address, Secret, TopologyKind};
 
 /// A second Redis, for limits per second. It uses the deadline, connections, prefix and jitter of the first.
 #[derive(Clone, Debug, Args)]
@@ -64,9 +64,7 @@ pub(crate) struct RedisPerSecond {
     #[arg(
         long,
         env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
-        value_parser = file_path,
-        conflicts_with = "redis_per_second_sentinel_auth",
-        value_name = "FILE",
+        file_instead_of = "redis_per_second_sentinel_auth"
     )]
     pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
 
@@ -81,29 +79,24 @@ pub(crate) struct RedisPerSecond {
 
 impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
-    pub(crate) fn address(&self, tls: &RedisTls) -> Option<redis::topology::address::Address> {
-        let url = file(&self.redis_per_second_url_file).unwrap_or_else(|| {
-            redis::topology::address::Secret::Text(with_socket_type(
-                &self.redis_per_second_url,
-                self.redis_per_second_socket_type,
-            ))
-        });
-        self.redis_per_second
-            .then(|| redis::topology::address::Address {
-                url,
-                kind: self.redis_per_second_type,
-                auth: secret(
-                    &self.redis_per_second_auth,
-                    &self.redis_per_second_auth_file,
-                ),
-                sentinel_auth: secret(
-                    &self.redis_per_second_sentinel_auth,
-                    &self.redis_per_second_sentinel_auth_file,
-                ),
-                timeout: self.redis_per_second_connect_timeout,
-                is_tls: self.redis_per_second_tls,
-                sentinels_tls: tls.redis_sentinel_tls,
-                tls: tls.read(),
-            })
+    pub(crate) fn address(&self, tls: &RedisTls) -> Option<Address> {
+        let kind = self.redis_per_second_socket_type;
+        let url = || Secret::Text(with_socket_type(&self.redis_per_second_url, kind));
+        self.redis_per_second.then(|| Address {
+            url: file(&self.redis_per_second_url_file).unwrap_or_else(url),
+            kind: self.redis_per_second_type,
+            auth: secret(
+                &self.redis_per_second_auth,
+                &self.redis_per_second_auth_file,
+            ),
+            sentinel_auth: secret(
+                &self.redis_per_second_sentinel_auth,
+                &self.redis_per_second_sentinel_auth_file,
+            ),
+            timeout: self.redis_per_second_connect_timeout,
+            is_tls: self.redis_per_second_tls,
+            sentinels_tls: tls.redis_sentinel_tls,
+            tls: tls.read(),
+        })
     }
 }

@@ -27,7 +27,12 @@ pub(super) fn readable(
     if wire::is_degraded(response) {
         text.push_str(", degraded: true (decided without the store, which does not reply)");
     }
-    for (index, (descriptor, status)) in ask.descriptors.iter().zip(&response.statuses).enumerate()
+    for (index, (descriptor, status)) in ask
+        .of
+        .descriptors
+        .iter()
+        .zip(&response.statuses)
+        .enumerate()
     {
         let Entries(entries) = descriptor;
         let entries: Vec<_> = entries

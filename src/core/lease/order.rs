@@ -184,14 +184,22 @@ impl<'a> OrdersOfTarget<'a> {
         let LeasePolicy::Reserve(reserve) = target.lease else {
             return self.free_slots(target, memory, now, hits);
         };
-        for (text, cost) in &self.settles {
-            let lease = target.lease(text, memory.epoch(), now);
-            let (outcome, is_late) = match lease {
+        let is_settled = |text: &&[u8]| self.settles.iter().any(|(other, _)| other == text);
+        let releases = self.releases.iter().filter(|text| !is_settled(text));
+        let releases = releases.filter(|_| reserve.missing == MissingCost::Zero);
+        let settles = self.settles.iter().map(|&(text, cost)| (text, cost, false));
+        let ends = settles.chain(releases.map(|&text| (text, Some(0), true)));
+        for (text, cost, is_release) in ends {
+            let (outcome, is_late) = match target.lease(text, memory.epoch(), now) {
                 Some((token, leased)) if memory.is_first(token.id, target.mark) => {
                     // Without a number the cost is what was reserved.
                     let cost = cost.unwrap_or(leased);
                     let is_late = target.settle((leased, cost), token.at, memory, now, hits);
-                    (OrderOutcome::Settled { leased, cost }, is_late)
+                    let outcome = match is_release {
+                        true => OrderOutcome::Released { leased },
+                        false => OrderOutcome::Settled { leased, cost },
+                    };
+                    (outcome, is_late)
                 }
                 Some(_) => (OrderOutcome::Repeated, false),
                 None => {
@@ -199,20 +207,6 @@ impl<'a> OrdersOfTarget<'a> {
                     target.charge(cost, now, hits);
                     (OrderOutcome::Unknown { cost }, false)
                 }
-            };
-            hits.outcomes.push((target.rule, outcome, is_late));
-        }
-        let is_settled = |text: &&[u8]| self.settles.iter().any(|(other, _)| other == text);
-        let releases = self.releases.iter().filter(|text| !is_settled(text));
-        for text in releases.filter(|_| reserve.missing == MissingCost::Zero) {
-            let lease = target.lease(text, memory.epoch(), now);
-            let (outcome, is_late) = match lease {
-                Some((token, leased)) if memory.is_first(token.id, target.mark) => {
-                    let is_late = target.settle((leased, 0), token.at, memory, now, hits);
-                    (OrderOutcome::Released { leased }, is_late)
-                }
-                Some(_) => (OrderOutcome::Repeated, false),
-                None => (OrderOutcome::Unknown { cost: 0 }, false),
             };
             hits.outcomes.push((target.rule, outcome, is_late));
         }

@@ -24,7 +24,7 @@ use crate::{
         grpc::{RequestClock, wire::RequestBounds},
         held_bytes::Account,
         leases::LeaseBook,
-        limiter::Rules,
+        limiter::{RuleSet, Rules},
     },
     store::{
         any::AnyStore,
@@ -41,6 +41,7 @@ mod look;
 mod report;
 
 pub(crate) use access::ChangeAccess;
+use access::NotAllowed;
 pub(crate) use change::Change;
 use report::CounterReport;
 pub(super) use report::{algorithm, limit_json};
@@ -80,11 +81,14 @@ const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {
     /// A page of the counters of a domain; see [`list::ListQuery`].
-    pub(super) async fn list(self, account: Arc<Account>, query: Option<&str>) -> Response {
-        match list::ListQuery::parse(query.unwrap_or_default()) {
-            Ok(query) => list::list(&self, account, query).await,
-            Err(error) => refused(StatusCode::BAD_REQUEST, &error.to_string()),
-        }
+    pub(super) async fn list(
+        self,
+        account: Arc<Account>,
+        query: Option<&str>,
+    ) -> Result<Response, Response> {
+        let query = list::ListQuery::parse(query.unwrap_or_default());
+        let query = query.map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))?;
+        list::list(&self, account, query).await
     }
 
     /// The counters of the descriptors in `body`.
@@ -93,7 +97,7 @@ impl Counters {
         account: Arc<Account>,
         headers: HeaderMap,
         body: Body,
-    ) -> Response {
+    ) -> Result<Response, Response> {
         look::get(&self, &account, &headers, body).await
     }
 
@@ -106,12 +110,19 @@ impl Counters {
         account: Arc<Account>,
         headers: HeaderMap,
         body: Body,
-    ) -> Response {
+    ) -> Result<Response, Response> {
         let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
-        match allowed.await {
-            Ok(allowed) => change::change(&self, change, allowed, &account, &headers, body).await,
-            Err(error) => refused(StatusCode::FORBIDDEN, &error.to_string()),
-        }
+        let forbidden = |error: NotAllowed| refused(StatusCode::FORBIDDEN, &error.to_string());
+        let allowed = allowed.await.map_err(forbidden)?;
+        change::change(&self, change, allowed, &account, &headers, body).await
+    }
+
+    /// The rules in use.
+    fn rules(&self) -> Result<Arc<RuleSet>, Refusal> {
+        self.rules.current().ok_or_else(|| Refusal {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            reason: "no rate limit configuration loaded".to_owned(),
+        })
     }
 
     /// Asks the store for the states of the counters in `reports`, a few at a time.
@@ -166,9 +177,9 @@ struct Refusal {
     reason: String,
 }
 
-impl Refusal {
-    fn reply(&self) -> Response {
-        refused(self.status, &self.reason)
+impl From<Refusal> for Response {
+    fn from(Refusal { status, reason }: Refusal) -> Self {
+        refused(status, &reason)
     }
 }
 

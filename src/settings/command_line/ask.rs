@@ -4,7 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use crate::{core::descriptor_text::Entries, settings::values::duration};
+use super::counters::Descriptors;
+use crate::settings::values::duration;
 
 #[derive(Debug, Args)]
 #[command(
@@ -35,14 +36,8 @@ pub(crate) struct Ask {
     #[arg(long, value_name = "NAME")]
     pub authority: Option<String>,
 
-    /// Namespace of the rules
-    #[arg(long, value_name = "NAME")]
-    pub domain: String,
-
-    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
-    /// sign and `\\` a backslash
-    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
-    pub descriptors: Vec<Entries>,
+    #[command(flatten)]
+    pub of: Descriptors,
 
     /// Hits of each descriptor; 0 reads without counting, and -2 gives two hits back
     #[arg(long, default_value_t = 1, value_name = "N")]

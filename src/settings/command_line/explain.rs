@@ -4,12 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 
-use super::reading::Reading;
+use super::{counters::Descriptors, reading::Reading};
 use crate::settings::shapes::{ArgShape as _, named};
-use crate::{
-    core::{counter::KeyFormat, descriptor_text::Entries},
-    settings::values::duration,
-};
+use crate::{core::counter::KeyFormat, settings::values::duration};
 
 #[derive(Debug, Args)]
 #[command(
@@ -31,14 +28,8 @@ pub(crate) struct Explain {
     )]
     pub server: String,
 
-    /// Namespace of the rules
-    #[arg(long, value_name = "NAME")]
-    pub domain: String,
-
-    /// A descriptor: its entries in order, separated by commas; `\,` is a comma, `\=` an equals
-    /// sign and `\\` a backslash
-    #[arg(short, long = "descriptor", required = true, value_name = "K=V[,K=V…]")]
-    pub descriptors: Vec<Entries>,
+    #[command(flatten)]
+    pub of: Descriptors,
 
     /// Hits of each descriptor; -2 gives two hits back
     #[arg(long, default_value_t = 1, value_name = "N")]

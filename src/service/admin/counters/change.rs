@@ -57,32 +57,22 @@ pub(super) async fn change(
     account: &Arc<Account>,
     headers: &HeaderMap,
     body: Body,
-) -> Response {
-    let asked = match Asked::read(counters, account, headers, body).await {
-        Ok(asked) => asked,
-        Err(refusal) => return refusal,
-    };
-    let request = match asked.request(counters) {
-        Ok(request) => request,
-        Err(refusal) => return refusal.reply(),
-    };
-    let mut answer = match CounterAnswer::begin(counters, &request) {
-        Ok(answer) => answer,
-        Err(refusal) => return refusal.reply(),
-    };
+) -> Result<Response, Response> {
+    let asked = Asked::read(counters, account, headers, body).await?;
+    let request = asked.request(counters)?;
+    let mut answer = CounterAnswer::begin(counters, &request)?;
     let mut hits = request.descriptors().map(|descriptor| descriptor.hits);
     let is_too_many = |hits: Hits| hits.added() == 0 || hits.added() > u32::MAX.into();
     if change == Change::Grant && hits.any(is_too_many) {
         let text =
             "hitsAddend of each descriptor has to be the number of hits to grant: 1 to 4294967295";
-        return refused(StatusCode::BAD_REQUEST, text);
+        return Err(refused(StatusCode::BAD_REQUEST, text));
     }
     if change == Change::Grant && answer.key_format() == KeyFormat::Reference {
-        return refused(StatusCode::CONFLICT, NO_GRANT);
+        return Err(refused(StatusCode::CONFLICT, NO_GRANT));
     }
-    if let Err(error) = counters.look_at(&mut answer.reports, answer.now).await {
-        return without_store(error);
-    }
+    let looked = counters.look_at(&mut answer.reports, answer.now).await;
+    looked.map_err(without_store)?;
     answer.each(&request, |report, hits| {
         report.before = report.state;
         report.asked = (change == Change::Grant).then(|| hits.added());
@@ -106,14 +96,14 @@ pub(super) async fn change(
             .add_into(&mut counts, &changes, answer.now, &deadline);
         if let Err(error) = changed.await {
             tracing::warn!(%error, by = %allowed, "counters were perhaps not changed");
-            return without_store(error);
+            return Err(without_store(error));
         }
     }
     take_states(&mut answer.reports, &counts);
     for (descriptor, reports) in answer.parts(&request) {
         log(change, allowed, &request, descriptor, reports);
     }
-    reply(counters, account, answer.json(&request)).await
+    Ok(reply(counters, account, answer.json(&request)).await)
 }
 
 impl Change {

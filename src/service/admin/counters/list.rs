@@ -110,30 +110,26 @@ impl ListQuery {
 }
 
 /// Answers `query`.
-pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: ListQuery) -> Response {
-    let Some(rules) = counters.rules.current() else {
-        let text = "no rate limit configuration loaded";
-        return refused(StatusCode::SERVICE_UNAVAILABLE, text);
-    };
+pub(super) async fn list(
+    counters: &Counters,
+    account: Arc<Account>,
+    query: ListQuery,
+) -> Result<Response, Response> {
+    let rules = counters.rules()?;
     let now = counters.clock.now();
     let prefixes = query.prefixes(rules.matcher.key_format);
-    let page = match page(counters, &query, prefixes, now).await {
-        Ok(page) => page,
-        Err(refusal) => return refusal,
-    };
     let KeyPage {
         keys,
         cursor,
         is_per_second,
-    } = page;
+    } = page(counters, &query, prefixes, now).await?;
     let reports = counters.blocking.work(move || {
         let report = |key| CounterReport::of_key(key, &rules.matcher, is_per_second, now);
         keys.into_iter().filter_map(report).collect::<Vec<_>>()
     });
     let mut reports = reports.await;
-    if let Err(error) = counters.look_at(&mut reports, now).await {
-        return without_store(error);
-    }
+    let looked = counters.look_at(&mut reports, now).await;
+    looked.map_err(without_store)?;
     let head = format!("{{\"domain\":{},\"counters\":[", text(&query.domain));
     let tail = format!("\n],\"cursor\":{}}}\n", Value::from(cursor));
     let bytes = |report: &CounterReport| size_of::<CounterReport>() + report.key.len();
@@ -143,7 +139,7 @@ pub(super) async fn list(counters: &Counters, account: Arc<Account>, query: List
     let page = counters
         .blocking
         .page(account, move || (json_list(head, texts, tail), bytes));
-    (json_headers(), page).into_response()
+    Ok((json_headers(), page).into_response())
 }
 
 /// The keys of the page, or the reply if there is none.

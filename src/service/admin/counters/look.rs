@@ -37,23 +37,13 @@ pub(super) async fn get(
     account: &Arc<Account>,
     headers: &HeaderMap,
     body: Body,
-) -> Response {
-    let asked = match Asked::read(counters, account, headers, body).await {
-        Ok(asked) => asked,
-        Err(refusal) => return refusal,
-    };
-    let request = match asked.request(counters) {
-        Ok(request) => request,
-        Err(refusal) => return refusal.reply(),
-    };
-    let mut answer = match CounterAnswer::begin(counters, &request) {
-        Ok(answer) => answer,
-        Err(refusal) => return refusal.reply(),
-    };
-    match counters.look_at(&mut answer.reports, answer.now).await {
-        Ok(()) => reply(counters, account, answer.json(&request)).await,
-        Err(error) => without_store(error),
-    }
+) -> Result<Response, Response> {
+    let asked = Asked::read(counters, account, headers, body).await?;
+    let request = asked.request(counters)?;
+    let mut answer = CounterAnswer::begin(counters, &request)?;
+    let looked = counters.look_at(&mut answer.reports, answer.now).await;
+    looked.map_err(without_store)?;
+    Ok(reply(counters, account, answer.json(&request)).await)
 }
 
 /// A request about counters.
@@ -120,12 +110,7 @@ impl CounterAnswer {
     ///
     /// If there are no rules.
     pub(super) fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Refusal> {
-        let Some(rules) = counters.rules.current() else {
-            return Err(Refusal {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                reason: "no rate limit configuration loaded".to_owned(),
-            });
-        };
+        let rules = counters.rules()?;
         let now = counters.clock.now();
         let (mut reports, mut ends) = (Vec::new(), Vec::new());
         for descriptor in request.descriptors() {
