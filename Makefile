@@ -28,7 +28,7 @@ pictures: tools ## Write the pictures of the page into docs/page, of `make demo`
 	$(CARGO) build --release --locked
 	UPDATE_PICTURES=$(CURDIR)/target/release/tollgate $(CARGO) test --locked --test it the_demo
 
-unit: ## The unit tests and the layout of src/, without any tool: seconds, once it is built
+unit: ## The unit tests and the layout of src/, without any tool: a minute, once it is built
 	$(CARGO) test --locked --lib --test tidy
 
 # clippy's driver is the compiler with more lints. It compiles this crate for the tests here, so that dependencies are built

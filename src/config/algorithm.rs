@@ -14,7 +14,7 @@ use super::{
 };
 use crate::core::{
     calendar::{Calendar, NoCalendar, Starts},
-    kind::Algorithm,
+    kind::{Algorithm, WORDS_TEXT},
     window::Period,
 };
 
@@ -51,8 +51,7 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
             Algorithm::Concurrency
         }
         _ => {
-            let expected = "fixed_window, sliding_window, sliding_log, token_bucket or concurrency";
-            faults.extend(name.map(|word| unknown("algorithm", word, expected)));
+            faults.extend(name.map(|word| unknown("algorithm", word, &WORDS_TEXT)));
             return Algorithm::FixedWindow;
         }
     };

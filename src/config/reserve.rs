@@ -105,6 +105,7 @@ fn reserve(
         let fix = "remove it: such a rule counts nothing";
         reject(keys.at, "`unlimited`", fix);
     }
+    let is_settled = |limit: &Limit| limit.algorithm.kind(1).facts().is_settled;
     if !limits.iter().all(is_settled) {
         let fix = "only fixed windows without `first_hit`, calendars and token buckets can be settled exactly";
         reject(keys.at, "the algorithm of a limit", fix);
@@ -115,17 +116,6 @@ fn reserve(
         estimate: estimate(keys, limits, faults),
         missing: missing(keys, faults),
     })
-}
-
-/// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
-fn is_settled(limit: &Limit) -> bool {
-    match limit.algorithm {
-        Algorithm::FixedWindow | Algorithm::Calendar(_) | Algorithm::TokenBucket { .. } => true,
-        Algorithm::FirstHit
-        | Algorithm::SlidingWindow
-        | Algorithm::SlidingLog
-        | Algorithm::Concurrency => false,
-    }
 }
 
 /// An estimate above the smallest limit would never pass.

@@ -1,6 +1,6 @@
 //! Algorithms, the kinds of their counters, and the facts that other files ask about one.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::core::calendar::Calendar;
 
@@ -90,7 +90,7 @@ impl Halves {
     }
 }
 
-/// The facts of a kind. A new kind is a row of them, a state in `core/algorithm.rs`, and a table in `step.lua`.
+/// The facts of a kind. A new kind is a row of them, a state in `core/algorithm.rs`, and a function in `step.lua`.
 #[derive(Debug)]
 pub(crate) struct KindFacts {
     /// Its name in reports.
@@ -103,6 +103,8 @@ pub(crate) struct KindFacts {
     pub(crate) looks_first: bool,
     /// Whether it counts in windows that end as a whole. Such a window can owe hits.
     pub(crate) has_window: bool,
+    /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
+    pub(crate) is_settled: bool,
     pub(crate) life: HitLife,
 }
 
@@ -123,12 +125,14 @@ const WINDOW: KindFacts = KindFacts {
     letter: b'w',
     looks_first: false,
     has_window: true,
+    is_settled: true,
     life: HitLife::OnePeriod,
 };
 
 const FIRST_HIT: KindFacts = KindFacts {
     report_name: "first_hit",
     letter: b'f',
+    is_settled: false,
     ..WINDOW
 };
 
@@ -138,6 +142,7 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
     letter: b's',
     looks_first: true,
     has_window: false,
+    is_settled: false,
     life: HitLife::TwoPeriods,
 };
 
@@ -153,6 +158,7 @@ const TOKEN_BUCKET: KindFacts = KindFacts {
     report_name: "token_bucket",
     word: "token_bucket",
     letter: b't',
+    is_settled: true,
     life: HitLife::UntilFull,
     ..SLIDING_WINDOW
 };
@@ -173,6 +179,12 @@ pub(crate) const WORDS: &[&str] = &[
     TOKEN_BUCKET.word,
     SLOTS.word,
 ];
+
+/// [`WORDS`] as errors list them.
+pub(crate) static WORDS_TEXT: LazyLock<String> = LazyLock::new(|| {
+    let (last, others) = WORDS.split_last().expect("there are algorithms");
+    format!("{} or {last}", others.join(", "))
+});
 
 impl CounterKind {
     /// One of each; the bucket has a rate of 1, and the slots no lease.
@@ -197,6 +209,16 @@ impl CounterKind {
             Self::SlidingLog => &SLIDING_LOG,
             Self::TokenBucket { .. } => &TOKEN_BUCKET,
             Self::Slots { .. } => &SLOTS,
+        }
+    }
+
+    /// The number that its counter needs besides limit and period, 0 if none: what flows into a bucket in a period, or
+    /// the lease that names slots.
+    pub(crate) const fn argument(self) -> u64 {
+        match self {
+            Self::TokenBucket { rate } => rate.get(),
+            Self::Slots { lease } => lease.get(),
+            _ => 0,
         }
     }
 

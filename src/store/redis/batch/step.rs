@@ -119,12 +119,8 @@ pub(crate) fn write_fields(
         .number(period_millis);
     match method {
         CounterKind::Window => script.number(ttl_secs()),
-        CounterKind::TokenBucket { rate } => script.number(rate.get()),
         // Redis stores a number of 64 bits with a sign in 9 bytes.
-        CounterKind::Slots { lease } => script.number(lease.get().cast_signed()),
-        CounterKind::FirstHit | CounterKind::SlidingWindow | CounterKind::SlidingLog => {
-            script.number(0)
-        }
+        other => script.number(other.argument().cast_signed()),
     };
 }
 
