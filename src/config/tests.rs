@@ -13,10 +13,7 @@ use crate::core::{
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
     request::Entry,
 };
-use crate::core::{
-    counter::KeyFormat,
-    kind::{Algorithm, WORDS_TEXT},
-};
+use crate::core::{counter::KeyFormat, kind::Algorithm};
 use jiff::civil::Weekday;
 
 mod mistaken_values;
@@ -814,7 +811,7 @@ fn every_algorithm_has_a_word_that_means_it() {
 fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
     check_limit(
         "algorithm: gcra",
-        &format!("unknown algorithm 'gcra' ({})", *WORDS_TEXT),
+        "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log, token_bucket or concurrency)",
     );
     for (said, meant) in [
         ("algorithm: token-bucket", "token_bucket"),

@@ -218,7 +218,7 @@ impl CounterKind {
         match self {
             Self::TokenBucket { rate } => rate.get(),
             Self::Slots { lease } => lease.get(),
-            _ => 0,
+            Self::Window | Self::FirstHit | Self::SlidingWindow | Self::SlidingLog => 0,
         }
     }
 
@@ -273,6 +273,8 @@ mod tests {
         let letters: HashSet<_> = facts.iter().map(|facts| facts.letter).collect();
         assert_eq!((names.len(), letters.len()), (facts.len(), facts.len()));
         assert!(facts.iter().all(|facts| WORDS.contains(&facts.word)));
+        let text = "fixed_window, sliding_window, sliding_log, token_bucket or concurrency";
+        assert_eq!(*WORDS_TEXT, text);
     }
 
     #[test]

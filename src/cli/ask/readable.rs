@@ -27,13 +27,8 @@ pub(super) fn readable(
     if wire::is_degraded(response) {
         text.push_str(", degraded: true (decided without the store, which does not reply)");
     }
-    for (index, (descriptor, status)) in ask
-        .of
-        .descriptors
-        .iter()
-        .zip(&response.statuses)
-        .enumerate()
-    {
+    let asked = ask.of.descriptors.iter().zip(&response.statuses);
+    for (index, (descriptor, status)) in asked.enumerate() {
         let Entries(entries) = descriptor;
         let entries: Vec<_> = entries
             .iter()
