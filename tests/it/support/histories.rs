@@ -472,13 +472,15 @@ impl Caller {
         self.log.lock().unwrap().calls.push((asked, call));
     }
 
-    /// Resets the counters of `asked`. A reset without an answer may have happened, now or later.
-    async fn reset(&self, port: SocketAddr, asked: Asked) {
+    /// Resets the counters of `asked`, and returns whether that was done. A reset without an answer may have happened,
+    /// now or later.
+    async fn reset(&self, port: SocketAddr, asked: Asked) -> bool {
         let sent = self.nanos();
         let is_done = change(port, "reset", asked, 0).await;
         let received = if is_done { self.nanos() } else { u64::MAX };
         let reset = Zeroing { sent, received };
         self.log.lock().unwrap().resets.push((asked, reset));
+        is_done
     }
 
     async fn call(&self, client: &mut Client, asked: Asked, hits: i64) -> Option<bool> {
@@ -686,10 +688,16 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     for (asked, _) in &caller.log.lock().unwrap().resets {
         reset.insert(*asked);
     }
+    let answered_by = Instant::now() + MENDED_WITHIN;
     for (number, asked) in reset.into_iter().enumerate() {
-        caller
-            .reset(servers.all[number % servers.all.len()].debug, asked)
-            .await;
+        let port = servers.all[number % servers.all.len()].debug;
+        // What a counter holds is unknown after a reset without an answer. A Redis with a fault gives none at first.
+        while !caller.reset(port, asked).await {
+            if Instant::now() > answered_by {
+                return vec![format!("the reset of {asked:?} has no answer")];
+            }
+            sleep(AFTER_NONE).await;
+        }
     }
     // Every cache knows of the resets then.
     sleep(STALE).await;
