@@ -4,7 +4,7 @@ use std::{collections::VecDeque, fmt::Write as _};
 
 use tollgate::Limit;
 
-use crate::{CONTESTANTS, Contestant, START_MILLIS, Simulated, real, seconds};
+use crate::{Contestant, START_MILLIS, Simulated, contestants, real, seconds};
 
 /// The limit: this many in ten seconds.
 const LIMIT: u32 = 100;
@@ -33,7 +33,7 @@ struct Bar {
 
 fn bars(contestant: &Contestant) -> Vec<Bar> {
     let limit = Limit {
-        algorithm: (contestant.algorithm)(LIMIT.into()),
+        algorithm: contestant.algorithm.clone(),
         ..Limit::fixed(LIMIT.into(), seconds(PERIOD_SECS))
     };
     let counter = Simulated::new(limit);
@@ -102,7 +102,8 @@ const LINE: (f64, f64) = (196.0, 88.0);
 
 /// The whole chart as SVG.
 pub(crate) fn edge_burst() -> String {
-    let rows = CONTESTANTS.len().div_ceil(COLUMNS);
+    let contestants = contestants(LIMIT.into());
+    let rows = contestants.len().div_ceil(COLUMNS);
     let width = 2.0 * MARGIN + PANEL.0 * whole(COLUMNS);
     let height = HEAD + PANEL.1 * whole(rows) + MARGIN;
     let mut svg = format!(
@@ -124,7 +125,7 @@ pub(crate) fn edge_burst() -> String {
         LOAD * 1_000 / STEP,
     );
     text(&mut svg, (MARGIN, 40.0), "small", &about);
-    for (index, contestant) in CONTESTANTS.iter().enumerate() {
+    for (index, contestant) in contestants.iter().enumerate() {
         let x = MARGIN + PANEL.0 * whole(index % COLUMNS);
         let y = HEAD + PANEL.1 * whole(index / COLUMNS);
         writeln!(svg, "<g transform=\"translate({x} {y})\">").expect("a text takes all");

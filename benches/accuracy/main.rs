@@ -59,43 +59,26 @@ struct Arguments {
 #[derive(Clone, Debug)]
 struct Contestant {
     name: &'static str,
-    algorithm: fn(u64) -> Algorithm,
+    algorithm: Algorithm,
     /// Whether its state estimates the number of hits in the last period.
     tells_rate: bool,
 }
 
-const CONTESTANTS: [Contestant; 6] = [
-    Contestant {
-        name: "fixed_window",
-        algorithm: |_| Algorithm::FixedWindow,
-        tells_rate: true,
-    },
-    Contestant {
-        name: "fixed_window, first_hit",
-        algorithm: |_| Algorithm::FirstHit,
-        tells_rate: true,
-    },
-    Contestant {
-        name: "sliding_window",
-        algorithm: |_| Algorithm::SlidingWindow,
-        tells_rate: true,
-    },
-    Contestant {
-        name: "sliding_log",
-        algorithm: |_| Algorithm::SlidingLog,
-        tells_rate: true,
-    },
-    Contestant {
-        name: "token_bucket",
-        algorithm: |limit| Algorithm::TokenBucket { burst: limit },
-        tells_rate: false,
-    },
-    Contestant {
-        name: "token_bucket, burst 1/10",
-        algorithm: |limit| Algorithm::TokenBucket { burst: limit / 10 },
-        tells_rate: false,
-    },
-];
+/// All algorithms that limit a rate, as they count `limit` requests.
+fn contestants(limit: u64) -> Vec<Contestant> {
+    let all = Algorithm::one_of_each(limit).filter(|one| *one != Algorithm::Concurrency);
+    let small_bucket = Algorithm::TokenBucket { burst: limit / 10 };
+    let all = all.chain([small_bucket]).map(|algorithm| Contestant {
+        name: match algorithm {
+            Algorithm::FirstHit => "fixed_window, first_hit",
+            Algorithm::TokenBucket { burst } if burst < limit => "token_bucket, burst 1/10",
+            _ => algorithm.name(),
+        },
+        tells_rate: !matches!(algorithm, Algorithm::TokenBucket { .. }),
+        algorithm,
+    });
+    all.collect()
+}
 
 fn main() {
     let arguments = Arguments::parse();
@@ -115,14 +98,13 @@ fn main() {
             .map(|thread| thread.join().expect("it does not panic"))
     });
     for (shape, rate) in Shape::ALL.into_iter().zip(rates) {
-        let found: Vec<Found> = found.by_ref().take(CONTESTANTS.len()).collect();
-        let exact = CONTESTANTS
+        let contestants = contestants(shape.limit().into());
+        let found: Vec<Found> = found.by_ref().take(contestants.len()).collect();
+        let exact = contestants
             .iter()
-            .zip(&found)
-            .find(|(contestant, _)| contestant.name == "sliding_log")
-            .map(|(_, found)| *found)
-            .expect("the exact log is among them");
-        print(shape, &found, exact);
+            .position(|contestant| contestant.algorithm == Algorithm::SlidingLog);
+        let exact = found[exact.expect("the exact log is among them")];
+        print(shape, &contestants, &found, exact);
         println!(
             "  sliding_window over all requests, refused ones too: {:.4} % wrong decisions, {:.2} % mean error",
             share(rate.wrongly_admitted + rate.wrongly_refused, rate.requests),
@@ -133,12 +115,11 @@ fn main() {
 
 /// The results of each contestant for each shape, in order. They run in parallel.
 fn replay_all(arguments: &Arguments) -> Vec<Found> {
-    let work: Vec<(Shape, &Contestant)> = Shape::ALL
+    let work: Vec<(Shape, Contestant)> = Shape::ALL
         .into_iter()
         .flat_map(|shape| {
-            CONTESTANTS
-                .iter()
-                .map(move |contestant| (shape, contestant))
+            let contestants = contestants(shape.limit().into());
+            contestants.into_iter().map(move |one| (shape, one))
         })
         .collect();
     let next = AtomicUsize::new(0);
@@ -147,13 +128,13 @@ fn replay_all(arguments: &Arguments) -> Vec<Found> {
     thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {
-                while let Some((shape, contestant)) = work.get(next.fetch_add(1, Relaxed)) {
-                    let at = work
-                        .iter()
-                        .position(|(a, b)| a == shape && b.name == contestant.name)
-                        .expect("it is of the list");
+                loop {
+                    let index = next.fetch_add(1, Relaxed);
+                    let Some((shape, contestant)) = work.get(index) else {
+                        return;
+                    };
                     let result = replay(*shape, contestant, arguments);
-                    found.lock().expect("no holder panics")[at] = result;
+                    found.lock().expect("no holder panics")[index] = result;
                 }
             });
         }
@@ -181,7 +162,7 @@ struct Found {
 fn replay(shape: Shape, contestant: &Contestant, arguments: &Arguments) -> Found {
     let sources = arguments.sources.get();
     let limit = Limit {
-        algorithm: (contestant.algorithm)(shape.limit().into()),
+        algorithm: contestant.algorithm.clone(),
         ..Limit::fixed(shape.limit().into(), Unit::Minute)
     };
     let counter = Simulated::new(limit);
@@ -324,7 +305,7 @@ impl Simulated {
     }
 }
 
-fn print(shape: Shape, found: &[Found], exact: Found) {
+fn print(shape: Shape, contestants: &[Contestant], found: &[Found], exact: Found) {
     let refused = exact.requests - exact.admitted;
     println!(
         "\n{}; the exact log refuses {:.1} %",
@@ -339,7 +320,7 @@ fn print(shape: Shape, found: &[Found], exact: Found) {
         "  {:24} {:>11} {:>11} {:>12} {:>12} {:>14}",
         "algorithm", "admitted", "refused", "of the rate", "to exact", "period to limit"
     );
-    for (contestant, found) in CONTESTANTS.iter().zip(found) {
+    for (contestant, found) in contestants.iter().zip(found) {
         let error = if contestant.tells_rate {
             format!("{:.2} %", 100.0 * found.errors / real(found.judged.max(1)))
         } else {

@@ -33,40 +33,35 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
     let name = limit.algorithm.as_ref();
     let algorithm = match name.map_or("fixed_window", |word| &word.text) {
         "fixed_window" => fixed_window(limit, period, faults),
-        "sliding_window" => {
-            check_requests(limit, "sliding_window", u32::MAX, faults);
-            Algorithm::SlidingWindow
-        }
-        "sliding_log" => {
-            if limit.requests_per_unit > Algorithm::MAX_LOGGED.into() {
-                faults.push((limit.at, Fault::LogTooLong(limit.requests_per_unit)));
-            }
-            Algorithm::SlidingLog
-        }
         "token_bucket" => Algorithm::TokenBucket {
             burst: burst(limit, period, faults),
         },
-        "concurrency" => {
-            check_requests(limit, "concurrency", Algorithm::MAX_LOGGED, faults);
-            Algorithm::Concurrency
-        }
-        _ => {
-            faults.extend(name.map(|word| unknown("algorithm", word, &WORDS_TEXT)));
-            return Algorithm::FixedWindow;
+        word => {
+            let mut without_settings = Algorithm::one_of_each(0);
+            let Some(algorithm) = without_settings.find(|known| known.name() == word) else {
+                faults.extend(name.map(|word| unknown("algorithm", word, &WORDS_TEXT)));
+                return Algorithm::FixedWindow;
+            };
+            algorithm
         }
     };
+    check_requests(limit, &algorithm, faults);
     check_company(limit, &algorithm, faults);
     algorithm
 }
 
-/// Reports a number of requests that this algorithm does not count.
-fn check_requests(limit: &RateLimit, algorithm: &str, most: u32, faults: &mut Faults) {
-    if limit.requests_per_unit > most.into() {
-        let fault = Fault::OutOfRange {
-            key: "requests_per_unit",
-            low: 0,
-            high: most.into(),
-            text: format!("{} with `{algorithm}`", limit.requests_per_unit),
+/// Reports a number of requests that `algorithm` does not count.
+fn check_requests(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) {
+    let (requests, most) = (limit.requests_per_unit, algorithm.max_requests());
+    if requests > most {
+        let fault = match algorithm {
+            Algorithm::SlidingLog => Fault::LogTooLong(requests),
+            _ => Fault::OutOfRange {
+                key: "requests_per_unit",
+                low: 0,
+                high: most,
+                text: format!("{requests} with `{}`", algorithm.name()),
+            },
         };
         faults.push((limit.at, fault));
     }

@@ -28,6 +28,20 @@ impl Algorithm {
     /// The most hits that a log may have to remember, and the most slots: about 200 kB in Redis and 240 kB in memory.
     pub const MAX_LOGGED: u32 = 10_000;
 
+    /// One of each but calendars, which differ from fixed windows in their edges only. The bucket holds `burst` tokens.
+    pub fn one_of_each(burst: u64) -> impl Iterator<Item = Self> {
+        // An algorithm that is missing here does not compile.
+        let next = move |algorithm: &Self| match algorithm {
+            Self::FixedWindow | Self::Calendar(_) => Some(Self::FirstHit),
+            Self::FirstHit => Some(Self::SlidingWindow),
+            Self::SlidingWindow => Some(Self::SlidingLog),
+            Self::SlidingLog => Some(Self::TokenBucket { burst }),
+            Self::TokenBucket { .. } => Some(Self::Concurrency),
+            Self::Concurrency => None,
+        };
+        std::iter::successors(Some(Self::FixedWindow), next)
+    }
+
     /// Whether it counts only the hits that it lets pass.
     pub fn looks_first(&self) -> bool {
         self.kind(1).facts().looks_first
@@ -36,6 +50,11 @@ impl Algorithm {
     /// The name as YAML spells it.
     pub fn name(&self) -> &'static str {
         self.kind(1).facts().word
+    }
+
+    /// The largest number of requests that it limits.
+    pub(crate) fn max_requests(&self) -> u64 {
+        self.kind(1).facts().max_requests
     }
 
     /// The kind of its counters; `rate` is the number of tokens that flow into a bucket per period.
@@ -106,6 +125,8 @@ pub(crate) struct KindFacts {
     /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
     pub(crate) is_settled: bool,
     pub(crate) life: HitLife,
+    /// The largest number of requests in a limit, unless another setting bounds it.
+    pub(crate) max_requests: u64,
 }
 
 /// How long a hit can matter.
@@ -127,6 +148,7 @@ const WINDOW: KindFacts = KindFacts {
     has_window: true,
     is_settled: true,
     life: HitLife::OnePeriod,
+    max_requests: u64::MAX,
 };
 
 const FIRST_HIT: KindFacts = KindFacts {
@@ -144,6 +166,7 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
     has_window: false,
     is_settled: false,
     life: HitLife::TwoPeriods,
+    max_requests: u32::MAX as u64,
 };
 
 const SLIDING_LOG: KindFacts = KindFacts {
@@ -151,6 +174,7 @@ const SLIDING_LOG: KindFacts = KindFacts {
     word: "sliding_log",
     letter: b'l',
     life: HitLife::OnePeriod,
+    max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };
 
@@ -160,6 +184,7 @@ const TOKEN_BUCKET: KindFacts = KindFacts {
     letter: b't',
     is_settled: true,
     life: HitLife::UntilFull,
+    max_requests: u64::MAX,
     ..SLIDING_WINDOW
 };
 
@@ -168,6 +193,7 @@ const SLOTS: KindFacts = KindFacts {
     word: "concurrency",
     letter: b'c',
     life: HitLife::OnePeriod,
+    max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };
 
@@ -240,23 +266,6 @@ impl CounterKind {
             },
             other => other,
         }
-    }
-}
-
-#[cfg(test)]
-impl Algorithm {
-    /// One of each but calendars, which differ from fixed windows in their edges only. For tests that must know all of
-    /// them: an algorithm that is missing here does not compile.
-    pub(crate) fn one_of_each() -> Vec<Self> {
-        let next = |algorithm: &Self| match algorithm {
-            Self::FixedWindow | Self::Calendar(_) => Some(Self::FirstHit),
-            Self::FirstHit => Some(Self::SlidingWindow),
-            Self::SlidingWindow => Some(Self::SlidingLog),
-            Self::SlidingLog => Some(Self::TokenBucket { burst: 3 }),
-            Self::TokenBucket { .. } => Some(Self::Concurrency),
-            Self::Concurrency => None,
-        };
-        std::iter::successors(Some(Self::FixedWindow), next).collect()
     }
 }
 

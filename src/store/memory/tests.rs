@@ -82,7 +82,7 @@ fn one(
 
 /// All that count hits, by themselves or by the moment; slots have names.
 fn every_algorithm() -> Vec<Algorithm> {
-    let mut all = Algorithm::one_of_each();
+    let mut all: Vec<_> = Algorithm::one_of_each(3).collect();
     all.retain(|algorithm| *algorithm != Algorithm::Concurrency);
     all.extend([10, 2].map(|burst| Algorithm::TokenBucket { burst }));
     all
