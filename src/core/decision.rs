@@ -11,7 +11,7 @@ use crate::core::{
     limit::{HitRange, Limit, Modes, NearRatio},
     metadata::Metadata,
     plan::{Outcome, Plan, PlannedDescriptor, PlannedLease, PlannedLeases},
-    request::{Hits, InlineList},
+    request::InlineList,
     window::Timestamp,
 };
 
@@ -462,21 +462,21 @@ pub(crate) struct Tally {
 /// As in the reference a request is within its limit as a whole or not at all, but near and over are
 /// counted hit by hit. Hits that were refused without being charged are all over; hits that another
 /// limit kept from being charged count as none of the three.
-pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: Hits, count: CounterState) -> Tally {
+pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: u64, count: CounterState) -> Tally {
     if !count.is_charged || count.is_cached {
-        let is_over = count.is_cached || count.is_over(limit.capacity(), hits.added());
+        let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
         return Tally {
-            over: if is_over { hits.added() } else { 0 },
+            over: if is_over { hits } else { 0 },
             ..Tally::default()
         };
     }
     let moved = HitRange {
-        low: count.after.saturating_sub(hits.added()),
+        low: count.after.saturating_sub(hits),
         high: count.after,
     };
     let over = moved.overlap(limit.over());
     Tally {
-        within: if over == 0 { hits.added() } else { 0 },
+        within: if over == 0 { hits } else { 0 },
         near: moved.overlap(limit.near(ratio)),
         over,
     }

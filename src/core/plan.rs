@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     core::{
-        counter::{Batch, Charge, Enforcement, Identity, IncrementSpec, Joined},
+        counter::{Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation},
         lease::{
             mark::mark,
             order::{Order, OrderKind, OrderTarget},
@@ -121,34 +121,30 @@ impl<'a> Plan<'a> {
     ) {
         let rules = matcher.domain(request.domain);
         let mut joined = Joined::new();
-        let mut found: InlineList<LimitSource<'a>> = InlineList::new();
+        let mut all: InlineList<LimitSource<'a>> = InlineList::new();
+        // All names, before any rule is replaced: two rules that replace each other both drop out.
+        let mut replaced: Vec<&'a Arc<str>> = Vec::new();
         for descriptor in request.descriptors() {
-            found.push(find(rules, descriptor, &mut joined));
-        }
-        let replaced = replaced_names(&found);
-        // One quota that is never over lets all of them pass.
-        let is_open = |found: &LimitSource<'_>| match found {
-            LimitSource::Nothing(_) => modes.quota,
-            LimitSource::Override(_) | LimitSource::Order(..) => false,
-            LimitSource::Rule(Match { rule, .. }) if rule.is_replaced(&replaced) => modes.quota,
-            LimitSource::Rule(Match { rule, .. }) => {
-                rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
+            let found = find(rules, descriptor, &mut joined);
+            if let LimitSource::Rule(Match { rule, .. }) = found {
+                replaced.extend(&rule.replaces);
             }
-        };
-        let quotas_refuse = !found.iter().any(is_open);
+            all.push(found);
+        }
         let mut builder = PlanBuilder {
             rules,
             domain: request.domain,
             now,
             modes,
-            quotas_refuse,
+            all: &all,
+            replaced: &replaced,
             identity: Identity::new(matcher.key_format),
             limits: &mut self.limits,
             batch: &mut self.batch,
             leases: &mut self.leases,
         };
-        for ((index, found), descriptor) in (0..).zip(&found).zip(request.descriptors()) {
-            let outcome = builder.outcome(index, found, &descriptor, &replaced);
+        for ((index, found), descriptor) in (0..).zip(&all).zip(request.descriptors()) {
+            let outcome = builder.outcome(index, found, &descriptor);
             self.outcomes.push(outcome);
         }
     }
@@ -205,24 +201,15 @@ fn find<'a>(
     }
 }
 
-/// Collects all names before any rule is replaced: two rules that replace each other both drop out.
-fn replaced_names<'a>(found: &[LimitSource<'a>]) -> Vec<&'a Arc<str>> {
-    let mut names = Vec::new();
-    for found in found {
-        if let LimitSource::Rule(found) = found {
-            names.extend(&found.rule.replaces);
-        }
-    }
-    names
-}
-
 struct PlanBuilder<'a, 'p> {
     rules: Option<Domain<'a>>,
     domain: &'a [u8],
     now: Timestamp,
     modes: Modes,
-    /// Whether all quotas can be over together.
-    quotas_refuse: bool,
+    /// What the descriptors of the request were found to have.
+    all: &'p [LimitSource<'a>],
+    /// The names that rules of the request replace.
+    replaced: &'p [&'a Arc<str>],
     identity: Identity,
     limits: &'p mut SmallVec<[&'a Limit; 8]>,
     batch: &'p mut Batch,
@@ -235,7 +222,6 @@ impl<'a> PlanBuilder<'a, '_> {
         index: u32,
         found: &LimitSource<'a>,
         descriptor: &Descriptor<'_>,
-        replaced: &[&Arc<str>],
     ) -> Outcome<'a> {
         let (rule, limits, shared): (_, _, &[_]) = match found {
             LimitSource::Nothing(reason) => return Outcome::Unmatched(*reason),
@@ -264,17 +250,24 @@ impl<'a> PlanBuilder<'a, '_> {
                 LeasePolicy::Slices => is_sliced = true,
             }
         }
+        let spec = IncrementSpec {
+            enforcement: self.enforcement(rule),
+            on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
+            descriptor: index,
+            is_sliced,
+            ..IncrementSpec::charged(hits, self.charge(rule))
+        };
         for limit in limits {
-            if rule.is_some() && limit.is_replaced(replaced) {
+            if rule.is_some() && limit.is_replaced(self.replaced) {
                 continue;
             }
-            let spec = IncrementSpec {
-                enforcement: self.enforcement(rule),
-                on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
-                descriptor: index,
-                is_sliced,
-                ..IncrementSpec::charged(hits, self.charge(rule, limit))
-            };
+            let mut spec = spec;
+            if let Operation::Add(charge @ (Charge::Always | Charge::Stopping)) =
+                &mut spec.operation
+                && limit.algorithm.looks_first()
+            {
+                *charge = Charge::Within;
+            }
             self.batch.push(&self.identity, limit, self.now, spec);
             self.limits.push(limit);
         }
@@ -367,10 +360,10 @@ impl<'a> PlanBuilder<'a, '_> {
         leases.orders.push(Order { kind, cost, target });
     }
 
-    fn charge(&self, rule: Option<&Rule>, limit: &Limit) -> Charge {
+    /// The policy of limits whose algorithm does not look first.
+    fn charge(&self, rule: Option<&Rule>) -> Charge {
         match rule.map_or(CountPolicy::All, |rule| rule.counts) {
             CountPolicy::Admitted => Charge::Admitted,
-            CountPolicy::All if limit.algorithm.looks_first() => Charge::Within,
             CountPolicy::All if self.modes.stops_when_over => Charge::Stopping,
             CountPolicy::All => Charge::Always,
         }
@@ -382,11 +375,25 @@ impl<'a> PlanBuilder<'a, '_> {
             Enforcement::Silent
         } else if !(self.modes.quota || has(|rule| rule.quota_mode)) {
             Enforcement::Refuses
-        } else if self.quotas_refuse {
+        } else if self.quotas_refuse() {
             Enforcement::Quota
         } else {
             Enforcement::Silent
         }
+    }
+
+    /// Whether all quotas can be over together: one that is never over lets all of them pass.
+    fn quotas_refuse(&self) -> bool {
+        let modes = self.modes;
+        let is_open = |found: &LimitSource<'_>| match found {
+            LimitSource::Nothing(_) => modes.quota,
+            LimitSource::Override(_) | LimitSource::Order(..) => false,
+            LimitSource::Rule(Match { rule, .. }) if rule.is_replaced(self.replaced) => modes.quota,
+            LimitSource::Rule(Match { rule, .. }) => {
+                rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
+            }
+        };
+        !self.all.iter().any(is_open)
     }
 
     /// The key if it has to be computed, and `None` if it is the path of the rule.
@@ -408,7 +415,6 @@ impl<'a> PlanBuilder<'a, '_> {
 mod tests {
     use super::*;
     use crate::core::{
-        counter::Operation,
         kind::{Algorithm, CounterKind, Halves},
         matcher::tests::add_rule,
         request::Entry,

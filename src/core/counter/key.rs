@@ -162,14 +162,17 @@ impl Identity {
 fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
     match text.len() as u64 {
         // Most lengths have one or two digits.
-        length @ 0..10 => key.push_slice(&[digit(length), separator]),
-        length @ 10..100 => key.push_slice(&[digit(length / 10), digit(length % 10), separator]),
+        length @ 0..10 => key.push_both(&[digit(length), separator], text),
+        length @ 10..100 => {
+            let head = [digit(length / 10), digit(length % 10), separator];
+            key.push_both(&head, text);
+        }
         length => {
             key.push_decimal(length);
             key.push(separator);
+            key.push_slice(text);
         }
     }
-    key.push_slice(text);
 }
 
 /// The decimal digit of a number below ten.

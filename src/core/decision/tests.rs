@@ -9,7 +9,7 @@ use crate::core::{
     limit::{Allows, Rule},
     matcher::tests::Rules,
     metadata::MetadataValue,
-    request::Request,
+    request::{Hits, Request},
     window::{Period, Unit},
 };
 
@@ -320,7 +320,7 @@ fn a_replaced_limit_is_not_counted() {
 fn check_tally(limit_per_unit: u64, before: u64, hits: u64, expected: [u64; 3]) {
     let limit = limit(limit_per_unit, Unit::Minute);
     let count = (before + hits).into();
-    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), count);
+    let tally = tally(&limit, NearRatio::default(), hits, count);
     assert_eq!([tally.within, tally.near, tally.over], expected);
 }
 
@@ -374,7 +374,7 @@ proptest! {
         let limit = limit(per_unit, Unit::Minute);
         let near = limit.near(NearRatio::default()).low;
         let count = (before + hits).into();
-    let tally = tally(&limit, NearRatio::default(), Hits::add(hits), count);
+    let tally = tally(&limit, NearRatio::default(), hits, count);
         let expected = if hits == 0 {
             Tally::default()
         } else {
@@ -417,8 +417,7 @@ fn hits_that_were_not_charged_are_over_or_fell_nowhere() {
     };
     let tally = |hits, count| {
         let limit = limit(10, Unit::Minute);
-        let Tally { within, near, over } =
-            tally(&limit, NearRatio::default(), Hits::add(hits), count);
+        let Tally { within, near, over } = tally(&limit, NearRatio::default(), hits, count);
         [within, near, over]
     };
     // Refused by their own limit, and by another one.

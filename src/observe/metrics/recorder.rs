@@ -66,9 +66,9 @@ impl Recorder {
             match (outcome, &status.binding) {
                 (Outcome::Counted(counted), Some(binding)) => {
                     let count = counts[binding.counter];
-                    let fell = tally(&binding.limit, self.metrics.near_ratio, counted.hits, count);
-                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
                     let hits = counted.hits.added();
+                    let fell = tally(&binding.limit, self.metrics.near_ratio, hits, count);
+                    let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
                     self.with_stats(&stats.rules, counted, |stats| {
                         stats.record(self.worker, hits, fell, &count, is_shadowed);
                     });

@@ -92,10 +92,13 @@ impl RuleStats {
     ) {
         let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
         let counts = counts.get_or_init(Box::default);
-        let over_if = |is_it| if is_it { fell.over } else { 0 };
-        let degraded = if count.is_degraded { hits } else { 0 };
         counts.add(HITS, hits);
         counts.add(WITHIN, fell.within);
+        let degraded = if count.is_degraded { hits } else { 0 };
+        if fell.near | fell.over | degraded == 0 {
+            return;
+        }
+        let over_if = |is_it| if is_it { fell.over } else { 0 };
         counts.add(NEAR, fell.near);
         counts.add(OVER, fell.over);
         counts.add(SHADOWED, over_if(is_shadowed));

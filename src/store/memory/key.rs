@@ -17,6 +17,17 @@ pub(super) type KeyRest = [u8; OWN_BYTES];
 
 const OWN_BYTES: usize = 16;
 
+/// By number of bytes, the mask of a number's highest ones.
+const HIGHEST: [u128; OWN_BYTES] = {
+    let mut masks = [0; OWN_BYTES];
+    let mut bytes = 1;
+    while bytes < OWN_BYTES {
+        masks[bytes] = u128::MAX << (8 * (OWN_BYTES - bytes));
+        bytes += 1;
+    }
+    masks
+};
+
 impl<'a> SplitKey<'a> {
     /// The key of `increment`.
     pub(super) fn of(increment: &Increment<'a>) -> Self {
@@ -35,13 +46,13 @@ impl<'a> SplitKey<'a> {
             // The key is a family of one.
             length = 0;
         }
-        // As one number, whose lowest byte is the last one.
-        let rest = u128::from_be_bytes(last) & !(u128::MAX << (8 * length));
+        // As one number, whose highest byte is the last one. Its lowest is free: at most 15 are kept.
+        let rest = u128::from_le_bytes(last) & HIGHEST[length];
         let (family, _) = key.split_at(key.len() - length);
         Self {
             key,
             family,
-            own: (rest | (length as u128) << 120).to_be_bytes(),
+            own: (rest | length as u128).to_le_bytes(),
         }
     }
 
