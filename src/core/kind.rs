@@ -302,6 +302,39 @@ mod tests {
     }
 
     #[test]
+    fn the_facts_of_a_kind_are_its_own() {
+        for (kind, is_settled, max_requests, argument) in [
+            (CounterKind::Window, true, u64::MAX, 0),
+            (CounterKind::FirstHit, false, u64::MAX, 0),
+            (CounterKind::SlidingWindow, false, u32::MAX.into(), 0),
+            (CounterKind::SlidingLog, false, 10_000, 0),
+            (
+                CounterKind::TokenBucket {
+                    rate: Halves::new(7),
+                },
+                true,
+                u64::MAX,
+                7,
+            ),
+            (
+                CounterKind::Slots {
+                    lease: Halves::new(9),
+                },
+                false,
+                10_000,
+                9,
+            ),
+        ] {
+            let facts = kind.facts();
+            assert_eq!(
+                (facts.is_settled, facts.max_requests, kind.argument()),
+                (is_settled, max_requests, argument),
+                "{kind:?}"
+            );
+        }
+    }
+
+    #[test]
     fn both_halves_of_a_number_are_kept() {
         for number in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
             assert_eq!(Halves::new(number).get(), number);

@@ -406,6 +406,7 @@ mod tests {
             assert_eq!((limit.unit(), limit.unit_multiplier()), (unit, units));
             assert_eq!(limit.rate().to_string(), rate);
         }
+        assert_eq!(Limit::fixed(5, Unit::Hour).rate().to_string(), "5/hour");
     }
 
     #[test]

@@ -416,6 +416,7 @@ mod tests {
     use super::*;
     use crate::core::{
         kind::{Algorithm, CounterKind, Halves},
+        limit::OnStoreLoss,
         matcher::tests::add_rule,
         request::Entry,
         window::Unit,
@@ -574,6 +575,37 @@ mod tests {
             assert_eq!(charge(change, false), usually);
             assert_eq!(charge(change, true), if_stopped);
         }
+    }
+
+    #[test]
+    fn an_increment_knows_its_descriptor_and_what_its_rule_says() {
+        const SLICED: Change = |rule| {
+            rule.on_store_loss = OnStoreLoss::Deny;
+            rule.lease = Some(LeasePolicy::Slices);
+        };
+        let matcher = matcher(&[PLAIN, SLICED]);
+        let keys = ["0", "1", "own"].map(str::to_owned);
+        let mut request = request(&keys[..2]);
+        request.push_entry(Entry {
+            key: keys[2].as_bytes(),
+            value: b"",
+        });
+        request.push_descriptor(Hits::ONE, Some(Limit::fixed(1, Unit::Day)));
+        let modes = Modes {
+            on_store_loss: OnStoreLoss::Local,
+            ..Modes::default()
+        };
+        let plan = Plan::new(&matcher, &request, modes, NOW);
+        let told = plan.batch.all_specs();
+        let told: Vec<_> = told
+            .map(|spec| (spec.descriptor, spec.on_loss, spec.is_sliced))
+            .collect();
+        let expected = [
+            (0, OnStoreLoss::Error, false),
+            (1, OnStoreLoss::Deny, true),
+            (2, OnStoreLoss::Local, false),
+        ];
+        assert_eq!(told, expected);
     }
 
     #[test]
