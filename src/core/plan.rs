@@ -206,7 +206,7 @@ struct PlanBuilder<'a, 'p> {
     domain: &'a [u8],
     now: Timestamp,
     modes: Modes,
-    /// What the descriptors of the request were found to have.
+    /// The limits of each descriptor of the request.
     all: &'p [LimitSource<'a>],
     /// The names that rules of the request replace.
     replaced: &'p [&'a Arc<str>],
@@ -596,8 +596,8 @@ mod tests {
             ..Modes::default()
         };
         let plan = Plan::new(&matcher, &request, modes, NOW);
-        let told = plan.batch.all_specs();
-        let told: Vec<_> = told
+        let specs = plan.batch.all_specs();
+        let found: Vec<_> = specs
             .map(|spec| (spec.descriptor, spec.on_loss, spec.is_sliced))
             .collect();
         let expected = [
@@ -605,7 +605,7 @@ mod tests {
             (1, OnStoreLoss::Deny, true),
             (2, OnStoreLoss::Local, false),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -691,7 +691,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     let answered_by = Instant::now() + MENDED_WITHIN;
     for (number, asked) in reset.into_iter().enumerate() {
         let port = servers.all[number % servers.all.len()].debug;
-        // What a counter holds is unknown after a reset without an answer. A Redis with a fault gives none at first.
+        // A Redis with a fault does not answer at first, and nobody knows what the counter holds then.
         while !caller.reset(port, asked).await {
             if Instant::now() > answered_by {
                 return vec![format!("the reset of {asked:?} has no answer")];
