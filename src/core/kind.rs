@@ -335,6 +335,14 @@ mod tests {
     }
 
     #[test]
+    fn there_is_one_algorithm_of_each_kind_and_its_bound_is_that_of_the_kind() {
+        let all = Algorithm::one_of_each(1);
+        let bounds = all.map(|algorithm| (algorithm.kind(1), algorithm.max_requests()));
+        let expected = CounterKind::ALL.map(|kind| (kind, kind.facts().max_requests));
+        assert!(bounds.eq(expected));
+    }
+
+    #[test]
     fn both_halves_of_a_number_are_kept() {
         for number in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
             assert_eq!(Halves::new(number).get(), number);
