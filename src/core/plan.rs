@@ -138,6 +138,7 @@ impl<'a> Plan<'a> {
             modes,
             all: &all,
             replaced: &replaced,
+            quotas_refuse: None,
             identity: Identity::new(matcher.key_format),
             limits: &mut self.limits,
             batch: &mut self.batch,
@@ -210,6 +211,8 @@ struct PlanBuilder<'a, 'p> {
     all: &'p [LimitSource<'a>],
     /// The names that rules of the request replace.
     replaced: &'p [&'a Arc<str>],
+    /// Whether all quotas can be over together, once that was asked.
+    quotas_refuse: Option<bool>,
     identity: Identity,
     limits: &'p mut SmallVec<[&'a Limit; 8]>,
     batch: &'p mut Batch,
@@ -369,7 +372,7 @@ impl<'a> PlanBuilder<'a, '_> {
         }
     }
 
-    fn enforcement(&self, rule: Option<&Rule>) -> Enforcement {
+    fn enforcement(&mut self, rule: Option<&Rule>) -> Enforcement {
         let has = |flag: fn(&Rule) -> bool| rule.is_some_and(flag);
         if self.modes.shadow || has(|rule| rule.shadow_mode) {
             Enforcement::Silent
@@ -383,7 +386,10 @@ impl<'a> PlanBuilder<'a, '_> {
     }
 
     /// Whether all quotas can be over together: one that is never over lets all of them pass.
-    fn quotas_refuse(&self) -> bool {
+    fn quotas_refuse(&mut self) -> bool {
+        if let Some(known) = self.quotas_refuse {
+            return known;
+        }
         let modes = self.modes;
         let is_open = |found: &LimitSource<'_>| match found {
             LimitSource::Nothing(_) => modes.quota,
@@ -393,7 +399,7 @@ impl<'a> PlanBuilder<'a, '_> {
                 rule.shadow_mode && (modes.quota || rule.quota_mode) && !rule.is_unlimited()
             }
         };
-        !self.all.iter().any(is_open)
+        *self.quotas_refuse.insert(!self.all.iter().any(is_open))
     }
 
     /// The key if it has to be computed, and `None` if it is the path of the rule.
