@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jiff::civil::Weekday;
+use jiff::{civil::Weekday, fmt::strtime};
 
 use super::{
     fault::Fault,
@@ -278,19 +278,12 @@ fn weekday(word: Option<&LocatedText>, faults: &mut Faults) -> Weekday {
     let Some(word) = word else {
         return Weekday::Monday;
     };
-    match word.text.to_ascii_lowercase().as_str() {
-        "monday" => Weekday::Monday,
-        "tuesday" => Weekday::Tuesday,
-        "wednesday" => Weekday::Wednesday,
-        "thursday" => Weekday::Thursday,
-        "friday" => Weekday::Friday,
-        "saturday" => Weekday::Saturday,
-        "sunday" => Weekday::Sunday,
-        _ => {
-            faults.push(unknown("week_starts", word, "monday to sunday"));
-            Weekday::Monday
-        }
-    }
+    let parsed = strtime::parse("%A", &word.text);
+    let named = parsed.ok().and_then(|parsed| parsed.weekday());
+    named.unwrap_or_else(|| {
+        faults.push(unknown("week_starts", word, "monday to sunday"));
+        Weekday::Monday
+    })
 }
 
 /// Reports starts that do not fit the unit, such as a day of the month for a week.

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::core::{
     counter::{Batch, CounterState, IncrementSpec},
     lease::token::{LeaseId, LeasePart},
-    limit::{HitRange, Limit, Modes, NearRatio},
+    limit::{Limit, Modes, NearRatio},
     metadata::Metadata,
     plan::{Outcome, Plan, PlannedDescriptor, PlannedLease, PlannedLeases},
     request::InlineList,
@@ -463,21 +463,20 @@ pub(crate) struct Tally {
 /// counted hit by hit. Hits that were refused without being charged are all over; hits that another
 /// limit kept from being charged count as none of the three.
 pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: u64, count: CounterState) -> Tally {
+    let capacity = limit.capacity();
     if !count.is_charged || count.is_cached {
-        let is_over = count.is_cached || count.is_over(limit.capacity(), hits);
+        let is_over = count.is_cached || count.is_over(capacity, hits);
         return Tally {
             over: if is_over { hits } else { 0 },
             ..Tally::default()
         };
     }
-    let moved = HitRange {
-        low: count.after.saturating_sub(hits),
-        high: count.after,
-    };
-    let over = moved.overlap(limit.over());
+    // How many of the hits came when the counter held so many already.
+    let above = |held| count.after.saturating_sub(held).min(hits);
+    let over = above(capacity);
     Tally {
         within: if over == 0 { hits } else { 0 },
-        near: moved.overlap(limit.near(ratio)),
+        near: above(ratio.threshold(capacity)) - over,
         over,
     }
 }

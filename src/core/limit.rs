@@ -284,22 +284,6 @@ impl Limit {
             .as_ref()
             .is_some_and(|name| replaced.contains(&name))
     }
-
-    /// The hits that are near the limit: above the threshold, not yet over.
-    pub fn near(&self, ratio: NearRatio) -> HitRange {
-        HitRange {
-            low: ratio.threshold(self.capacity()),
-            high: self.capacity(),
-        }
-    }
-
-    /// The hits that are over the limit.
-    pub fn over(&self) -> HitRange {
-        HitRange {
-            low: self.capacity(),
-            high: u64::MAX,
-        }
-    }
 }
 
 /// The share of a limit above which hits are near it (`NEAR_LIMIT_RATIO`).
@@ -313,9 +297,9 @@ impl Default for NearRatio {
 }
 
 impl NearRatio {
-    /// Computed in single precision and cut, as the reference does, so that both warn at the same
-    /// hit; never above the limit itself.
-    fn threshold(self, requests_per_unit: u64) -> u64 {
+    /// The most hits that are not near the limit. Computed in single precision and cut, as the reference does, so that
+    /// both warn at the same hit; never above the limit itself.
+    pub(crate) fn threshold(self, requests_per_unit: u64) -> u64 {
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -324,22 +308,6 @@ impl NearRatio {
         // Signed numbers are cast in half as many instructions, and no limit needs the highest bit.
         let threshold = (requests_per_unit.cast_signed() as f32 * self.0) as i64;
         threshold.max(0).cast_unsigned().min(requests_per_unit)
-    }
-}
-
-/// Hits numbered as they arrive in a window: those in `(low, high]`. A counter that an increment
-/// moved from 7 to 12 took the hits `(7, 12]`; all above a limit of 10 are `(10, u64::MAX]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HitRange {
-    pub low: u64,
-    pub high: u64,
-}
-
-impl HitRange {
-    /// The number of hits in both spans.
-    pub fn overlap(self, other: Self) -> u64 {
-        let high = self.high.min(other.high);
-        high.saturating_sub(self.low.max(other.low))
     }
 }
 
@@ -462,13 +430,5 @@ mod tests {
         // Midnight in Tokyo is nine hours before midnight in UTC.
         assert_eq!(window(Algorithm::Calendar(zone.into())), (54_000, 140_400));
         assert_eq!(window(Algorithm::SlidingLog), (100_000, 186_400));
-    }
-
-    #[test]
-    fn spans_that_only_touch_do_not_overlap() {
-        let low = HitRange { low: 0, high: 5 };
-        let high = HitRange { low: 5, high: 9 };
-        assert_eq!(low.overlap(high), 0);
-        assert_eq!(low.overlap(HitRange { low: 3, high: 9 }), 2);
     }
 }

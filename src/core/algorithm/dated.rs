@@ -183,7 +183,7 @@ mod tests {
             },
             other => other,
         };
-        let mut kinds: Vec<_> = CounterKind::ALL.map(with_rate).into();
+        let mut kinds: Vec<_> = CounterKind::all().map(with_rate).collect();
         kinds.retain(|kind| is_dated(*kind));
         prop::sample::select(kinds)
     }
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn hits_that_are_given_back_late_leave() {
-        for kind in CounterKind::ALL.into_iter().filter(|kind| is_dated(*kind)) {
+        for kind in CounterKind::all().filter(|kind| is_dated(*kind)) {
             let mut state = AlgorithmState::new(kind).unwrap();
             state.charge(&spec(kind, 5), 1_000_000);
             let mut in_time = state.clone();

@@ -27,10 +27,7 @@ fn all() -> Vec<CounterKind> {
         CounterKind::TokenBucket { .. } => Some(BUCKET),
         other => Some(other),
     };
-    CounterKind::ALL
-        .into_iter()
-        .filter_map(with_state)
-        .collect()
+    CounterKind::all().filter_map(with_state).collect()
 }
 
 fn spec(method: CounterKind, limit: u64, hits: Hits) -> IncrementSpec {

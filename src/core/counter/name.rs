@@ -126,7 +126,7 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
 impl NamedCounting {
     fn parse(text: &[u8]) -> Option<Self> {
         let (letter, period) = text.split_first()?;
-        let mut kinds = CounterKind::ALL.into_iter();
+        let mut kinds = CounterKind::all();
         let kind =
             kinds.find(|kind| *kind != CounterKind::Window && kind.facts().letter == *letter);
         let state = kind.zip(whole(period));

@@ -372,7 +372,7 @@ proptest! {
         hits in prop_oneof![0_u64..60, 0..=u64::from(u32::MAX)],
     ) {
         let limit = limit(per_unit, Unit::Minute);
-        let near = limit.near(NearRatio::default()).low;
+        let near = NearRatio::default().threshold(per_unit);
         let count = (before + hits).into();
     let tally = tally(&limit, NearRatio::default(), hits, count);
         let expected = if hits == 0 {

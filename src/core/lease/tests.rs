@@ -8,7 +8,7 @@ use super::{
 };
 use crate::core::{
     algorithm::AlgorithmState,
-    counter::{Batch, CounterState, KeyFormat},
+    counter::{Batch, CounterState, Enforcement, KeyFormat},
     decision::{Decision, decide},
     kind::{Algorithm, CounterKind},
     limit::{Allows, LeasePolicy, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
@@ -309,6 +309,26 @@ fn a_cost_without_a_reservation_is_charged_unless_the_message_settles_one() {
     let settle = settling(&token);
     world.order(&[(&unreserved, Some(70)), (&settle, Some(70))], NOW);
     assert_eq!(world.held(TENANT, NOW), [140]);
+}
+
+#[test]
+fn changes_of_orders_refuse_nothing_and_name_their_outcome() {
+    let World {
+        matcher,
+        mut memory,
+        ..
+    } = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let [a, b] = ["a", "b"].map(|tenant| [("tenant", tenant), ("tollgate.unreserved", "1")]);
+    let request = request(&[(&a, Some(70)), (&b, Some(30))]);
+    let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+    let orders = &plan.leases.as_ref().expect("there are orders").orders;
+    let hits = ordered_hits(orders, &mut memory, NOW);
+    let changes = hits.adds.all_specs();
+    let changes: Vec<_> = changes
+        .map(|spec| (spec.descriptor, spec.hits, spec.enforcement))
+        .collect();
+    let expected = [(0, 70, Enforcement::Silent), (1, 30, Enforcement::Silent)];
+    assert_eq!(changes, expected);
 }
 
 #[test]

@@ -68,8 +68,9 @@ pub(crate) struct Size {
 
 impl Size {
     /// The algorithms by their names in rules, where `first_hit` is a value of `window`.
-    pub(crate) fn algorithms() -> [&'static str; CounterKind::ALL.len()] {
-        CounterKind::ALL.map(|kind| kind.facts().report_name)
+    pub(crate) fn algorithms() -> Vec<&'static str> {
+        let kinds = CounterKind::all();
+        kinds.map(|kind| kind.facts().report_name).collect()
     }
 }
 

@@ -286,11 +286,11 @@ mod tests {
 
     #[test]
     fn the_script_knows_the_letters_that_are_sent() {
-        let letters = CounterKind::ALL.map(|kind| [kind.facts().letter]);
-        assert_eq!(
-            found("\nfunction algorithms.", "()"),
-            texts(&letters.each_ref().map(|letter| &letter[..]))
-        );
+        let letters: Vec<_> = CounterKind::all()
+            .map(|kind| [kind.facts().letter])
+            .collect();
+        let letters: Vec<_> = letters.iter().map(|letter| &letter[..]).collect();
+        assert_eq!(found("\nfunction algorithms.", "()"), texts(&letters));
 
         let stopping = Operation::Add(Charge::Stopping);
         let operations = [
