@@ -471,7 +471,7 @@ pub(crate) fn tally(limit: &Limit, ratio: NearRatio, hits: u64, count: CounterSt
             ..Tally::default()
         };
     }
-    // How many of the hits came when the counter held so many already.
+    // How many of the hits the counter took while it held at least that many.
     let above = |held| count.after.saturating_sub(held).min(hits);
     let over = above(capacity);
     Tally {
