@@ -24,8 +24,7 @@ const VALUE: usize = 120;
 const CALLS: usize = 5_000;
 
 pub(super) fn carry_out(server: &Tollgate, size: Size) -> Kept {
-    let mut caller = Caller::connect(server.grpc).unwrap();
-    let idle = micros(server, &mut caller);
+    let idle = micros(server);
     let mut flood = Hoarder::connect(server.grpc, 1 << 30);
     for thousand in 0..size.of(430) {
         let value = |number| format!("{:0>VALUE$}", thousand * 1_000 + number);
@@ -48,13 +47,16 @@ pub(super) fn carry_out(server: &Tollgate, size: Size) -> Kept {
     load_rules(server, size.of(100_000));
     eprintln!(
         "processor time of a call: {idle:.0} µs before the attack, {:.0} µs while it holds",
-        micros(server, &mut caller)
+        micros(server)
     );
     Box::new(kept)
 }
 
-/// The processor time of the server for a call, in microseconds, without that for all others.
-fn micros(server: &Tollgate, caller: &mut Caller) -> f64 {
+/// The processor time of the server for a call, in microseconds, without that for all others. The calls have a
+/// connection of their own: one that is idle during the attack may be closed for a new one.
+fn micros(server: &Tollgate) -> f64 {
+    let mut caller = Caller::connect(server.grpc).unwrap();
+    caller.call().unwrap();
     let (begun, before) = (Instant::now(), server.processor_time());
     for _ in 0..CALLS {
         caller.call().unwrap();
