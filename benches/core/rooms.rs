@@ -332,8 +332,8 @@ fn room_write(rooms: &Rooms) {
 fn room_encode(rooms: &Rooms) {
     let reply = &mut rooms.scratch.borrow_mut().reply;
     reply.clear();
-    let decision = black_box(&rooms.decision).clone();
-    let message = wire::response(decision, rooms.message, &wire::Extras::default());
+    let mut decision = black_box(&rooms.decision).clone();
+    let message = wire::response(&mut decision, rooms.message, &wire::Extras::default());
     black_box(message.encode(reply).is_ok());
 }
 

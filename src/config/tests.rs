@@ -1039,11 +1039,22 @@ fn a_start_lies_within_its_unit() {
         &format!("{zone}, week_starts: sunday"),
         "`week_starts` does not go with this unit; it is for weeks",
     );
-    check_unit(
-        "week",
-        &format!("{zone}, week_starts: someday"),
-        "unknown week_starts 'someday' (monday to sunday)",
-    );
+    let (list, meant) = (" (monday to sunday)", "; did you mean `monday`?");
+    for (text, hint) in [
+        ("someday", list),
+        ("mo", list),
+        ("%A", list),
+        ("1", list),
+        ("monday tuesday", meant),
+        ("monday ", meant),
+        (" monday", meant),
+    ] {
+        check_unit(
+            "week",
+            &format!("{zone}, week_starts: '{text}'"),
+            &format!("unknown week_starts '{text}'{hint}"),
+        );
+    }
 }
 
 #[test]

@@ -327,12 +327,6 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_of_an_algorithm_is_that_of_its_kind() {
-        let bounds = Algorithm::one_of_each(1).map(|algorithm| algorithm.max_requests());
-        assert!(bounds.eq(CounterKind::all().map(|kind| kind.facts().max_requests)));
-    }
-
-    #[test]
     fn both_halves_of_a_number_are_kept() {
         for number in [1, u64::from(u32::MAX), 1 << 32, (1 << 53) - 1, u64::MAX] {
             assert_eq!(Halves::new(number).get(), number);
@@ -340,18 +334,21 @@ mod tests {
     }
 
     #[test]
-    fn an_algorithm_is_named_as_in_rules() {
-        let bucket = Algorithm::TokenBucket { burst: 1 };
-        for (algorithm, name, looks_first) in [
-            (Algorithm::FixedWindow, "fixed_window", false),
-            (Algorithm::FirstHit, "fixed_window", false),
-            (Algorithm::SlidingWindow, "sliding_window", true),
-            (Algorithm::SlidingLog, "sliding_log", true),
-            (bucket, "token_bucket", true),
-            (Algorithm::Concurrency, "concurrency", true),
-        ] {
-            assert_eq!(algorithm.name(), name);
-            assert_eq!(algorithm.looks_first(), looks_first, "{name}");
-        }
+    fn there_is_one_of_each_algorithm_with_its_name_and_bound_in_rules() {
+        let (window, log) = (u32::MAX.into(), 10_000);
+        let bucket = Algorithm::TokenBucket { burst: 3 };
+        let expected = [
+            (Algorithm::FixedWindow, "fixed_window", false, u64::MAX),
+            (Algorithm::FirstHit, "fixed_window", false, u64::MAX),
+            (Algorithm::SlidingWindow, "sliding_window", true, window),
+            (Algorithm::SlidingLog, "sliding_log", true, log),
+            (bucket, "token_bucket", true, u64::MAX),
+            (Algorithm::Concurrency, "concurrency", true, log),
+        ];
+        let facts = Algorithm::one_of_each(3).map(|one| {
+            let (name, looks_first, most) = (one.name(), one.looks_first(), one.max_requests());
+            (one, name, looks_first, most)
+        });
+        assert_eq!(facts.collect::<Vec<_>>(), expected);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     cell::Cell,
-    mem,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -303,7 +302,7 @@ impl<S: Store + Clone> Service<S> {
         let fields = limit_fields::headers(self.extras.fields, decision, basis, now);
         let body = refusal_body::body(decision, basis, now);
         let lease = self.token(decision, now);
-        let mut reply = wire::response(mem::take(decision), message, &self.extras);
+        let mut reply = wire::response(decision, message, &self.extras);
         wire::add_headers(&mut reply, fields);
         if let Some(body) = body {
             wire::add_body(&mut reply, body);

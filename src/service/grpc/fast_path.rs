@@ -372,7 +372,7 @@ mod tests {
             overall in any_code(),
             statuses in prop::collection::vec(any_status(), 0..4),
         ) {
-            let decision = Decision {
+            let mut decision = Decision {
                 overall,
                 statuses: statuses.into(),
                 ..Decision::default()
@@ -380,7 +380,7 @@ mod tests {
             let mut buffer = vec![0; room(&decision)];
             let start = write(&decision, &mut buffer);
             let extras = wire::Extras::default();
-            let message = wire::response(decision, &plain(), &extras);
+            let message = wire::response(&mut decision, &plain(), &extras);
             prop_assert_eq!(&buffer[start..], &message.encode_to_vec()[..]);
         }
 

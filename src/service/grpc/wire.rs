@@ -1,7 +1,7 @@
 //! Converts between prost messages and our types, and refuses invalid requests. No other module knows the shape of a
 //! message.
 
-use std::{collections::BTreeMap, num::NonZeroU32};
+use std::{collections::BTreeMap, mem, num::NonZeroU32};
 
 use prost::bytes::Bytes;
 use prost_types::{Duration, ListValue, Struct, value::Kind};
@@ -202,15 +202,15 @@ impl Extras {
     }
 }
 
-/// The reply to the request `message`.
+/// The reply to the request `message`; takes the metadata out of `decision`.
 pub fn response(
-    decision: Decision,
+    decision: &mut Decision,
     message: &RateLimitRequest,
     extras: &Extras,
 ) -> RateLimitResponse {
     let headers = extras.headers.as_ref();
     let mut response_headers_to_add =
-        headers.map_or_else(Vec::new, |names| response_headers(names, &decision));
+        headers.map_or_else(Vec::new, |names| response_headers(names, decision));
     if let (true, Some(secs)) = (extras.retry_after, decision.retry_secs) {
         response_headers_to_add.extend(header("Retry-After", secs.to_string()));
     }
@@ -219,12 +219,15 @@ pub fn response(
         response_headers_to_add,
         dynamic_metadata: match (extras.dynamic_metadata, decision.is_degraded) {
             (false, false) => None,
-            (true, is_degraded) => Some(dynamic_metadata(message, decision.metadata, is_degraded)),
+            (true, is_degraded) => {
+                let metadata = mem::take(&mut decision.metadata);
+                Some(dynamic_metadata(message, metadata, is_degraded))
+            }
             (false, true) => Some(Struct {
                 fields: BTreeMap::from([degraded()]),
             }),
         },
-        statuses: decision.statuses.into_iter().map(status).collect(),
+        statuses: decision.statuses.iter().map(status).collect(),
         ..RateLimitResponse::default()
     }
 }
@@ -420,11 +423,11 @@ fn to_value(value: MetadataValue) -> prost_types::Value {
     prost_types::Value { kind: Some(kind) }
 }
 
-fn status(status: Status) -> DescriptorStatus {
+fn status(status: &Status) -> DescriptorStatus {
     let reset_secs = status.binding.as_ref().and_then(Binding::shown_reset_secs);
     DescriptorStatus {
         code: code(status.code).into(),
-        current_limit: status.binding.map(current_limit),
+        current_limit: status.binding.as_ref().map(current_limit),
         limit_remaining: saturated(status.remaining),
         duration_until_reset: reset_secs.map(|secs| Duration {
             // A window is never longer than `Period::MAX_SECS`.
@@ -435,11 +438,11 @@ fn status(status: Status) -> DescriptorStatus {
     }
 }
 
-fn current_limit(Binding { limit, .. }: Binding) -> RateLimit {
+fn current_limit(Binding { limit, .. }: &Binding) -> RateLimit {
     let multiplier = limit.unit_multiplier();
     let unit = limit.unit().map_or(0, |unit| unit_number(unit).into());
     RateLimit {
-        name: limit.name.map_or_else(String::new, |name| name.to_string()),
+        name: limit.name.as_deref().unwrap_or_default().to_owned(),
         requests_per_unit: saturated(limit.requests_per_unit),
         unit,
         unit_multiplier: (multiplier > 1).then_some(multiplier),
@@ -583,7 +586,7 @@ mod tests {
             name: Some("slow".into()),
             ..Limit::fixed(300, half_hours)
         };
-        let decision = Decision {
+        let mut decision = Decision {
             overall: Code::OverLimit,
             statuses: InlineList::from_iter([Status {
                 code: Code::OverLimit,
@@ -609,7 +612,7 @@ mod tests {
             retry_after: true,
             dynamic_metadata: false,
         };
-        let response = response(decision, &message(), &extras);
+        let response = response(&mut decision, &message(), &extras);
         let headers: Vec<_> = response
             .response_headers_to_add
             .iter()
@@ -711,7 +714,7 @@ mod tests {
                 remaining: u64::MAX,
                 retry_secs: Some(Period::MAX_SECS),
             };
-            let decision = Decision {
+            let mut decision = Decision {
                 overall: Code::OverLimit,
                 statuses: message.descriptors.iter().map(status).collect(),
                 is_shadowed: false,
@@ -722,7 +725,7 @@ mod tests {
                 leased: None,
             };
             let extras = Extras { dynamic_metadata: true, ..Extras::default() };
-            let reply = response(decision, &message, &extras);
+            let reply = response(&mut decision, &message, &extras);
             let most = 3 * message.encoded_len() + OF_EACH * (message.descriptors.len() + 1);
             prop_assert!(reply.encoded_len() <= most, "{} > {most}", reply.encoded_len());
         }

@@ -175,14 +175,14 @@ fn a_problem_names_the_limits_that_are_over_and_nothing_of_the_request() {
 
 #[test]
 fn a_body_appended_to_a_reply_is_read_as_part_of_it() {
-    let decision = Decision::default();
+    let mut decision = Decision::default();
     let text = || RefusalText {
         content_type: "text/html; charset=utf-8".to_owned(),
         text: "no".to_owned(),
         headers: [("x-should-retry".to_owned(), "false".to_owned())].into(),
     };
     let bytes = plain_with(&decision, Some(text()), None);
-    let mut expected = wire::response(decision, &Default::default(), &wire::Extras::default());
+    let mut expected = wire::response(&mut decision, &Default::default(), &wire::Extras::default());
     wire::add_body(&mut expected, text());
     let expected = encoded(&expected);
     let read = |bytes: &[u8]| RateLimitResponse::decode(&bytes[5..]).unwrap();
