@@ -21,8 +21,8 @@ use std::{
 
 use clap::Parser;
 use tollgate::{
-    Algorithm, Batch, Charge, Entry, Hits, Identity, IncrementSpec, Limit, MemoryStore, Period,
-    Timestamp, Unit,
+    Algorithm, Batch, Charge, CounterStates, Entry, Hits, Identity, IncrementSpec, Limit,
+    MemoryStore, Period, Timestamp, Unit,
 };
 
 mod chart;
@@ -296,7 +296,8 @@ impl Simulated {
         let counting = IncrementSpec::charged(Hits::ONE, Charge::Within);
         let mut batch = Batch::default();
         batch.push(&identity, &self.limit, now, counting);
-        let counts = self.store.apply_all(&batch, now);
+        let mut counts = CounterStates::default();
+        self.store.apply_into(&mut counts, &batch, now);
         let count = counts[0];
         Reported {
             is_admitted: count.is_charged,

@@ -28,16 +28,6 @@ pub struct Window {
     pub end: Timestamp,
 }
 
-impl Window {
-    /// Whole seconds until the window ends, rounded up: at least 1 for a moment inside it.
-    pub fn secs_until_end(self, now: Timestamp) -> u64 {
-        self.end
-            .millis()
-            .saturating_sub(now.millis())
-            .div_ceil(1000)
-    }
-}
-
 /// A moment, in milliseconds since the Unix epoch. A clock before 1970 reads as the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
@@ -266,7 +256,7 @@ mod tests {
         let now = Timestamp::from_secs(now_secs);
         let window = window(unit.into(), now);
         assert_eq!(window.start.secs(), start_secs);
-        assert_eq!(window.secs_until_end(now), reset_secs);
+        assert_eq!(window.end.secs() - now_secs, reset_secs);
     }
 
     #[test]
@@ -290,12 +280,6 @@ mod tests {
     #[test]
     fn a_window_that_just_began_lasts_a_whole_period() {
         check(Unit::Minute, 60, 60, 60);
-    }
-
-    #[test]
-    fn a_started_second_counts_as_one() {
-        let now = Timestamp::from_millis(1_999);
-        assert_eq!(window(Unit::Second.into(), now).secs_until_end(now), 1);
     }
 
     #[test]
@@ -391,7 +375,6 @@ mod tests {
             prop_assert_eq!(window.start.secs() % period.secs(), 0);
             if window.end.millis() < u64::MAX {
                 prop_assert_eq!(window.end.secs() - window.start.secs(), period.secs());
-                prop_assert!((1..=period.secs()).contains(&window.secs_until_end(now)));
             }
         }
     }

@@ -115,19 +115,20 @@ impl MemoryStore {
         usize::from(bits) % SHARDS
     }
 
-    /// [`Store::add`] without a future or an error, because nothing here waits or fails.
-    pub fn apply_all(&self, batch: &Batch, now: Timestamp) -> CounterStates {
+    /// [`Self::apply_into`] with counts of its own.
+    #[cfg(test)]
+    pub(crate) fn apply_all(&self, batch: &Batch, now: Timestamp) -> CounterStates {
         let mut counts = CounterStates::new();
         self.apply_into(&mut counts, batch, now);
         counts
     }
 
-    /// Like [`Self::apply_all`], but writes into `counts`, which must be empty.
+    /// [`Store::add_into`] without a future or an error, because nothing here waits or fails. `counts` must be empty.
     pub fn apply_into(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
         self.apply(counts, batch, now, None);
     }
 
-    /// Like [`Self::apply_all`], but a counter that does not exist yet begins as `begin` says.
+    /// Returns the counts; a counter that does not exist yet begins as `begin` says.
     pub(super) fn apply_beginning(
         &self,
         batch: &Batch,

@@ -9,8 +9,8 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Algorithm, Batch, Charge, CounterState, Entry, Hits, Identity, IncrementSpec, Limit,
-    MemoryStore, Operation, Period, Timestamp, Unit,
+    Algorithm, Batch, Charge, CounterState, CounterStates, Entry, Hits, Identity, IncrementSpec,
+    Limit, MemoryStore, Operation, Period, Timestamp, Unit,
 };
 
 use crate::{
@@ -834,7 +834,8 @@ fn hits_that_come_late_count_from_the_moment_at_which_they_came(backend: &Backen
             });
             let expected = hits.iter().flat_map(|&late| {
                 let batch = late_batch(&algorithm, histories.get(), late);
-                let counts = memory.apply_all(&batch, Timestamp::from_millis(late.0));
+                let mut counts = CounterStates::default();
+                memory.apply_into(&mut counts, &batch, Timestamp::from_millis(late.0));
                 counts.into_iter().map(Reported::from)
             });
             prop_assert_eq!(reported, expected.collect::<Vec<_>>());

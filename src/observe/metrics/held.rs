@@ -51,7 +51,8 @@ impl CutOff {
     }
 
     /// The count of the reason with this index.
-    pub fn total(&self, reason: usize) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn total(&self, reason: usize) -> u64 {
         self.0[reason].load(Relaxed)
     }
 }

@@ -219,10 +219,7 @@ pub fn response(
         response_headers_to_add,
         dynamic_metadata: match (extras.dynamic_metadata, decision.is_degraded) {
             (false, false) => None,
-            (true, is_degraded) => {
-                let metadata = mem::take(&mut decision.metadata);
-                Some(dynamic_metadata(message, metadata, is_degraded))
-            }
+            (true, _) => Some(dynamic_metadata(message, decision)),
             (false, true) => Some(Struct {
                 fields: BTreeMap::from([degraded()]),
             }),
@@ -312,9 +309,9 @@ fn header(name: &str, value: String) -> Option<HeaderValue> {
 }
 
 /// The request as parsed, and the metadata of the rules that let it pass.
-fn dynamic_metadata(message: &RateLimitRequest, metadata: Metadata, is_degraded: bool) -> Struct {
+fn dynamic_metadata(message: &RateLimitRequest, decision: &mut Decision) -> Struct {
     let mut fields = BTreeMap::new();
-    fields.extend(is_degraded.then(degraded));
+    fields.extend(decision.is_degraded.then(degraded));
     let mut add = |key: &str, kind| {
         fields.insert(key.to_owned(), prost_types::Value { kind: Some(kind) });
     };
@@ -329,7 +326,8 @@ fn dynamic_metadata(message: &RateLimitRequest, metadata: Metadata, is_degraded:
     if message.hits_addend != 0 {
         add("hitsAddend", Kind::NumberValue(message.hits_addend.into()));
     }
-    if !metadata.is_empty() {
+    if !decision.metadata.is_empty() {
+        let metadata = mem::take(&mut decision.metadata);
         add("metadata", Kind::StructValue(to_struct(metadata)));
     }
     Struct { fields }
@@ -645,7 +643,11 @@ mod tests {
         let metadata = Metadata::from_iter([("own", list)]);
         let text = |text: &str| to_value(MetadataValue::Text(text.to_owned()));
         let values = |values| to_value(MetadataValue::List(values));
-        let shown = dynamic_metadata(&message, metadata.clone(), false).fields;
+        let mut decision = Decision {
+            metadata: metadata.clone(),
+            ..Decision::default()
+        };
+        let shown = dynamic_metadata(&message, &mut decision).fields;
         assert_eq!(shown["domain"], text("d"));
         assert_eq!(shown["hitsAddend"], to_value(MetadataValue::Number(3.0)));
         assert_eq!(shown["metadata"], to_value(MetadataValue::Map(metadata)));
