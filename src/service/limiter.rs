@@ -1,16 +1,14 @@
 //! Answers requests: matcher, plan, store and decision meet here.
 
 use std::{
-    cell::RefCell,
     sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
-        },
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Instant,
 };
+
+use arc_swap::{ArcSwapOption, Guard};
 
 use crate::{
     core::{
@@ -43,46 +41,19 @@ mod leasing;
 /// would spend them in the middle of a decision, while all other requests on its thread wait. So a
 /// retired set stays here until it has no other owner; from then on no request can obtain it again.
 #[derive(Clone, Debug, Default)]
-pub struct Rules(Arc<RuleLoads>);
-
-#[derive(Debug)]
-struct RuleLoads {
-    /// The number of the load in use, unique within this process.
-    load: AtomicU64,
-    /// Whether any rule of that load is counted in slices.
-    has_slices: AtomicBool,
-    sets: Mutex<LoadedSets>,
-}
+pub struct Rules(Arc<LoadedRules>);
 
 #[derive(Debug, Default)]
-struct LoadedSets {
-    current: Option<Arc<RuleSet>>,
-    /// Earlier sets that a thread or a request may still hold.
-    retired: Vec<Arc<RuleSet>>,
+struct LoadedRules {
+    current: ArcSwapOption<RuleSet>,
+    /// Whether any rule in use is counted in slices.
+    has_slices: AtomicBool,
+    /// Earlier sets that a request may still hold.
+    retired: Mutex<Vec<Arc<RuleSet>>>,
 }
 
-/// The number of the next load.
-static NEXT_LOAD: AtomicU64 = AtomicU64::new(1);
-
-impl Default for RuleLoads {
-    fn default() -> Self {
-        Self {
-            load: AtomicU64::new(NEXT_LOAD.fetch_add(1, Relaxed)),
-            has_slices: AtomicBool::new(false),
-            sets: Mutex::default(),
-        }
-    }
-}
-
-/// A thread's own handle on a set: only one core changes its reference count, so threads do not contend
-/// for it.
-type RuleSetHandle = Arc<Arc<RuleSet>>;
-
-thread_local! {
-    /// The set that this thread used last, and the number of its load. An idle thread keeps one set
-    /// until its next request.
-    static HELD: RefCell<(u64, Option<RuleSetHandle>)> = const { RefCell::new((0, None)) };
-}
+/// The rules of one request. Most requests change no count of owners, so threads do not contend for it.
+type HeldRules = Guard<Option<Arc<RuleSet>>>;
 
 /// One load of the rules, and the stats that belong to it.
 #[derive(Debug)]
@@ -99,15 +70,12 @@ impl Rules {
         let has_slices = matcher.rules().iter().any(is_sliced);
         self.0.has_slices.store(has_slices, Relaxed);
         let new = Arc::new(RuleSet { matcher, stats });
-        let mut sets = self.sets();
-        if let Some(old) = sets.current.replace(new) {
-            sets.retired.push(old);
-        }
-        self.0.load.store(NEXT_LOAD.fetch_add(1, Relaxed), Release);
+        let old = self.0.current.swap(Some(new));
+        lock(&self.0.retired).extend(old);
     }
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
-        self.sets().current.clone()
+        self.0.current.load_full()
     }
 
     /// Whether any rule in use is counted in slices, so that many requests need not wait for the store.
@@ -119,22 +87,7 @@ impl Rules {
     /// freeing them may take its time.
     pub fn take_unused(&self) -> Vec<Arc<RuleSet>> {
         let is_unused = |set: &mut Arc<RuleSet>| Arc::strong_count(set) == 1;
-        self.sets().retired.extract_if(.., is_unused).collect()
-    }
-
-    /// The rules for one request: this thread's own handle, renewed after each load.
-    fn held(&self) -> Option<RuleSetHandle> {
-        let load = self.0.load.load(Acquire);
-        HELD.with_borrow_mut(|held| {
-            if held.0 != load {
-                *held = (load, self.current().map(Arc::new));
-            }
-            held.1.clone()
-        })
-    }
-
-    fn sets(&self) -> MutexGuard<'_, LoadedSets> {
-        lock(&self.0.sets)
+        lock(&self.0.retired).extract_if(.., is_unused).collect()
     }
 }
 
@@ -186,7 +139,7 @@ impl<S: Store + Clone> Limiter<S> {
         render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> Result<R, NoDecision> {
         // One rule set for the whole request, however long the store takes.
-        let held = self.rules.held();
+        let held = self.rules.0.current.load();
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
@@ -225,7 +178,7 @@ impl<S: Store + Clone> Limiter<S> {
         began: Instant,
         render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
     ) -> Result<R, NoDecision> {
-        let held = self.rules.held();
+        let held = self.rules.0.current.load();
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
@@ -243,8 +196,8 @@ impl<S: Store + Clone> Limiter<S> {
         Ok(self.conclude(rules, request, &plan, &counts, times, render))
     }
 
-    fn loaded<'h>(&self, held: &'h Option<RuleSetHandle>) -> Result<&'h RuleSet, NoDecision> {
-        held.as_deref().map(Arc::as_ref).ok_or_else(|| {
+    fn loaded<'h>(&self, held: &'h HeldRules) -> Result<&'h RuleSet, NoDecision> {
+        held.as_deref().ok_or_else(|| {
             self.metrics.record_bad_request();
             NoDecision::NoRules
         })
@@ -347,29 +300,19 @@ mod tests {
     fn rules_of_before_are_freed_once_nobody_uses_them_and_not_by_who_did() {
         let metrics = Metrics::new(NearRatio::default(), 0);
         let rules = Rules::default();
-        assert!(rules.held().is_none());
+        assert!(rules.current().is_none());
         rules.swap(Matcher::default(), &metrics);
-        let in_use = rules.held().unwrap();
-        let first = Arc::downgrade(&*in_use as &Arc<RuleSet>);
+        // More than may be held without a count of owners.
+        let in_use = [(); 20].map(|()| rules.0.current.load());
+        let first = Arc::downgrade(in_use[0].as_ref().unwrap());
         rules.swap(Matcher::strict(), &metrics);
-        let second = rules.held().unwrap();
-        assert!(Arc::ptr_eq(&*second, &rules.current().unwrap()));
-        assert!(!Arc::ptr_eq(&second, &in_use));
-        assert!(rules.take_unused().is_empty());
-        drop(in_use);
+        assert!(!first.ptr_eq(&Arc::downgrade(&rules.current().unwrap())));
+        for held in in_use {
+            assert!(rules.take_unused().is_empty());
+            drop(held);
+        }
         assert!(first.upgrade().is_some());
         assert_eq!(rules.take_unused().len(), 1);
         assert!(first.upgrade().is_none());
-    }
-
-    #[test]
-    fn rules_of_two_servers_are_not_taken_for_one_another() {
-        let metrics = Metrics::new(NearRatio::default(), 0);
-        let servers = [Rules::default(), Rules::default()];
-        servers[0].swap(Matcher::default(), &metrics);
-        for _ in 0..2 {
-            assert!(servers[0].held().is_some());
-            assert!(servers[1].held().is_none());
-        }
     }
 }
