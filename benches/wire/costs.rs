@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, bail, ensure};
-use tollgate::Costs;
+use tollgate::{Cost, Costs};
 
 use crate::{
     Options,
@@ -35,7 +35,7 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
     let figures = measure(options)?;
     let get = |name: String| figures.get(&name).with_context(|| format!("no row {name}"));
 
-    let mut costs = Costs::measured();
+    let mut costs = Costs::measured().all().to_vec();
     for store in ["memory", "redis"] {
         for (ending, load) in LOADS {
             let source = row(store, load);
@@ -43,7 +43,10 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
             let mut set = |name: String, value: Option<f64>| -> anyhow::Result<()> {
                 let value = value.with_context(|| format!("{name} was not measured"))?;
                 let rounded = (value * 100.0).round() / 100.0;
-                costs.set(&name, rounded, &format!("wire, {source}"));
+                let cost = costs.iter_mut().find(|cost| cost.name == name);
+                let cost = cost.with_context(|| format!("the table has no {name}"))?;
+                cost.value = rounded;
+                cost.source = format!("wire, {source}");
                 Ok(())
             };
             set(format!("{store}.{ending}"), measured.server_cpu)?;
@@ -55,7 +58,8 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
             }
         }
     }
-    fs::write(path, costs.text()).with_context(|| format!("cannot write {}", path.display()))?;
+    let text: String = costs.iter().map(line).collect();
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     println!("{} has the costs of this machine\n", path.display());
 
     println!("cores that are busy, computed by `tollgate size` and measured:");
@@ -78,6 +82,18 @@ pub fn write(options: &mut Options, path: &Path) -> anyhow::Result<()> {
         println!();
     }
     Ok(())
+}
+
+/// A line of the table, as `tollgate size` reads it.
+fn line(cost: &Cost) -> String {
+    let Cost {
+        name,
+        value,
+        unit,
+        meaning,
+        source,
+    } = cost;
+    format!("{name}\t{value}\t{unit}\t{meaning}\t{source}\n")
 }
 
 fn compare(computed: f64, measured: f64) {

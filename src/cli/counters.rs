@@ -1,6 +1,7 @@
 //! `tollgate counters`: lists and changes the counters of a running server, over its debug port.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::debug_port::{CallError, DebugPort};
@@ -38,15 +39,19 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
     let server = DebugPort::new(&port.server, port.timeout)?;
     let body = request(&of, hits);
     let answer = server.post(path, &body, token.as_ref()).await?;
-    Ok(shown(&answer, port.json, text::descriptors))
+    shown(&answer, port.json, text::descriptors)
 }
 
-fn shown(answer: &Value, is_json: bool, text: fn(&Value) -> String) -> String {
+fn shown<'a, T: Deserialize<'a>>(
+    answer: &'a Value,
+    is_json: bool,
+    text: fn(&T) -> String,
+) -> Result<String, CallError> {
     if is_json {
-        answer.to_string()
-    } else {
-        text(answer)
+        return Ok(answer.to_string());
     }
+    let answer = T::deserialize(answer).map_err(CallError::OtherFields)?;
+    Ok(text(&answer))
 }
 
 /// Requests pages until there are enough counters, or no more pages.
@@ -75,7 +80,7 @@ async fn list_counters(list: ListCounters) -> Result<String, CallError> {
         }
     }
     let all = json!({ "domain": list.domain, "counters": found, "cursor": cursor });
-    Ok(shown(&all, list.port.json, text::list))
+    shown(&all, list.port.json, text::list)
 }
 
 /// The body of a request about these descriptors, with `hits` for each.
@@ -83,10 +88,7 @@ fn request(of: &Descriptors, hits: Option<u32>) -> Value {
     let entry = |(key, value): &(String, String)| json!({ "key": key, "value": value });
     let descriptor = |Entries(entries): &Entries| -> Value {
         let entries: Vec<_> = entries.iter().map(entry).collect();
-        match hits {
-            Some(hits) => json!({ "entries": entries, "hitsAddend": hits.to_string() }),
-            None => json!({ "entries": entries }),
-        }
+        json!({ "entries": entries, "hitsAddend": hits.map(|hits| hits.to_string()) })
     };
     let descriptors: Vec<_> = of.descriptors.iter().map(descriptor).collect();
     json!({ "domain": of.domain, "descriptors": descriptors })

@@ -36,6 +36,8 @@ pub(super) enum CallError {
     Refused { status: StatusCode, text: String },
     #[error("the answer of {0} is not JSON; is this the debug port of a tollgate?")]
     NotJson(String, #[source] serde_json::Error),
+    #[error("this program cannot read the answer; is the server a tollgate of another version?")]
+    OtherFields(#[source] serde_json::Error),
     #[error("cannot read the token in {}", .0.display())]
     Token(PathBuf, #[source] io::Error),
     #[error("the request cannot be sent")]

@@ -3,7 +3,10 @@
 use std::io;
 
 use serde::Serialize;
-use serde_json::ser::{Formatter, Serializer};
+use serde_json::{
+    Value, json,
+    ser::{Formatter, Serializer},
+};
 
 /// Writes other characters as `\u`, and the short escapes of JSON as JSON has them.
 struct AsciiFormatter;
@@ -40,6 +43,27 @@ pub(crate) fn ascii_json(value: &impl Serialize) -> String {
     let written = value.serialize(&mut Serializer::with_formatter(&mut line, AsciiFormatter));
     written.expect("its keys are texts, and memory takes all bytes");
     String::from_utf8(line).expect("it is ASCII")
+}
+
+/// `value` as JSON whose maps have no values that are null.
+///
+/// # Panics
+///
+/// As [`ascii_json`].
+pub(crate) fn json_without_nulls(value: &impl Serialize) -> Value {
+    fn drop_nulls(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(drop_nulls);
+            }
+            Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+            _ => {}
+        }
+    }
+    let mut json = json!(value);
+    drop_nulls(&mut json);
+    json
 }
 
 #[cfg(test)]

@@ -3,39 +3,57 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::report::{CheckReport, message};
+use super::report::{CheckReport, CheckedRules, message};
 use crate::config::fault::{FaultLevel, Problem};
+
+/// A report in tollgate's own JSON.
+#[derive(Serialize)]
+struct ReportDocument<'a> {
+    version: u32,
+    ok: bool,
+    errors: usize,
+    warnings: usize,
+    #[serde(flatten)]
+    rules: &'a CheckedRules,
+    problems: Vec<ProblemDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProblemDocument<'a> {
+    file: String,
+    line: Option<usize>,
+    column: Option<usize>,
+    inside: &'a Option<String>,
+    path: &'a str,
+    severity: &'static str,
+    code: &'static str,
+    message: String,
+}
 
 /// The report as tollgate's own JSON.
 pub(super) fn json(report: &CheckReport) -> String {
-    let problems = report.problems.iter().map(|problem| {
-        let place = problem.position;
-        json!({
-            "file": report.path(problem),
-            "line": place.map(|place| place.line),
-            "column": place.map(|place| place.column),
-            "inside": problem.inside,
-            "path": problem.path,
-            "severity": problem.fault.level().name(),
-            "code": problem.fault.code(),
-            "message": problem.fault.to_string(),
-        })
+    let problems = report.problems.iter().map(|problem| ProblemDocument {
+        file: report.path(problem),
+        line: problem.position.map(|place| place.line),
+        column: problem.position.map(|place| place.column),
+        inside: &problem.inside,
+        path: &problem.path,
+        severity: problem.fault.level().name(),
+        code: problem.fault.code(),
+        message: problem.fault.to_string(),
     });
-    let rules = &report.rules;
-    let report = json!({
-        "version": 1,
-        "ok": report.is_ok(),
-        "errors": report.count(FaultLevel::Error),
-        "warnings": report.count(FaultLevel::Warning),
-        "files": rules.files,
-        "domains": rules.domains,
-        "rules": rules.rules,
-        "limits": rules.limits,
-        "problems": problems.collect::<Vec<_>>(),
+    let document = json!(ReportDocument {
+        version: 1,
+        ok: report.is_ok(),
+        errors: report.count(FaultLevel::Error),
+        warnings: report.count(FaultLevel::Warning),
+        rules: &report.rules,
+        problems: problems.collect(),
     });
-    format!("{report:#}")
+    format!("{document:#}")
 }
 
 /// The report as a SARIF log with one run.

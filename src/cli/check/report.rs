@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+use serde::Serialize;
+
 use crate::{
     config::{
         fault::{FaultLevel, Problem},
@@ -23,7 +25,7 @@ pub(super) struct CheckReport {
 }
 
 /// How many rules, limits, domains and files there are.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct CheckedRules {
     pub(super) rules: usize,
     pub(super) limits: usize,

@@ -2,135 +2,133 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
-
-use crate::foundation::printable::on_one_line;
+use crate::{
+    foundation::printable::on_one_line,
+    service::admin::document::{
+        CounterDocument, CounterList, CountersDocument, EntryDocument, LimitDocument,
+    },
+};
 
 /// One line for each counter of a domain.
-pub(super) fn list(all: &Value) -> String {
-    let counters = array(&all["counters"]);
-    let mut lines: Vec<String> = counters.iter().map(listed).collect();
-    match (all["cursor"].as_str(), counters.len()) {
-        (Some(cursor), _) => lines.push(format!("more: --cursor {}", on_one_line(cursor))),
-        (None, 0) => lines.push("no counter holds hits".to_owned()),
-        (None, _) => {}
+pub(super) fn list(all: &CounterList) -> String {
+    let mut lines: Vec<String> = all.counters.iter().map(listed).collect();
+    match &all.cursor {
+        Some(cursor) => lines.push(format!("more: --cursor {}", on_one_line(cursor))),
+        None if lines.is_empty() => lines.push("no counter holds hits".to_owned()),
+        None => {}
     }
     lines.join("\n")
 }
 
 /// Each descriptor with its counters below it.
-pub(super) fn descriptors(all: &Value) -> String {
+pub(super) fn descriptors(all: &CountersDocument) -> String {
     let mut text = String::new();
-    for descriptor in array(&all["descriptors"]) {
+    for descriptor in &all.descriptors {
         if !text.is_empty() {
             text.push('\n');
         }
-        text.push_str(&entries(descriptor));
-        if let Some(why) = descriptor["noLimit"].as_str() {
+        text.push_str(&entries(&descriptor.entries));
+        if let Some(why) = &descriptor.no_limit {
             let _ = write!(text, ": no counter: {}", on_one_line(why));
         }
-        for counter in array(&descriptor["counters"]) {
+        for counter in &descriptor.counters {
             let _ = write!(text, "\n  {}", standing(counter));
         }
     }
     text
 }
 
-fn listed(counter: &Value) -> String {
-    let name = if counter["entries"].is_array() {
-        entries(counter)
-    } else {
-        on_one_line(counter["key"].as_str().unwrap_or_default())
+fn listed(counter: &CounterDocument) -> String {
+    let name = match &counter.entries {
+        Some(of) => entries(of),
+        None => on_one_line(&counter.key),
     };
     format!("{name}: {}", standing(counter))
 }
 
 /// `k=v,k=v`; a pattern whose values share a counter is marked.
-fn entries(of: &Value) -> String {
-    let entry = |entry: &Value| {
-        let text = |name: &str| on_one_line(entry[name].as_str().unwrap_or_default());
-        let shared = if entry["shared"] == true {
-            " (shared)"
-        } else {
-            ""
+fn entries(of: &[EntryDocument]) -> String {
+    let entry = |entry: &EntryDocument| {
+        let [key, value] = [&entry.key, &entry.value].map(|text| on_one_line(text));
+        let shared = match entry.shared {
+            Some(true) => " (shared)",
+            _ => "",
         };
-        format!("{}={}{shared}", text("key"), text("value"))
+        format!("{key}={value}{shared}")
     };
-    let entries: Vec<_> = array(&of["entries"]).iter().map(entry).collect();
+    let entries: Vec<_> = of.iter().map(entry).collect();
     entries.join(",")
 }
 
 /// `7 of 10 per minute, 3 left, resets in 32s; fixed_window, rule shop.user`
-fn standing(counter: &Value) -> String {
-    let mut text = match counter["hitsBefore"].as_u64() {
+fn standing(counter: &CounterDocument) -> String {
+    let mut text = match counter.hits_before {
         Some(before) => format!("{before} -> "),
         None => String::new(),
     };
-    match counter["hits"].as_u64() {
+    match counter.hits {
         Some(hits) => text.push_str(&hits.to_string()),
         None => text.push_str("unknown"),
     }
-    let limit = &counter["limit"];
-    let number = |of: &Value, name: &str| of[name].as_u64();
-    match number(limit, "requestsPerUnit") {
-        Some(requests) if limit["ttlSecs"].is_u64() => {
-            let name = limit["name"].as_str().map(on_one_line);
-            let name = name.map_or_else(String::new, |name| format!(" ({name})"));
-            let _ = write!(text, " of {requests} in flight{name}");
+    match (&counter.limit, counter.period_secs) {
+        (Some(limit), _) => text.push_str(&of_limit(limit)),
+        (None, Some(secs)) => {
+            let _ = write!(text, " hits in {}", duration(secs));
         }
-        Some(requests) => {
-            let unit = limit["unit"].as_str().unwrap_or_default();
-            let name = limit["name"].as_str().unwrap_or_default();
-            let multiplier = number(limit, "unitMultiplier").unwrap_or(1);
-            let per = on_one_line(&named(unit, multiplier, name));
-            let _ = write!(text, " of {requests} per {per}");
-        }
-        None => {
-            let period = number(counter, "periodSecs");
-            let period = period.map(|secs| format!(" in {}", duration(secs)));
-            let _ = write!(text, " hits{}", period.unwrap_or_default());
-        }
+        (None, None) => text.push_str(" hits"),
     }
-    if let Some(leased) = number(counter, "leased") {
+    if let Some(leased) = counter.leased {
         text.push_str(&slice(leased));
     }
     if let Some(effect) = granted(counter) {
         text.push_str(&effect);
     }
-    if let Some(left) = left(counter) {
-        text.push_str(&left);
+    if let Some(remaining) = counter.remaining {
+        text.push_str(&left(remaining, counter.beyond_limit));
     }
-    if let Some(secs) = number(counter, "oldestSecs") {
+    if let Some(secs) = counter.oldest_secs {
         let _ = write!(text, ", the oldest for {}", duration(secs));
     }
-    if let Some(secs) = number(counter, "resetSecs") {
+    if let Some(secs) = counter.reset_secs {
         let _ = write!(text, ", resets in {}", duration(secs));
     }
-    let is_reset = counter["hitsBefore"].is_u64() && !counter["granted"].is_u64();
-    if is_reset && number(counter, "hits") > Some(0) {
+    let is_reset = counter.hits_before.is_some() && counter.granted.is_none();
+    if is_reset && counter.hits > Some(0) {
         text.push_str(
             " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
         );
     }
-    if let Some(algorithm) = counter["algorithm"].as_str() {
+    if let Some(algorithm) = &counter.algorithm {
         let _ = write!(text, "; {}", on_one_line(algorithm));
     }
-    if let Some(rule) = counter["rule"].as_str() {
+    if let Some(rule) = &counter.rule {
         let _ = write!(text, ", rule {}", on_one_line(rule));
     }
-    if counter["digest"] == true {
+    if counter.digest == Some(true) {
         text.push_str(", digest (the descriptor is too long to be part of the key)");
     }
     text
 }
 
+/// ` of 10 per minute`
+fn of_limit(limit: &LimitDocument) -> String {
+    let (requests, name) = (limit.requests_per_unit, limit.name.as_deref());
+    let Some(unit) = &limit.unit else {
+        let name = name.map_or_else(String::new, |name| format!(" ({})", on_one_line(name)));
+        return format!(" of {requests} in flight{name}");
+    };
+    let multiplier = limit.unit_multiplier.unwrap_or(1);
+    let per = named(unit, multiplier.into(), name.unwrap_or_default());
+    format!(" of {requests} per {}", on_one_line(&per))
+}
+
 /// `, 100 more granted`, or `, nothing granted` with the reason.
-fn granted(counter: &Value) -> Option<String> {
-    let mut text = match counter["granted"].as_u64()? {
+fn granted(counter: &CounterDocument) -> Option<String> {
+    let mut text = match counter.granted? {
         0 => ", nothing granted".to_owned(),
         hits => format!(", {hits} more granted"),
     };
-    if let Some(why) = counter["whyFewer"].as_str() {
+    if let Some(why) = &counter.why_fewer {
         let _ = write!(text, " ({})", on_one_line(why));
     }
     Some(text)
@@ -142,16 +140,11 @@ pub(in crate::cli) fn slice(hits: u64) -> String {
 }
 
 /// `, 3 left`, or how many hits pass until the window ends if more were granted.
-pub(in crate::cli) fn left(counter: &Value) -> Option<String> {
-    let remaining = counter["remaining"].as_u64()?;
-    Some(match counter["beyondLimit"].as_u64() {
+pub(in crate::cli) fn left(remaining: u64, beyond_limit: Option<u64>) -> String {
+    match beyond_limit {
         None | Some(0) => format!(", {remaining} left"),
         Some(_) => format!(", {remaining} pass until the window ends"),
-    })
-}
-
-fn array(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+    }
 }
 
 /// A period, and the name of the limit if it has one.
@@ -211,6 +204,7 @@ mod tests {
         ] {
             let mut counter = fields;
             counter["limit"] = json!({ "requestsPerUnit": 3, "unit": "second" });
+            let counter = serde_json::from_value(counter).unwrap();
             assert_eq!(standing(&counter), expected);
         }
     }
@@ -226,14 +220,15 @@ mod tests {
             },
             { "key": "{#00ff}f60", "digest": true, "algorithm": "first_hit", "periodSecs": 60 },
         ]);
-        let text = list(&json!({ "counters": counters, "cursor": "1.0.7" }));
+        let list = |all| list(&serde_json::from_value(all).unwrap());
+        let text = list(json!({ "counters": counters, "cursor": "1.0.7" }));
         let expected = "user=a\\nb\\u{1b}[31m: 7 of 5 per 2 minutes, 0 left, resets in 1m 30s; \
                         token_bucket, rule d.user\n\
                         {#00ff}f60: unknown hits in 1m; first_hit, digest (the descriptor is too long to be \
                         part of the key)\n\
                         more: --cursor 1.0.7";
         assert_eq!(text, expected);
-        assert_eq!(list(&json!({ "counters": [] })), "no counter holds hits");
+        assert_eq!(list(json!({ "counters": [] })), "no counter holds hits");
     }
 
     #[test]

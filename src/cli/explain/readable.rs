@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use serde_json::json;
-
 use crate::{
     cli::counters::text::{duration, left, slice},
     foundation::printable::on_one_line,
@@ -149,7 +147,7 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
         }
     };
     if let Some(before) = &counter.before {
-        let left = left(&json!(before)).unwrap_or_default();
+        let left = left(before.remaining, before.beyond_limit);
         let (count, resets) = (before.count, duration(before.reset_secs));
         let _ = match before.oldest_secs {
             _ if limit.unit.is_some() => {

@@ -36,6 +36,7 @@ use crate::{
 
 mod access;
 mod change;
+pub(crate) mod document;
 mod list;
 mod look;
 mod report;
@@ -44,7 +45,7 @@ pub(crate) use access::ChangeAccess;
 use access::NotAllowed;
 pub(crate) use change::Change;
 use report::CounterReport;
-pub(super) use report::{algorithm, limit_json};
+pub(super) use report::{algorithm, limit_document, text};
 
 /// The parts of the server that `/counters` needs.
 #[derive(Clone, Debug)]

@@ -2,20 +2,24 @@
 
 use std::{iter, sync::Arc};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    counters::{algorithm, limit_json},
+    counters::{algorithm, document::LimitDocument, limit_document, text},
     page::{PageWriter, texts},
 };
 use crate::{
     core::{
         kind::Algorithm,
-        limit::{Allows, CountPolicy, LeasePolicy, Limit, OnStoreLoss, Reserve, Rule},
+        limit::{Allows, CountPolicy, LeasePolicy, Limit, OnStoreLoss, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
-    foundation::named::Named as _,
-    service::limiter::{RuleSet, Rules},
+    foundation::{ascii_json::json_without_nulls, named::Named as _},
+    service::{
+        explain::account::ExplainedReserve,
+        limiter::{RuleSet, Rules},
+    },
 };
 
 /// A part of the page.
@@ -60,7 +64,7 @@ fn text_of(matcher: &Matcher, part: &TreePart) -> String {
     let separator = |is_first| if is_first { "\n" } else { ",\n" };
     match part {
         TreePart::Domain(index) => {
-            let name = text(&matcher.domain_names()[*index]);
+            let name = json!(text(&matcher.domain_names()[*index]));
             let separator = separator(*index == 0);
             format!("{separator}{{\"domain\":{name},\"nodes\":[")
         }
@@ -71,24 +75,57 @@ fn text_of(matcher: &Matcher, part: &TreePart) -> String {
     }
 }
 
+/// A node, and its rule if it has one.
+#[derive(Serialize)]
+struct NodeDocument<'a> {
+    depth: usize,
+    key: String,
+    value: Option<String>,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    #[serde(flatten)]
+    rule: Option<Value>,
+}
+
+/// The path and the limits of a rule, and the options that differ from their defaults.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct OutlinedRule<'a> {
+    rule: &'a str,
+    unlimited: Option<bool>,
+    limits: Option<Vec<OutlinedLimit<'a>>>,
+    shadow_mode: Option<bool>,
+    quota_mode: Option<bool>,
+    count: Option<&'static str>,
+    reserve: Option<ExplainedReserve>,
+    accuracy: Option<&'static str>,
+    replaces: Option<Vec<&'a str>>,
+    on_store_loss: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct OutlinedLimit<'a> {
+    #[serde(flatten)]
+    limit: LimitDocument,
+    rate: String,
+    algorithm: &'static str,
+    zone: Option<&'a str>,
+}
+
 fn node(matcher: &Matcher, OutlinedNode { node, depth }: OutlinedNode) -> Value {
     let (key, value) = matcher.key_and_value(node);
     let origin = matcher.node_origin(node);
-    let mut fields = json!({
-        "depth": depth,
-        "key": text(key),
-        "value": (!value.is_empty()).then(|| text(value)),
-        "file": (!origin.file.is_empty()).then_some(&*origin.file),
-        "line": origin.line,
-    });
-    if let Some(rule) = matcher.rule(node) {
-        put_rule(rule, &mut fields);
-    }
-    fields
+    json!(NodeDocument {
+        depth,
+        key: text(key),
+        value: (!value.is_empty()).then(|| text(value)),
+        file: (!origin.file.is_empty()).then_some(&*origin.file),
+        line: origin.line,
+        rule: matcher.rule(node).map(rule),
+    })
 }
 
-/// Adds the path and the limits of a rule, and the options that differ from their defaults.
-fn put_rule(rule: &Rule, fields: &mut Value) {
+fn rule(rule: &Rule) -> Value {
     // Naming all fields makes the compiler ask what to do with a new one.
     let Rule {
         path,
@@ -104,45 +141,32 @@ fn put_rule(rule: &Rule, fields: &mut Value) {
         metric: _,
         metadata: _,
     } = rule;
-    fields["rule"] = (**path).into();
-    match allows {
-        Allows::Unlimited => fields["unlimited"] = true.into(),
-        Allows::Within(limits) => fields["limits"] = limits.iter().map(limit).collect(),
+    let (unlimited, limits) = match allows {
+        Allows::Unlimited => (Some(true), None),
+        Allows::Within(limits) => (None, Some(limits.iter().map(limit).collect())),
     };
-    if *shadow_mode {
-        fields["shadowMode"] = true.into();
-    }
-    if *quota_mode {
-        fields["quotaMode"] = true.into();
-    }
-    if *counts == CountPolicy::Admitted {
-        fields["count"] = "admitted".into();
-    }
-    if let Some(LeasePolicy::Reserve(Reserve { estimate, missing })) = lease {
-        fields["reserve"] = json!({"estimate": estimate, "missing": missing.name()});
-    }
-    if *lease == Some(LeasePolicy::Slices) {
-        fields["accuracy"] = "exact-leased".into();
-    }
-    if !replaces.is_empty() {
-        let names = replaces.iter().map(|name| Value::from(&**name));
-        fields["replaces"] = names.collect();
-    }
-    if *on_store_loss != OnStoreLoss::Error {
-        fields["onStoreLoss"] = on_store_loss.name().into();
-    }
+    json_without_nulls(&OutlinedRule {
+        rule: path,
+        unlimited,
+        limits,
+        shadow_mode: shadow_mode.then_some(true),
+        quota_mode: quota_mode.then_some(true),
+        count: (*counts == CountPolicy::Admitted).then_some("admitted"),
+        reserve: rule.reserve().map(Into::into),
+        accuracy: (*lease == Some(LeasePolicy::Slices)).then_some("exact-leased"),
+        replaces: (!replaces.is_empty()).then(|| replaces.iter().map(|name| &**name).collect()),
+        on_store_loss: (*on_store_loss != OnStoreLoss::Error).then(|| on_store_loss.name()),
+    })
 }
 
-fn limit(limit: &Limit) -> Value {
-    let mut fields = limit_json(limit);
-    fields["rate"] = limit.rate().to_string().into();
-    fields["algorithm"] = algorithm(limit).into();
-    if let Algorithm::Calendar(calendar) = &limit.algorithm {
-        fields["zone"] = calendar.zone_name().into();
+fn limit(limit: &Limit) -> OutlinedLimit<'_> {
+    OutlinedLimit {
+        limit: limit_document(limit),
+        rate: limit.rate().to_string(),
+        algorithm: algorithm(limit),
+        zone: match &limit.algorithm {
+            Algorithm::Calendar(calendar) => Some(calendar.zone_name()),
+            _ => None,
+        },
     }
-    fields
-}
-
-fn text(bytes: &[u8]) -> Value {
-    String::from_utf8_lossy(bytes).into()
 }

@@ -16,15 +16,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
 
-use super::page::{BlockingQueue, PageWriter, json, json_list, texts};
+use super::{
+    counters::text,
+    page::{BlockingQueue, PageWriter, json, json_list, texts},
+};
 use crate::{
     core::{
         calendar::utc,
         window::{SteadyTime, Timestamp},
     },
-    foundation::{named::Named as _, printable::Shown},
+    foundation::{ascii_json::json_without_nulls, named::Named as _, printable::Shown},
     observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
     service::{grpc::now, held_bytes::Account},
 };
@@ -143,28 +145,33 @@ struct TopRule<'a> {
     top: &'a RuleTop,
 }
 
-impl Serialize for TalkerEntry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        json_entry(self).serialize(serializer)
-    }
+/// A key, and its value unless values are hidden.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct TopEntry {
+    key: String,
+    value: Option<String>,
+    /// The value in hexadecimal, if it is not valid text.
+    hex: Option<String>,
+    omitted_bytes: Option<usize>,
 }
 
-/// A key, and its value unless values are hidden. A value that is not valid text is also given in hexadecimal.
-fn json_entry(entry: &TalkerEntry) -> Value {
-    let mut part = json!({ "key": String::from_utf8_lossy(&entry.key) });
-    if let Some(value) = &entry.value {
-        let shown = whole_characters(value);
-        part["value"] = String::from_utf8_lossy(shown).into();
-        if str::from_utf8(shown).is_err() {
-            let hex: String = shown.iter().map(|byte| format!("{byte:02x}")).collect();
-            part["hex"] = hex.into();
-        }
-        if value.cut > 0 {
-            let omitted = value.shown.len() - shown.len() + value.cut;
-            part["omittedBytes"] = omitted.into();
-        }
+impl Serialize for TalkerEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let shown = self.value.as_ref().map(whole_characters);
+        let hex = shown.filter(|shown| str::from_utf8(shown).is_err());
+        let omitted = |value: &EntryValue| {
+            let omitted = value.shown.len() - whole_characters(value).len() + value.cut;
+            (value.cut > 0).then_some(omitted)
+        };
+        let entry = TopEntry {
+            key: text(&self.key),
+            value: shown.map(text),
+            hex: hex.map(|hex| hex.iter().map(|byte| format!("{byte:02x}")).collect()),
+            omitted_bytes: self.value.as_ref().and_then(omitted),
+        };
+        json_without_nulls(&entry).serialize(serializer)
     }
-    part
 }
 
 /// The value without its last character if that was cut.

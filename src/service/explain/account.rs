@@ -3,7 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::foundation::ascii_json::ascii_json;
+use crate::{
+    core::limit::Reserve,
+    foundation::{ascii_json::ascii_json, named::Named as _},
+};
 
 /// Most bytes of a key, a value or a name that are shown.
 const MAX_TEXT_BYTES: usize = 256;
@@ -102,6 +105,15 @@ pub(crate) struct ExplainedRule {
 pub(crate) struct ExplainedReserve {
     pub(crate) estimate: Option<u64>,
     pub(crate) missing: String,
+}
+
+impl From<Reserve> for ExplainedReserve {
+    fn from(reserve: Reserve) -> Self {
+        Self {
+            estimate: reserve.estimate,
+            missing: reserve.missing.name().to_owned(),
+        }
+    }
 }
 
 /// Where a rule is written, as far as known.

@@ -8,9 +8,8 @@ use super::{
     CounterLook,
     account::{
         Advice, CountBefore, ExplainedCause, ExplainedCounter, ExplainedDescriptor, ExplainedEntry,
-        ExplainedLimit, ExplainedNode, ExplainedReserve, ExplainedRule, ExplainedSibling,
-        ExplainedStep, ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult,
-        SourcePlace, text,
+        ExplainedLimit, ExplainedNode, ExplainedRule, ExplainedSibling, ExplainedStep,
+        ExplainedWindow, Explanation, HitsEffect, LimitEffect, MatchResult, SourcePlace, text,
     },
     words::{dismissal_words, is_over, operation_words, settled},
 };
@@ -31,7 +30,6 @@ use crate::{
         request::{Descriptor, Entry, Request},
         window::Timestamp,
     },
-    foundation::named::Named as _,
     store::contract::StoreError,
 };
 
@@ -180,12 +178,7 @@ impl<'a> AccountBasis<'a, '_> {
                 .iter()
                 .map(|name| text(name.as_bytes()))
                 .collect(),
-            reserve: rule.reserve().map(|reserve| {
-                Box::new(ExplainedReserve {
-                    estimate: reserve.estimate,
-                    missing: reserve.missing.name().to_owned(),
-                })
-            }),
+            reserve: rule.reserve().map(|reserve| Box::new(reserve.into())),
         };
         let cause =
             match outcome {

@@ -103,7 +103,7 @@ pub(super) async fn change(
     for (descriptor, reports) in answer.parts(&request) {
         log(change, allowed, &request, descriptor, reports);
     }
-    Ok(reply(counters, account, answer.json(&request)).await)
+    Ok(reply(counters, account, answer.document(&request)).await)
 }
 
 impl Change {

@@ -2,17 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::{
-    body::Body,
-    http::{HeaderMap, StatusCode},
-    response::{IntoResponse as _, Response},
-};
-use serde_json::{Value, json};
-
 use super::{
     super::json::{is_json, json_headers, read_json},
-    Counters, Refusal, refused,
-    report::{CounterReport, counters_of, entries_json, request_of, text},
+    Counters, Refusal,
+    document::{CountersDocument, DescriptorDocument},
+    refused,
+    report::{CounterReport, counters_of, entry_of, request_of, text},
     without_store,
 };
 use crate::{
@@ -21,11 +16,17 @@ use crate::{
         request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
+    foundation::ascii_json::json_without_nulls,
     service::{
         grpc::{json, proto::envoy::service::ratelimit::v3::RateLimitRequest, wire},
         held_bytes::{Account, HeldBytes},
         limiter::RuleSet,
     },
+};
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse as _, Response},
 };
 
 /// Most descriptors of one request.
@@ -43,7 +44,7 @@ pub(super) async fn get(
     let mut answer = CounterAnswer::begin(counters, &request)?;
     let looked = counters.look_at(&mut answer.reports, answer.now).await;
     looked.map_err(without_store)?;
-    Ok(reply(counters, account, answer.json(&request)).await)
+    Ok(reply(counters, account, answer.document(&request)).await)
 }
 
 /// A request about counters.
@@ -160,26 +161,36 @@ impl CounterAnswer {
     }
 
     /// The counters by descriptor, or why a descriptor has none.
-    pub(super) fn json(&self, request: &Request<'_>) -> Value {
+    pub(super) fn document(&self, request: &Request<'_>) -> CountersDocument {
         let part = |(descriptor, own): (Descriptor<'_>, &[CounterReport])| {
-            let counters: Vec<Value> = own.iter().map(|one| one.json(self.now).into()).collect();
-            let mut fields = json!({ "entries": entries_json(descriptor.entries) });
-            if own.is_empty() {
+            let no_limit = || {
                 let cause = self.rules.matcher.cause(request.domain, descriptor.entries);
-                let why = cause.map_or_else(|| "no limit".to_owned(), |cause| cause.to_string());
-                fields["noLimit"] = why.into();
+                cause.map_or_else(|| "no limit".to_owned(), |cause| cause.to_string())
+            };
+            let entries = descriptor.entries.iter();
+            DescriptorDocument {
+                entries: entries
+                    .map(|entry| entry_of(entry.key, entry.value))
+                    .collect(),
+                no_limit: own.is_empty().then(no_limit),
+                counters: own.iter().map(|one| one.document(self.now)).collect(),
             }
-            fields["counters"] = counters.into();
-            fields
         };
-        let parts: Vec<_> = self.parts(request).map(part).collect();
-        json!({ "domain": text(request.domain), "descriptors": parts })
+        CountersDocument {
+            domain: text(request.domain),
+            descriptors: self.parts(request).map(part).collect(),
+        }
     }
 }
 
 /// The reply to a successful call, written on the blocking pool.
-pub(super) async fn reply(counters: &Counters, account: &Arc<Account>, json: Value) -> Response {
-    let text = counters.blocking.work(move || format!("{json}\n")).await;
+pub(super) async fn reply(
+    counters: &Counters,
+    account: &Arc<Account>,
+    answer: CountersDocument,
+) -> Response {
+    let json = move || format!("{}\n", json_without_nulls(&answer));
+    let text = counters.blocking.work(json).await;
     let text = HeldBytes::new(account, text.len()).with(text.into());
     (json_headers(), text).into_response()
 }

@@ -2,8 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::{Map, Value, json};
-
+use super::document::{CounterDocument, EntryDocument, LimitDocument};
 use crate::core::{
     counter::{
         Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
@@ -93,14 +92,10 @@ pub(super) fn counters_of(
     };
     let counters = plan.batch.iter().zip(&plan.limits);
     let report = |(increment, limit): (Increment<'_>, &&Limit)| CounterReport {
-        key: increment.key.into(),
         rule: rule.map(|rule| rule.path.clone()),
         limit: Some((*limit).clone()),
         spec: Some(peek(increment.spec)),
-        state: None,
-        leased: 0,
-        before: None,
-        asked: None,
+        ..CounterReport::without_rule(increment.key.into(), None)
     };
     counters.map(report).collect()
 }
@@ -179,102 +174,82 @@ impl CounterReport {
         Some(GrantEffect::new(self.asked?, of, self.before?, self.state?))
     }
 
-    /// The counter as JSON, without its descriptor.
-    pub(super) fn json(&self, now: Timestamp) -> Map<String, Value> {
+    /// The counter for JSON, without its descriptor.
+    pub(super) fn document(&self, now: Timestamp) -> CounterDocument {
         let name = CounterName::parse(&self.key);
-        let mut fields = Map::new();
-        let mut put = |name: &str, value: Value| fields.insert(name.to_owned(), value);
-        put("key", text(&self.key));
-        match (&self.limit, &name) {
-            (Some(limit), _) => {
-                put("algorithm", algorithm(limit).into());
-                put("periodSecs", limit.period.secs().into());
-            }
-            (None, Some(CounterName { counting, .. })) => {
-                put("algorithm", counting.algorithm().into());
-                put("periodSecs", counting.period_secs().into());
-            }
-            (None, None) => {}
-        }
-        if let Some(CounterName {
-            descriptor: NamedDescriptor::Digest(_),
-            ..
-        }) = name
-        {
-            put("digest", true.into());
-        }
-        if let Some(rule) = &self.rule {
-            put("rule", (**rule).into());
-        }
-        if let Some(limit) = &self.limit {
-            put("limit", limit_json(limit));
-        }
-        if let Some(before) = self.before {
-            put("hitsBefore", before.after.into());
-        }
+        let of_limit = |limit: &Limit| (algorithm(limit), limit.period.secs());
+        let counted = self.limit.as_ref().map(of_limit);
+        let counted = counted.or_else(|| {
+            let counting = name.as_ref()?.counting;
+            Some((counting.algorithm(), counting.period_secs()))
+        });
+        let is_digest =
+            name.is_some_and(|name| matches!(name.descriptor, NamedDescriptor::Digest(_)));
+        let mut document = CounterDocument {
+            key: text(&self.key),
+            digest: is_digest.then_some(true),
+            rule: self.rule.as_deref().map(str::to_owned),
+            limit: self.limit.as_ref().map(limit_document),
+            algorithm: counted.map(|(algorithm, _)| algorithm.to_owned()),
+            period_secs: counted.map(|(_, secs)| secs),
+            hits_before: self.before.map(|before| before.after),
+            ..CounterDocument::default()
+        };
         if let (Some(state), Some(spec)) = (self.state, &self.spec) {
-            put("hits", state.after.into());
-            if let Some(limit) = &self.limit {
-                let capacity = limit.capacity();
-                let remaining = capacity.saturating_sub(state.after);
-                put("remaining", remaining.saturating_add(state.owed).into());
-            }
-            if self.leased > 0 {
-                put("leased", self.leased.into());
-            }
-            if state.owed > 0 {
-                put("beyondLimit", state.owed.into());
-            }
+            let left = |limit: &Limit| limit.capacity().saturating_sub(state.after);
+            let left = self.limit.as_ref().map(left);
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
-            if let Some(secs) = state.oldest_secs(spec) {
-                put("oldestSecs", secs.into());
-            } else if !matches!(spec.method, CounterKind::Slots { .. }) {
-                put("resetSecs", millis.div_ceil(1000).into());
-            }
+            document.hits = Some(state.after);
+            document.remaining = left.map(|left| left.saturating_add(state.owed));
+            document.leased = Some(self.leased).filter(|hits| *hits > 0);
+            document.beyond_limit = Some(state.owed).filter(|hits| *hits > 0);
+            document.oldest_secs = state.oldest_secs(spec);
+            let has_reset =
+                document.oldest_secs.is_none() && !matches!(spec.method, CounterKind::Slots { .. });
+            document.reset_secs = has_reset.then(|| millis.div_ceil(1000));
         }
         if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
-            put("granted", granted.into());
-            if let Some(why) = why_fewer {
-                put("whyFewer", why.into());
+            document.granted = Some(granted);
+            document.why_fewer = why_fewer.map(str::to_owned);
+        }
+        document
+    }
+
+    /// The counter for JSON, with its descriptor as far as the key contains it.
+    pub(super) fn document_with_descriptor(&self, now: Timestamp) -> CounterDocument {
+        let entries = match CounterName::parse(&self.key).map(|name| name.descriptor) {
+            Some(NamedDescriptor::Values { entries, .. }) => {
+                Some(entries.iter().map(entry).collect())
             }
+            _ => None,
+        };
+        CounterDocument {
+            entries,
+            ..self.document(now)
         }
-        fields
-    }
-
-    /// The counter as JSON, with its descriptor as far as the key contains it.
-    pub(super) fn json_with_descriptor(&self, now: Timestamp) -> Value {
-        let mut fields = self.json(now);
-        if let Some(CounterName {
-            descriptor: NamedDescriptor::Values { entries, .. },
-            ..
-        }) = CounterName::parse(&self.key)
-        {
-            let entries: Vec<_> = entries.iter().map(entry).collect();
-            fields.insert("entries".to_owned(), entries.into());
-        }
-        fields.into()
     }
 }
 
-fn entry(entry: &NamedEntry<'_>) -> Value {
-    let mut fields = json!({ "key": text(entry.key), "value": text(entry.value) });
-    if entry.is_shared {
-        fields["shared"] = true.into();
+fn entry(entry: &NamedEntry<'_>) -> EntryDocument {
+    EntryDocument {
+        shared: entry.is_shared.then_some(true),
+        ..entry_of(entry.key, entry.value)
     }
-    fields
 }
 
-/// Entries of a request as JSON.
-pub(super) fn entries_json(entries: &[Entry<'_>]) -> Value {
-    let entry =
-        |Entry { key, value }: &Entry<'_>| json!({ "key": text(key), "value": text(value) });
-    entries.iter().map(entry).collect()
+/// An entry of a request for JSON.
+pub(super) fn entry_of(key: &[u8], value: &[u8]) -> EntryDocument {
+    EntryDocument {
+        key: text(key),
+        value: text(value),
+        shared: None,
+    }
 }
 
-/// Bytes as JSON text. JSON has Unicode only.
-pub(super) fn text(bytes: &[u8]) -> Value {
-    String::from_utf8_lossy(bytes).into()
+/// Bytes as text: JSON has Unicode only.
+pub(in crate::service::admin) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
@@ -284,22 +259,19 @@ pub(in crate::service::admin) fn algorithm(limit: &Limit) -> &'static str {
     }
 }
 
-pub(in crate::service::admin) fn limit_json(limit: &Limit) -> Value {
-    let mut fields = json!({ "requestsPerUnit": limit.requests_per_unit });
-    match limit.unit() {
-        Some(unit) => {
-            fields["unit"] = unit.name().into();
-            fields["unitMultiplier"] = limit.unit_multiplier().into();
-        }
-        None => fields["ttlSecs"] = limit.period.secs().into(),
+pub(in crate::service::admin) fn limit_document(limit: &Limit) -> LimitDocument {
+    let unit = limit.unit();
+    LimitDocument {
+        name: limit.name.as_deref().map(str::to_owned),
+        requests_per_unit: limit.requests_per_unit,
+        unit: unit.map(|unit| unit.name().to_owned()),
+        unit_multiplier: unit.map(|_| limit.unit_multiplier()),
+        ttl_secs: unit.is_none().then(|| limit.period.secs()),
+        burst: match limit.algorithm {
+            Algorithm::TokenBucket { burst } => Some(burst),
+            _ => None,
+        },
     }
-    if let Algorithm::TokenBucket { burst } = limit.algorithm {
-        fields["burst"] = burst.into();
-    }
-    if let Some(name) = &limit.name {
-        fields["name"] = (**name).into();
-    }
-    fields
 }
 
 /// A peek at a counter whose limit is unknown; its limit is 0 if the peek would need it. `None` if the window is over.
