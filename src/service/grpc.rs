@@ -162,11 +162,7 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
             timeout,
             span,
         } = start;
-        let deadline = Deadline {
-            began,
-            timeout: timeout.map(timeout::for_decision),
-            is_for_lease: false,
-        };
+        let deadline = Deadline::of_call(began, timeout.map(timeout::for_decision));
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
         let reply = match span {
             None => self.answer_bytes(message, &deadline).await,
@@ -182,11 +178,8 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         start: CallStart,
         message: Bytes,
     ) -> Result<(Bytes, Option<HeaderValue>), Status> {
-        let deadline = Deadline {
-            began: start.began,
-            timeout: start.timeout.map(timeout::for_decision),
-            is_for_lease: false,
-        };
+        let timeout = start.timeout.map(timeout::for_decision);
+        let deadline = Deadline::of_call(start.began, timeout);
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
         let reply = match codec::decode(message) {
             Ok(message) => self.answer_with_report(&message, &deadline).await,

@@ -46,19 +46,6 @@ impl Store for AnyStore {
         }
     }
 
-    async fn charge_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> Result<(), StoreError> {
-        match self {
-            Self::Memory(store) => store.add_into(counts, batch, now, deadline).await,
-            Self::Redis(store) => store.charge_into(counts, batch, now, deadline).await,
-        }
-    }
-
     fn state(&self) -> StoreState {
         match self {
             Self::Memory(store) => store.state(),

@@ -30,22 +30,6 @@ pub trait Store: Send + Sync + 'static {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// [`Self::add_into`] for hits that are counted whatever their limits, and for looks that want the counts of this
-    /// moment: no remembered answer takes their place.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::add_into`].
-    fn charge_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.add_into(counts, batch, now, deadline)
-    }
-
     /// Convenience: [`Self::add_into`] with a new list, which is large to move, and the store's own
     /// deadline.
     ///
@@ -110,15 +94,32 @@ pub struct Deadline {
     /// Whether the hits are leased. Then a store follows an answer that is on its way beyond the timeout, and gives
     /// back what was charged: the caller does not know of it.
     pub is_for_lease: bool,
+    /// Whether the store itself has to answer: no remembered answer takes its place.
+    pub asks_store: bool,
 }
 
 impl Deadline {
+    /// The deadline of a call that arrived at `began`.
+    pub fn of_call(began: Instant, timeout: Option<Duration>) -> Self {
+        Self {
+            began,
+            timeout,
+            is_for_lease: false,
+            asks_store: false,
+        }
+    }
+
     /// The store's own deadline, from now on.
     pub fn of_store() -> Self {
+        Self::of_call(Instant::now(), None)
+    }
+
+    /// [`Self::of_store`] for hits that are counted whatever their limits, and for looks that want the counts of this
+    /// moment.
+    pub(crate) fn of_store_itself() -> Self {
         Self {
-            began: Instant::now(),
-            timeout: None,
-            is_for_lease: false,
+            asks_store: true,
+            ..Self::of_store()
         }
     }
 
@@ -191,16 +192,6 @@ impl<S: Store> Store for Arc<S> {
         deadline: &Deadline,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         (**self).add_into(counts, batch, now, deadline)
-    }
-
-    fn charge_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        (**self).charge_into(counts, batch, now, deadline)
     }
 
     fn state(&self) -> StoreState {

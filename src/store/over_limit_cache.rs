@@ -143,7 +143,8 @@ impl<S: Store> Store for OverLimitCache<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let Some(known) = &self.known else {
+        let known = self.known.as_ref().filter(|_| !deadline.asks_store);
+        let Some(known) = known else {
             return self.store.add_into(counts, batch, now, deadline).await;
         };
         let rest = has_give_backs(batch).then(|| self.caches.without_refused(batch));
@@ -165,16 +166,6 @@ impl<S: Store> Store for OverLimitCache<S> {
         };
         self.remember(known, batch, counts, &question);
         Ok(())
-    }
-
-    async fn charge_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> Result<(), StoreError> {
-        self.store.add_into(counts, batch, now, deadline).await
     }
 
     fn state(&self) -> StoreState {

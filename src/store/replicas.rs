@@ -174,11 +174,7 @@ mod tests {
             let runtime = Builder::new_current_thread().build().unwrap();
             let now = Timestamp::from_secs(START + secs);
             self.store.sweep(now);
-            let deadline = Deadline {
-                began: self.began + Duration::from_secs(secs),
-                timeout: None,
-                is_for_lease: false,
-            };
+            let deadline = Deadline::of_call(self.began + Duration::from_secs(secs), None);
             for replica in &mut self.all {
                 runtime.block_on(replica.look(now, &deadline)).unwrap();
             }

@@ -546,7 +546,8 @@ impl<S: Store + Clone> Store for Slices<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        if let Some(store) = self.beside(batch) {
+        let itself = deadline.asks_store.then_some(&self.store);
+        if let Some(store) = self.beside(batch).or(itself) {
             return store.add_into(counts, batch, now, deadline).await;
         }
         let steady = deadline.steady();
@@ -556,16 +557,6 @@ impl<S: Store + Clone> Store for Slices<S> {
         self.store.add_into(counts, batch, now, deadline).await?;
         self.learn(counts, batch, now, steady);
         Ok(())
-    }
-
-    fn charge_into(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        self.store.charge_into(counts, batch, now, deadline)
     }
 
     fn state(&self) -> StoreState {

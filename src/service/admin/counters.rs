@@ -136,9 +136,8 @@ impl Counters {
             let mut counts = CounterStates::new();
             let batch = batch(some);
             if !batch.is_empty() {
-                // Past the over-limit cache: the counts of this moment are wanted.
-                let deadline = Deadline::of_store();
-                let looked = self.store.charge_into(&mut counts, &batch, now, &deadline);
+                let deadline = Deadline::of_store_itself();
+                let looked = self.store.add_into(&mut counts, &batch, now, &deadline);
                 looked.await?;
             }
             take_states(some, &counts);

@@ -176,10 +176,8 @@ impl<S: Store + Clone> Settler<S> {
     async fn settle(self, adds: Batch, gives_back: Batch, frees: Batch) -> (Batch, CounterStates) {
         let mut added = CounterStates::new();
         if !adds.is_empty() {
-            let deadline = Deadline::of_store();
-            let charged = self
-                .store
-                .charge_into(&mut added, &adds, self.now, &deadline);
+            let (deadline, store) = (Deadline::of_store_itself(), &self.store);
+            let charged = store.add_into(&mut added, &adds, self.now, &deadline);
             if let Err(error) = charged.await {
                 added.clear();
                 self.keep_or_lose(error, &adds);
@@ -211,8 +209,8 @@ impl<S: Store + Clone> Settler<S> {
             loop {
                 pause().await;
                 let mut counts = CounterStates::new();
-                let deadline = Deadline::of_store();
-                let charged = store.charge_into(&mut counts, &batch, now, &deadline);
+                let deadline = Deadline::of_store_itself();
+                let charged = store.add_into(&mut counts, &batch, now, &deadline);
                 match charged.await {
                     Ok(()) => return,
                     Err(error) if error.is_unsent() && Instant::now() < end => {}

@@ -29,11 +29,7 @@ static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// A request that arrives at `now`, while no clock has stepped.
 fn arrived(now: Timestamp) -> Deadline {
-    Deadline {
-        began: *BEGAN + Duration::from_millis(now.millis()),
-        timeout: None,
-        is_for_lease: false,
-    }
+    Deadline::of_call(*BEGAN + Duration::from_millis(now.millis()), None)
 }
 
 /// The states after `batch`, which arrives at `now`.

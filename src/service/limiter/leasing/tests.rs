@@ -246,11 +246,7 @@ impl History {
         }
         request.push_descriptor(addend.map(Hits::add), None);
         let now = self.time();
-        let deadline = Deadline {
-            began: Instant::now(),
-            timeout: None,
-            is_for_lease: false,
-        };
+        let deadline = Deadline::of_call(Instant::now(), None);
         let leases = &self.limiter.leases;
         let answer = {
             let check = self.limiter.check(&request, now, &deadline, |decision, _| {

@@ -100,11 +100,7 @@ impl Fleet {
         let moment = self.moment();
         let mut batch = batch(value, limit, hits, moment.now);
         batch = local(&batch);
-        let deadline = Deadline {
-            began: *EPOCH + Duration::from_millis(self.now.get()),
-            timeout: None,
-            is_for_lease: false,
-        };
+        let deadline = Deadline::of_call(*EPOCH + Duration::from_millis(self.now.get()), None);
         let mut counts = CounterStates::new();
         let (store, _) = &self.replicas[replica];
         at_once(store.add_into(&mut counts, &batch, moment.now, &deadline)).unwrap();

@@ -593,11 +593,7 @@ mod tests {
     fn push(queue: &Arc<NodeQueue>, increments: usize) -> Result<PendingReply, StoreError> {
         let now = Timestamp::from_secs(0);
         // Tests can advance the clock.
-        let deadline = Deadline {
-            began: Instant::now().into_std(),
-            timeout: None,
-            is_for_lease: false,
-        };
+        let deadline = Deadline::of_call(Instant::now().into_std(), None);
         queue.push(&batch(increments), now, &deadline, None)
     }
 
