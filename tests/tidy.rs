@@ -518,7 +518,8 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &[&str]); 29] = [
+const LIBRARIES: [(&str, &[&str]); 30] = [
+    ("arc_swap", &["service"]),
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
     ("clap", &["settings"]),
