@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::debug_port::{CallError, DebugPort};
 use crate::{
     core::descriptor_text::Entries,
+    foundation::ascii_json::ascii_json,
     settings::command_line::counters::{
         CountersAction, Descriptors, GetCounters, GrantCounters, ListCounters, ResetCounters,
     },
@@ -48,7 +49,7 @@ fn shown<'a, T: Deserialize<'a>>(
     text: fn(&T) -> String,
 ) -> Result<String, CallError> {
     if is_json {
-        return Ok(answer.to_string());
+        return Ok(ascii_json(answer));
     }
     let answer = T::deserialize(answer).map_err(CallError::OtherFields)?;
     Ok(text(&answer))

@@ -45,6 +45,19 @@ pub(crate) fn ascii_json(value: &impl Serialize) -> String {
     String::from_utf8(line).expect("it is ASCII")
 }
 
+/// `value` as JSON of several lines.
+///
+/// # Panics
+///
+/// As [`ascii_json`].
+pub(crate) fn pretty_ascii_json(value: &Value) -> String {
+    let (pretty, mut text) = (format!("{value:#}"), Vec::new());
+    // Other characters stand in its texts only. Lines end in those of ASCII.
+    let written = AsciiFormatter.write_string_fragment(&mut text, &pretty);
+    written.expect("memory takes all bytes");
+    String::from_utf8(text).expect("it is ASCII")
+}
+
 /// `value` as JSON whose maps have no values that are null.
 ///
 /// # Panics

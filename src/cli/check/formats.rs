@@ -7,7 +7,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::report::{CheckReport, CheckedRules, message};
-use crate::config::fault::{FaultLevel, Problem};
+use crate::{
+    config::fault::{FaultLevel, Problem},
+    foundation::ascii_json::pretty_ascii_json,
+};
 
 /// A report in tollgate's own JSON.
 #[derive(Serialize)]
@@ -53,7 +56,7 @@ pub(super) fn json(report: &CheckReport) -> String {
         rules: &report.rules,
         problems: problems.collect(),
     });
-    format!("{document:#}")
+    pretty_ascii_json(&document)
 }
 
 /// The report as a SARIF log with one run.
@@ -79,7 +82,7 @@ pub(super) fn sarif(report: &CheckReport) -> String {
             "results": results,
         }],
     });
-    format!("{log:#}")
+    pretty_ascii_json(&log)
 }
 
 fn result(report: &CheckReport, problem: &Problem) -> Value {

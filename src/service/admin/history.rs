@@ -10,11 +10,11 @@ use serde::{Serialize, Serializer};
 
 use super::{
     json::json_headers,
-    page::{PageWriter, json, json_list},
+    page::{PageWriter, json_list},
     statistics::Statistics,
 };
 use crate::{
-    foundation::lock::lock,
+    foundation::{ascii_json::ascii_json, lock::lock},
     observe::history::{History, STEP_VALUES},
     service::{held_bytes::Account, limiter::Rules},
 };
@@ -110,11 +110,11 @@ fn process(history: &History) -> String {
     let lengths: Vec<_> = steps.iter().map(|step| step.lasted.as_millis()).collect();
     format!(
         "{{\"endMillis\":{},\n\"lengthMillis\":{},\n\"nodes\":{},\"omittedRules\":{},\n\"process\":{},\n\"rules\":[",
-        json(&ends),
-        json(&lengths),
+        ascii_json(&ends),
+        ascii_json(&lengths),
         steps.last().map_or(0, |step| step.nodes),
         history.omitted(),
-        json(&Columns(&STEP_VALUES, values))
+        ascii_json(&Columns(&STEP_VALUES, values))
     )
 }
 
@@ -125,7 +125,7 @@ fn rule(history: &History, path: &str) -> String {
             limit,
             steps: Columns(&LIMIT, steps.collect()),
         });
-    json(&RuleColumns {
+    ascii_json(&RuleColumns {
         rule: path,
         steps: Columns(&RULE, history.rule_steps(path).collect()),
         limits: limits.collect(),

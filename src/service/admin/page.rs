@@ -15,7 +15,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hyper::body::Frame;
-use serde::Serialize;
 use tokio::sync::Mutex;
 
 use crate::{
@@ -168,15 +167,6 @@ pub(super) fn json_list(
     let mut separator = "\n";
     let items = items.map(move |item| [mem::replace(&mut separator, ",\n"), &item].concat());
     texts(iter::once(head).chain(items).chain(iter::once(tail)))
-}
-
-/// `value` as JSON.
-///
-/// # Panics
-///
-/// If it contains a map whose keys are not texts.
-pub(super) fn json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("its keys are texts")
 }
 
 /// Writes the texts, each of which is produced only when it is written.

@@ -15,7 +15,10 @@ use crate::{
         limit::{Allows, CountPolicy, LeasePolicy, Limit, OnStoreLoss, Rule},
         matcher::{Matcher, outline::OutlinedNode},
     },
-    foundation::{ascii_json::json_without_nulls, named::Named as _},
+    foundation::{
+        ascii_json::{ascii_json, json_without_nulls},
+        named::Named as _,
+    },
     service::{
         explain::account::ExplainedReserve,
         limiter::{RuleSet, Rules},
@@ -64,12 +67,12 @@ fn text_of(matcher: &Matcher, part: &TreePart) -> String {
     let separator = |is_first| if is_first { "\n" } else { ",\n" };
     match part {
         TreePart::Domain(index) => {
-            let name = json!(text(&matcher.domain_names()[*index]));
+            let name = ascii_json(&text(&matcher.domain_names()[*index]));
             let separator = separator(*index == 0);
             format!("{separator}{{\"domain\":{name},\"nodes\":[")
         }
         TreePart::Node(found, is_first) => {
-            format!("{}{}", separator(*is_first), node(matcher, *found))
+            [separator(*is_first), &ascii_json(&node(matcher, *found))].concat()
         }
         TreePart::End => "]}".to_owned(),
     }

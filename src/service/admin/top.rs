@@ -19,14 +19,18 @@ use serde::{Serialize, Serializer};
 
 use super::{
     counters::text,
-    page::{BlockingQueue, PageWriter, json, json_list, texts},
+    page::{BlockingQueue, PageWriter, json_list, texts},
 };
 use crate::{
     core::{
         calendar::utc,
         window::{SteadyTime, Timestamp},
     },
-    foundation::{ascii_json::json_without_nulls, named::Named as _, printable::Shown},
+    foundation::{
+        ascii_json::{ascii_json, json_without_nulls},
+        named::Named as _,
+        printable::Shown,
+    },
     observe::talkers::{EntryValue, RuleTop, TalkerChoice, TalkerEntry, Talkers, ValueForm},
     service::{grpc::now, held_bytes::Account},
 };
@@ -114,7 +118,7 @@ fn writer(
     match form {
         PageForm::Json => {
             let rules = tops.map(|(path, top)| {
-                json(&TopRule {
+                ascii_json(&TopRule {
                     rule: &path,
                     top: &top,
                 })

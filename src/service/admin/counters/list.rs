@@ -25,7 +25,7 @@ use crate::{
         },
         window::Timestamp,
     },
-    foundation::ascii_json::json_without_nulls,
+    foundation::ascii_json::{ascii_json, json_without_nulls},
     service::held_bytes::Account,
     store::{
         contract::KeyPage,
@@ -131,14 +131,14 @@ pub(super) async fn list(
     let mut reports = reports.await;
     let looked = counters.look_at(&mut reports, now).await;
     looked.map_err(without_store)?;
-    let domain = Value::from(text(&query.domain));
+    let domain = ascii_json(&text(&query.domain));
     let head = format!("{{\"domain\":{domain},\"counters\":[");
     let tail = format!("\n],\"cursor\":{}}}\n", Value::from(cursor));
     let bytes = |report: &CounterReport| size_of::<CounterReport>() + report.key.len();
     let bytes = reports.iter().map(bytes).sum();
     let reports = reports.into_iter();
     let texts = reports
-        .map(move |report| json_without_nulls(&report.document_with_descriptor(now)).to_string());
+        .map(move |report| ascii_json(&json_without_nulls(&report.document_with_descriptor(now))));
     let page = counters
         .blocking
         .page(account, move || (json_list(head, texts, tail), bytes));

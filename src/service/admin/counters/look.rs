@@ -2,12 +2,18 @@
 
 use std::sync::Arc;
 
+use axum::{
+    body::Body,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse as _, Response},
+};
+
 use super::{
     super::json::{is_json, json_headers, read_json},
     Counters, Refusal,
     document::{CountersDocument, DescriptorDocument},
     refused,
-    report::{CounterReport, counters_of, entry_of, request_of, text},
+    report::{CounterReport, counters_of, entry_document, request_of, text},
     without_store,
 };
 use crate::{
@@ -16,17 +22,12 @@ use crate::{
         request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
-    foundation::ascii_json::json_without_nulls,
+    foundation::ascii_json::{ascii_json, json_without_nulls},
     service::{
         grpc::{json, proto::envoy::service::ratelimit::v3::RateLimitRequest, wire},
         held_bytes::{Account, HeldBytes},
         limiter::RuleSet,
     },
-};
-use axum::{
-    body::Body,
-    http::{HeaderMap, StatusCode},
-    response::{IntoResponse as _, Response},
 };
 
 /// Most descriptors of one request.
@@ -170,7 +171,7 @@ impl CounterAnswer {
             let entries = descriptor.entries.iter();
             DescriptorDocument {
                 entries: entries
-                    .map(|entry| entry_of(entry.key, entry.value))
+                    .map(|entry| entry_document(entry.key, entry.value, false))
                     .collect(),
                 no_limit: own.is_empty().then(no_limit),
                 counters: own.iter().map(|one| one.document(self.now)).collect(),
@@ -189,7 +190,7 @@ pub(super) async fn reply(
     account: &Arc<Account>,
     answer: CountersDocument,
 ) -> Response {
-    let json = move || format!("{}\n", json_without_nulls(&answer));
+    let json = move || ascii_json(&json_without_nulls(&answer)) + "\n";
     let text = counters.blocking.work(json).await;
     let text = HeldBytes::new(account, text.len()).with(text.into());
     (json_headers(), text).into_response()

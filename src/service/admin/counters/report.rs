@@ -218,9 +218,10 @@ impl CounterReport {
 
     /// The counter for JSON, with its descriptor as far as the key contains it.
     pub(super) fn document_with_descriptor(&self, now: Timestamp) -> CounterDocument {
+        let named = |one: &NamedEntry<'_>| entry_document(one.key, one.value, one.is_shared);
         let entries = match CounterName::parse(&self.key).map(|name| name.descriptor) {
             Some(NamedDescriptor::Values { entries, .. }) => {
-                Some(entries.iter().map(entry).collect())
+                Some(entries.iter().map(named).collect())
             }
             _ => None,
         };
@@ -231,19 +232,11 @@ impl CounterReport {
     }
 }
 
-fn entry(entry: &NamedEntry<'_>) -> EntryDocument {
-    EntryDocument {
-        shared: entry.is_shared.then_some(true),
-        ..entry_of(entry.key, entry.value)
-    }
-}
-
-/// An entry of a request for JSON.
-pub(super) fn entry_of(key: &[u8], value: &[u8]) -> EntryDocument {
+pub(super) fn entry_document(key: &[u8], value: &[u8], is_shared: bool) -> EntryDocument {
     EntryDocument {
         key: text(key),
         value: text(value),
-        shared: None,
+        shared: is_shared.then_some(true),
     }
 }
 

@@ -5,8 +5,9 @@ use std::{array, cmp::Reverse, sync::Arc, time::Instant};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::{health::Components, page::json, statistics::Statistics};
+use super::super::{health::Components, statistics::Statistics};
 use crate::{
+    foundation::ascii_json::ascii_json,
     observe::{
         history::{ProcessTotals, STEP_VALUES},
         metrics::{LoadHistory, Metrics, RuleTotals},
@@ -82,14 +83,14 @@ impl LiveSource {
         let (mut rules, mut bytes) = (changes(now, before), 0);
         let all = rules.len();
         let fitting = rules.iter().take_while(|rule| {
-            bytes += json(*rule).len() + 1;
+            bytes += ascii_json(*rule).len() + 1;
             bytes <= MAX_RULE_BYTES
         });
         rules.truncate(fitting.count());
         let process = STEP_VALUES.iter().zip(step.values);
         let process = process.map(|(name, value)| ((*name).to_owned(), value.into()));
         let components = (self.components)().into_iter();
-        json(&EventDocument {
+        ascii_json(&EventDocument {
             end_millis: step.ends_at.millis(),
             length_millis: step.lasted.as_millis(),
             nodes: step.nodes,
