@@ -546,8 +546,7 @@ impl<S: Store + Clone> Store for Slices<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let itself = deadline.asks_store.then_some(&self.store);
-        if let Some(store) = self.beside(batch).or(itself) {
+        if let Some(store) = self.beside(batch) {
             return store.add_into(counts, batch, now, deadline).await;
         }
         let steady = deadline.steady();

@@ -112,6 +112,21 @@ fn what_is_over_is_answered_without_the_store_until_its_window_ends() {
 }
 
 #[test]
+fn a_call_that_asks_the_store_itself_is_not_answered_from_here() {
+    let fixture = fixture(10_000);
+    fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
+    fixture.check(&[("a", 1)], Hits::ONE, &[(2, true)]);
+    let now = Timestamp::from_secs(0);
+    let deadline = Deadline {
+        asks_store: true,
+        ..arrived(now)
+    };
+    let charge = batch(&[("a", 1)], Hits::add(5), now);
+    let counts = states_after(&fixture.cache, &charge, now, &deadline);
+    assert_eq!((counts[0].after, counts[0].is_cached), (7, false));
+}
+
+#[test]
 fn a_raised_limit_asks_the_store_again() {
     let fixture = fixture(10_000);
     fixture.check(&[("a", 1)], Hits::add(2), &[(2, false)]);
