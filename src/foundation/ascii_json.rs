@@ -99,4 +99,17 @@ mod tests {
         }
         assert_eq!(ascii_json(&" ~").to_string(), "\" ~\"");
     }
+
+    #[test]
+    fn json_of_several_lines_is_ascii_too() {
+        let pretty = pretty_ascii_json(&json!({ "a": ["é"] }));
+        assert_eq!(pretty, "{\n  \"a\": [\n    \"\\u00e9\"\n  ]\n}");
+    }
+
+    #[test]
+    fn maps_lose_their_nulls_and_lists_keep_them() {
+        let value = json!({ "a": null, "b": [null, { "c": null, "d": 1 }], "e": { "f": null } });
+        let expected = json!({ "b": [null, { "d": 1 }], "e": {} });
+        assert_eq!(json_without_nulls(&value), expected);
+    }
 }
