@@ -52,7 +52,8 @@ struct LoadedRules {
     retired: Mutex<Vec<Arc<RuleSet>>>,
 }
 
-/// The rules of one request. Most requests change no count of owners, so threads do not contend for it.
+/// The rules of one request. The first eight that a thread holds at a time change no count of owners, for which threads
+/// could contend.
 type HeldRules = Guard<Option<Arc<RuleSet>>>;
 
 /// One load of the rules, and the stats that belong to it.
