@@ -32,8 +32,8 @@ pub struct Decision {
     /// Whole seconds until this request would pass if no others came; `None` if it passes now, or never
     /// will.
     pub retry_secs: Option<u64>,
-    /// The metadata of the rules that let the request pass; the first value of a key wins.
-    pub metadata: Metadata,
+    /// The metadata of the rules that let the request pass, if there is any; the first value of a key wins.
+    pub metadata: Option<Metadata>,
     /// Its leases; `None` if it has none.
     pub leased: Option<Box<Leased>>,
 }
@@ -402,7 +402,7 @@ fn headline(plan: &Plan<'_>, statuses: &[Status], modes: Modes) -> Option<usize>
     headline
 }
 
-fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
+fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Option<Metadata> {
     let mut merged = Metadata::default();
     for (outcome, status) in plan.outcomes.iter().zip(statuses) {
         if let (
@@ -416,7 +416,7 @@ fn metadata(plan: &Plan<'_>, statuses: &[Status]) -> Metadata {
             merged.merge(metadata);
         }
     }
-    merged
+    (!merged.is_empty()).then_some(merged)
 }
 
 /// One of the limits of a descriptor, with its count.

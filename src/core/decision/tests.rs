@@ -572,9 +572,15 @@ fn metadata_is_put_together_from_the_rules_that_let_pass() {
         };
         rules.decide(&["a", "b"], counts, modes).metadata
     };
-    assert_eq!(metadata(&[1, 1], true), map(&[("x", "a"), ("y", "b")]));
-    assert_eq!(metadata(&[2, 1], true), map(&[("x", "b"), ("y", "b")]));
-    assert_eq!(metadata(&[1, 2], true), map(&[("x", "a")]));
-    assert_eq!(metadata(&[2, 2], true), map(&[]));
-    assert_eq!(metadata(&[1, 1], false), map(&[]));
+    assert_eq!(
+        metadata(&[1, 1], true),
+        Some(map(&[("x", "a"), ("y", "b")]))
+    );
+    assert_eq!(
+        metadata(&[2, 1], true),
+        Some(map(&[("x", "b"), ("y", "b")]))
+    );
+    assert_eq!(metadata(&[1, 2], true), Some(map(&[("x", "a")])));
+    assert_eq!(metadata(&[2, 2], true), None);
+    assert_eq!(metadata(&[1, 1], false), None);
 }

@@ -1,7 +1,7 @@
 //! Converts between prost messages and our types, and refuses invalid requests. No other module knows the shape of a
 //! message.
 
-use std::{collections::BTreeMap, mem, num::NonZeroU32};
+use std::{collections::BTreeMap, num::NonZeroU32};
 
 use prost::bytes::Bytes;
 use prost_types::{Duration, ListValue, Struct, value::Kind};
@@ -326,8 +326,7 @@ fn dynamic_metadata(message: &RateLimitRequest, decision: &mut Decision) -> Stru
     if message.hits_addend != 0 {
         add("hitsAddend", Kind::NumberValue(message.hits_addend.into()));
     }
-    if !decision.metadata.is_empty() {
-        let metadata = mem::take(&mut decision.metadata);
+    if let Some(metadata) = decision.metadata.take() {
         add("metadata", Kind::StructValue(to_struct(metadata)));
     }
     Struct { fields }
@@ -601,7 +600,7 @@ mod tests {
             is_degraded: false,
             headline: Some(0),
             retry_secs: Some(800),
-            metadata: Metadata::default(),
+            metadata: None,
             leased: None,
         };
         let extras = Extras {
@@ -644,7 +643,7 @@ mod tests {
         let text = |text: &str| to_value(MetadataValue::Text(text.to_owned()));
         let values = |values| to_value(MetadataValue::List(values));
         let mut decision = Decision {
-            metadata: metadata.clone(),
+            metadata: Some(metadata.clone()),
             ..Decision::default()
         };
         let shown = dynamic_metadata(&message, &mut decision).fields;
@@ -723,7 +722,7 @@ mod tests {
                 is_degraded: true,
                 headline: None,
                 retry_secs: None,
-                metadata: Metadata::default(),
+                metadata: None,
                 leased: None,
             };
             let extras = Extras { dynamic_metadata: true, ..Extras::default() };
