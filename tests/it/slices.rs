@@ -94,6 +94,12 @@ impl Hammer {
         self.admitted.load(SeqCst)
     }
 
+    /// How many were refused, with those that are just being counted as passed.
+    fn refused(&self) -> u64 {
+        let admitted = self.admitted();
+        self.decided.load(SeqCst) - admitted
+    }
+
     /// Lets all end their calls. Returns how many passed, and how many were decided.
     async fn stop(mut self) -> (u64, u64) {
         self.is_over.store(true, SeqCst);
@@ -142,26 +148,23 @@ async fn hammered(redis: &Redis, passes: u64) -> (Tollgate, Hammer) {
 /// Two processes, while one is told to end and another is killed.
 #[tokio::test]
 async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost_with_a_process() {
-    const LIMIT: u64 = 10_000;
+    const LIMIT: u64 = 6_000;
     let redis = Redis::start();
     let start = || {
-        tollgate::with_rules(&rules("10000/year"))
+        tollgate::with_rules(&rules("6000/year"))
             .redis(&redis)
             .start()
     };
     let (first, mut second, third) = (start(), start(), start());
     let hammer = Hammer::start(&[&first, &second, &third], 9);
-    eventually("many pass", async || hammer.admitted() > 2_000).await;
+    eventually("many pass", async || hammer.admitted() > 1_000).await;
     second.signal(Signal::SIGTERM);
-    eventually("many more pass", async || hammer.admitted() > 3_000).await;
+    eventually("many more pass", async || hammer.admitted() > 1_500).await;
     assert!(second.wait().success());
     let lost = metric(&third, "slice_hits_total.taken");
     drop(third);
     let before = hammer.admitted();
-    eventually("many more pass", async || {
-        hammer.admitted() > before + 1_000
-    })
-    .await;
+    eventually("many more pass", async || hammer.admitted() > before + 500).await;
     let (admitted, _) = hammer.stop().await;
     eventually("nothing is free", async || {
         metric(&first, "slice_free_hits") == 0
@@ -175,6 +178,8 @@ async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost
     assert!(held - admitted <= lost, "{held} {admitted} {lost}");
     // The rest is admitted to the last hit.
     let hammer = Hammer::start(&[&first], 4);
+    // Asked of the clients first: each look at Redis starts a program.
+    eventually("calls are refused", async || hammer.refused() > 4).await;
     eventually("the counter is full", async || {
         count(&redis) == LIMIT && metric(&first, "slice_free_hits") == 0
     })
