@@ -597,13 +597,12 @@ fn libraries_are_named_in_their_folders_only() {
 }
 
 /// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 38] = [
+const TIMES_OF_DAY: [(&str, &str, Lives); 37] = [
     (
         "core/counter/increment.rs",
         "IncrementSpec",
         Lives::InRequest,
     ),
-    ("core/counter/key_end.rs", "KeyEnd", Lives::Longer),
     ("core/lease/token.rs", "LeaseToken", Lives::Longer),
     ("service/leases.rs", "LatestLeases", Lives::Longer),
     ("service/limiter/leasing.rs", "Settler", Lives::InRequest),

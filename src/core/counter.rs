@@ -3,7 +3,6 @@
 mod batch;
 mod increment;
 mod key;
-mod key_end;
 pub(crate) mod name;
 #[cfg(test)]
 pub(crate) mod sample;

@@ -125,6 +125,8 @@ pub(crate) struct KindFacts {
     /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
     pub(crate) is_settled: bool,
     pub(crate) life: HitLife,
+    /// How its hits leave one by one; `None` if they leave together or evenly.
+    pub(crate) leaving: Option<Leaving>,
     /// The largest number of requests in a limit, unless another setting bounds it.
     pub(crate) max_requests: u64,
 }
@@ -140,6 +142,15 @@ pub(crate) enum HitLife {
     UntilFull,
 }
 
+/// How hits leave a counter one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// A period after they came, as from a log.
+    ByAge,
+    /// Those of the window before the present one, evenly.
+    WithTheWindowBefore,
+}
+
 const WINDOW: KindFacts = KindFacts {
     report_name: "fixed_window",
     word: "fixed_window",
@@ -148,6 +159,7 @@ const WINDOW: KindFacts = KindFacts {
     has_window: true,
     is_settled: true,
     life: HitLife::OnePeriod,
+    leaving: None,
     max_requests: u64::MAX,
 };
 
@@ -166,6 +178,7 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
     has_window: false,
     is_settled: false,
     life: HitLife::TwoPeriods,
+    leaving: Some(Leaving::WithTheWindowBefore),
     max_requests: u32::MAX as u64,
 };
 
@@ -174,6 +187,7 @@ const SLIDING_LOG: KindFacts = KindFacts {
     word: "sliding_log",
     letter: b'l',
     life: HitLife::OnePeriod,
+    leaving: Some(Leaving::ByAge),
     max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };
@@ -184,6 +198,7 @@ const TOKEN_BUCKET: KindFacts = KindFacts {
     letter: b't',
     is_settled: true,
     life: HitLife::UntilFull,
+    leaving: None,
     max_requests: u64::MAX,
     ..SLIDING_WINDOW
 };
@@ -193,6 +208,7 @@ const SLOTS: KindFacts = KindFacts {
     word: "concurrency",
     letter: b'c',
     life: HitLife::OnePeriod,
+    leaving: None,
     max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };

@@ -24,13 +24,12 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::key_end::push_key_end;
 use crate::{
     core::{
         kind::Algorithm,
         limit::Limit,
         request::Entry,
-        window::{Timestamp, Window},
+        window::{Timestamp, Unit, Window, window},
     },
     foundation::text::Text,
 };
@@ -106,27 +105,41 @@ impl Identity {
 
     /// Appends to `keys` the key of this descriptor's counter for `limit` at `now`, and returns its
     /// window.
+    #[inline(always)]
     pub(super) fn push_key(&self, keys: &mut Keys, limit: &Limit, now: Timestamp) -> Window {
         keys.push_slice(&self.text);
-        if self.format == KeyFormat::Reference {
-            let window = limit.window(now);
-            keys.push_decimal(window.start.secs());
-            return window;
+        let (KeyFormat::Native, Algorithm::FixedWindow) = (self.format, &limit.algorithm) else {
+            return self.push_other_end(keys, limit, now);
+        };
+        let period = limit.period;
+        if period.multiplier().get() == 1 {
+            let (head, length) = window_head(period.unit());
+            keys.push_first(head, length);
+        } else {
+            keys.push_decimal(period.secs());
+            keys.push(b'@');
         }
-        let letter = match &limit.algorithm {
-            Algorithm::FixedWindow => return push_key_end(keys, limit.period, now),
-            Algorithm::Calendar(_) => {
-                let window = limit.window(now);
+        keys.push_decimal(now.secs() / period.secs());
+        window(period, now)
+    }
+
+    /// Appends the end of a key of another algorithm or of the reference.
+    #[inline(never)]
+    fn push_other_end(&self, keys: &mut Keys, limit: &Limit, now: Timestamp) -> Window {
+        let window = limit.window(now);
+        match (self.format, &limit.algorithm) {
+            (KeyFormat::Reference, _) => keys.push_decimal(window.start.secs()),
+            (KeyFormat::Native, Algorithm::Calendar(_)) => {
                 keys.push_slice(limit.period.unit().name().as_bytes());
                 keys.push(b'@');
                 keys.push_decimal(window.start.secs());
-                return window;
             }
-            other => other.kind(1).facts().letter,
-        };
-        keys.push(letter);
-        keys.push_decimal(limit.period.secs());
-        limit.window(now)
+            (KeyFormat::Native, other) => {
+                keys.push(other.kind(1).facts().letter);
+                keys.push_decimal(limit.period.secs());
+            }
+        }
+        window
     }
 
     fn push_joined(&mut self, text: &[u8]) {
@@ -159,6 +172,20 @@ impl Identity {
     }
 }
 
+/// The seconds of one unit and `@`, and how many bytes these are.
+fn window_head(unit: Unit) -> (&'static [u8; 9], usize) {
+    match unit {
+        Unit::Second => (b"1@       ", 2),
+        Unit::Minute => (b"60@      ", 3),
+        Unit::Hour => (b"3600@    ", 5),
+        Unit::Day => (b"86400@   ", 6),
+        Unit::Week => (b"604800@  ", 7),
+        Unit::Month => (b"2592000@ ", 8),
+        Unit::Year => (b"31536000@", 9),
+    }
+}
+
+#[inline(always)]
 fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
     match text.len() as u64 {
         // Most lengths have one or two digits.

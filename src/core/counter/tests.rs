@@ -187,26 +187,27 @@ fn check_windows(unit: Unit, multiplier: u32, times: &[(u64, &str)]) {
 }
 
 #[test]
-fn a_key_ends_with_the_window_of_its_own_moment_whatever_was_asked_for_before() {
+fn a_key_ends_with_the_length_and_the_number_of_its_window() {
     let minutes = &[
         (119_999, "60@1"),
         (120_000, "60@2"),
         (179_999, "60@2"),
         (180_000, "60@3"),
-        (119_999, "60@1"),
         (60_000, "60@1"),
     ];
     check_windows(Unit::Minute, 1, minutes);
-    // Two lengths whose last windows are kept in one place, one after the other.
-    for _ in 0..2 {
-        check_windows(Unit::Second, 2, &[(180_000, "2@90"), (181_999, "2@90")]);
-        check_windows(Unit::Minute, 1, &[(180_000, "60@3")]);
-    }
+    check_windows(Unit::Second, 2, &[(180_000, "2@90"), (181_999, "2@90")]);
     check_windows(
         Unit::Second,
         1_000,
         &[(999_999, "1000@0"), (1_000_000, "1000@1")],
     );
+    for unit in Unit::ALL {
+        let secs = unit.secs();
+        let expected = [&*format!("{secs}@0"), &format!("{secs}@123456789")];
+        let times = [0, 123_456_789 * 1000 * secs];
+        check_windows(unit, 1, &[(times[0], expected[0]), (times[1], expected[1])]);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::{
     core::{
         algorithm::{narrow, scale},
         counter::{CounterKind, IncrementSpec},
+        kind::Leaving,
         window::{Moment, SteadyTime, Timestamp},
     },
     store::memory::begun::FirstCount,
@@ -27,33 +28,15 @@ pub(super) struct PastHits {
     hits: [u64; LOG_PARTS + 1],
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
-    /// A period after they came, as from a log.
-    ByAge,
-    /// Those of the window before the present one, evenly.
-    WithTheWindowBefore,
-}
-
-impl Leaving {
-    fn of(method: CounterKind) -> Option<Self> {
-        match method {
-            CounterKind::SlidingLog => Some(Self::ByAge),
-            CounterKind::SlidingWindow => Some(Self::WithTheWindowBefore),
-            _ => None,
-        }
-    }
-}
-
 impl PastHits {
     /// Whether the hits of an algorithm need times.
     pub(super) fn matter_to(method: CounterKind) -> bool {
-        Leaving::of(method).is_some()
+        method.facts().leaving.is_some()
     }
 
     /// No hits; `None` for an algorithm whose hits need no times.
     pub(super) fn new(spec: &IncrementSpec, moment: &Moment) -> Option<Self> {
-        let order = Leaving::of(spec.method)?;
+        let order = spec.method.facts().leaving?;
         let parts = match order {
             Leaving::ByAge => LOG_PARTS as u64,
             Leaving::WithTheWindowBefore => 1,
