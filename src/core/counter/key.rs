@@ -105,6 +105,8 @@ impl Identity {
 
     /// Appends to `keys` the key of this descriptor's counter for `limit` at `now`, and returns its
     /// window.
+    ///
+    /// Inlined, but for the ends that few keys have: as a call it takes 2 % of the instructions of a plan.
     #[inline(always)]
     pub(super) fn push_key(&self, keys: &mut Keys, limit: &Limit, now: Timestamp) -> Window {
         keys.push_slice(&self.text);
@@ -172,7 +174,7 @@ impl Identity {
     }
 }
 
-/// The seconds of one unit and `@`, and how many bytes these are.
+/// The seconds of one unit and `@`, padded to one size for a copy without a branch, and how many bytes these are.
 fn window_head(unit: Unit) -> (&'static [u8; 9], usize) {
     match unit {
         Unit::Second => (b"1@       ", 2),
@@ -185,6 +187,7 @@ fn window_head(unit: Unit) -> (&'static [u8; 9], usize) {
     }
 }
 
+/// Inlined for the same reason as [`Identity::push_key`].
 #[inline(always)]
 fn push_text(key: &mut Joined, separator: u8, text: &[u8]) {
     match text.len() as u64 {
