@@ -294,17 +294,18 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_matters_as_long_as_its_kind_can_remember_it() {
-        let lives: Vec<_> = CounterKind::all().map(|kind| kind.facts().life).collect();
+    fn a_hit_matters_as_long_as_its_kind_can_remember_it_and_leaves_as_that_says() {
+        let facts = CounterKind::all().map(CounterKind::facts);
+        let lives: Vec<_> = facts.map(|facts| (facts.life, facts.leaving)).collect();
         assert_eq!(
             lives,
             [
-                HitLife::OnePeriod,
-                HitLife::OnePeriod,
-                HitLife::TwoPeriods,
-                HitLife::OnePeriod,
-                HitLife::UntilFull,
-                HitLife::OnePeriod,
+                (HitLife::OnePeriod, None),
+                (HitLife::OnePeriod, None),
+                (HitLife::TwoPeriods, Some(Leaving::WithTheWindowBefore)),
+                (HitLife::OnePeriod, Some(Leaving::ByAge)),
+                (HitLife::UntilFull, None),
+                (HitLife::OnePeriod, None),
             ]
         );
     }
