@@ -125,7 +125,7 @@ pub(crate) struct KindFacts {
     /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
     pub(crate) is_settled: bool,
     pub(crate) life: HitLife,
-    /// How its hits leave one by one; `None` if they leave together or evenly.
+    /// How its hits leave by the times at which they came; `None` if counting without the store needs no times.
     pub(crate) leaving: Option<Leaving>,
     /// The largest number of requests in a limit, unless another setting bounds it.
     pub(crate) max_requests: u64,
@@ -142,7 +142,7 @@ pub(crate) enum HitLife {
     UntilFull,
 }
 
-/// How hits leave a counter one by one.
+/// How hits leave a counter by the times at which they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     /// A period after they came, as from a log.
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_matters_as_long_as_its_kind_can_remember_it_and_leaves_as_that_says() {
+    fn hits_matter_and_leave_as_their_kind_remembers_them() {
         let facts = CounterKind::all().map(CounterKind::facts);
         let lives: Vec<_> = facts.map(|facts| (facts.life, facts.leaving)).collect();
         assert_eq!(

@@ -139,6 +139,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
+    /// Appends where there may be less room than [`Self::push_first`] copies into.
     #[cold]
     fn push_near_the_end(&mut self, bytes: &[u8]) {
         self.push_slice(bytes);

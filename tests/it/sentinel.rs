@@ -30,26 +30,18 @@ async fn works(client: &Client) {
     .await;
 }
 
-/// Of 300 calls as many pass as the limit allows. On a busy machine a few have no answer in time; their hits may count.
+/// Of 300 calls as many pass as the limit allows.
 async fn check_exact(client: &mut Client) {
-    let (mut admitted, mut unanswered) = (0, 0);
+    let mut admitted = 0;
     for _ in 0..300 {
-        match ask(client, "d", &[("k", "few")]).await {
-            Err(_) => unanswered += 1,
-            answer => admitted += usize::from(is_ok(&answer)),
-        }
+        admitted += usize::from(is_ok(&ask(client, "d", &[("k", "few")]).await));
     }
-    assert!(unanswered < 50, "{unanswered} of 300 are unanswered");
-    let least = 100 - unanswered;
-    assert!(
-        (least..=100).contains(&admitted),
-        "{admitted} passed, and {unanswered} are unanswered"
-    );
+    assert_eq!(admitted, 100);
 }
 
 fn start(watched: &Watched) -> Tollgate {
     tollgate::with_rules(RULES)
-        .redis_at(&watched.url(), "100ms")
+        .redis_at(&watched.url(), "1s")
         .start()
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     core::{
         algorithm::{narrow, scale},
-        counter::{CounterKind, IncrementSpec},
+        counter::IncrementSpec,
         kind::Leaving,
         window::{Moment, SteadyTime, Timestamp},
     },
@@ -29,11 +29,6 @@ pub(super) struct PastHits {
 }
 
 impl PastHits {
-    /// Whether the hits of an algorithm need times.
-    pub(super) fn matter_to(method: CounterKind) -> bool {
-        method.facts().leaving.is_some()
-    }
-
     /// No hits; `None` for an algorithm whose hits need no times.
     pub(super) fn new(spec: &IncrementSpec, moment: &Moment) -> Option<Self> {
         let order = spec.method.facts().leaving?;
@@ -148,7 +143,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{algorithm::AlgorithmState, counter::sample, kind::Halves, request::Hits};
+    use crate::core::{
+        algorithm::AlgorithmState,
+        counter::sample,
+        kind::{CounterKind, Halves},
+        request::Hits,
+    };
 
     const PERIOD: u64 = 60_000;
     const START: u64 = 1_020_000;

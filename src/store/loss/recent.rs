@@ -88,7 +88,7 @@ impl Recent {
         rule_set: u64,
     ) {
         let mut seen = SeenCount::new(&increment.spec, count, moment);
-        if PastHits::matter_to(increment.method) {
+        if increment.method.facts().leaving.is_some() {
             let known = self.counts.get_mut(increment.key);
             let known = known.and_then(|known| known.past.take());
             seen.past = known.or_else(|| PastHits::new(increment, moment).map(Box::new));
