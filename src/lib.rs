@@ -195,6 +195,7 @@ mod observe {
 /// Answers calls.
 mod service {
     pub(crate) mod admin;
+    pub(crate) mod answered_leases;
     pub(crate) mod explain;
     pub(crate) mod grpc;
     pub(crate) mod held_bytes;
@@ -332,6 +333,7 @@ pub use observe::{
 };
 pub use server::{authority::rewrite, bench::serve_method};
 pub use service::{
+    answered_leases::{ConnectionLeases, WorkerLeases},
     grpc::{
         RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto,
         unary::{UnaryMethod, framed},

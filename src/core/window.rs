@@ -59,6 +59,12 @@ impl Timestamp {
         Self(self.0.saturating_add(millis as u64))
     }
 
+    /// This moment, so many milliseconds later, or earlier if they are negative.
+    #[must_use]
+    pub(crate) fn shifted(self, millis: i64) -> Self {
+        Self(self.0.saturating_add_signed(millis))
+    }
+
     /// Saturates at the epoch.
     #[must_use]
     pub fn minus(self, span: Duration) -> Self {

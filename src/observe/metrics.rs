@@ -5,10 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex},
 };
 
 use crate::{
@@ -30,6 +27,7 @@ use crate::{
             health::running::Pauses,
             stats::{self as redis, RedisStats},
         },
+        returns::ReturnStats,
         slices::SliceTables,
     },
 };
@@ -86,8 +84,7 @@ pub struct Metrics {
     pub over_limit_cache: CacheStats,
     pub loss: Arc<LossStats>,
     pub(crate) slices: Arc<SliceTables>,
-    /// Work on leases that was dropped for lack of room.
-    pub dropped_returns: Arc<AtomicU64>,
+    pub returns: Arc<ReturnStats>,
     pub authorities: Authorities,
     pub streams_reset: StreamsReset,
     pub handshakes: Handshakes,
@@ -274,8 +271,7 @@ impl Metrics {
         redis::samples(&self.redis, &self.redis_per_second, list);
         self.loss.samples(list);
         self.slices.samples(list);
-        let dropped = self.dropped_returns.load(Relaxed);
-        list.counter("tollgate.returns_dropped_total", dropped);
+        self.returns.samples(list);
         self.over_limit_cache.samples(list);
         match memory {
             Some(store) => store.samples(list),

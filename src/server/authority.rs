@@ -1,4 +1,4 @@
-//! Repairs calls with an invalid `:authority`, and counts those that HTTP/2 resets.
+//! Repairs calls with an invalid `:authority`, names the stream to calls, and watches for resets.
 //!
 //! Unless configured otherwise, Envoy sends the name of the cluster as `:authority`, and Istio's names
 //! (`outbound|8081||ratelimit.ns.svc…`) are invalid. gRPC's C-core, which Envoy's `google_grpc` and the libraries of
@@ -15,6 +15,9 @@
 //! does not.
 //!
 //! Only an empty text cannot be repaired: an authority has at least one character, so the entry would become longer.
+//!
+//! While rules lease, a header with the number of the stream is added to each block of one frame, in a form that no
+//! dynamic table takes up. Then the reset of a stream by its client finds the lease that its answer carried.
 
 use std::{
     borrow::Cow,
@@ -31,6 +34,7 @@ use tonic::codegen::http::uri::Authority;
 use crate::{
     observe::metrics::{Authorities, Metrics},
     service::{
+        answered_leases::{ConnectionLeases, STREAM, WorkerLeases},
         grpc::unary::{count_read, is_turn_over},
         held_bytes::{Account, HeldBound, HeldBytes},
     },
@@ -48,9 +52,9 @@ pub(super) use log::AuthorityLog;
 
 use frames::{
     CONTINUATION, END_HEADERS, HEAD_BYTES, HEADERS, MAX_FRAME_BYTES, RST_STREAM, block_frames,
-    first_fragment, has_end, payload_bytes, refill,
+    first_fragment, has_end, is_whole_block, payload_bytes, refill, set_payload_bytes, stream_id,
 };
-use hpack::{AuthorityEntries, HeaderString, next_authority, plain_string};
+use hpack::{AuthorityEntries, HeaderString, literal, next_authority, plain_string};
 use replacement::{Replacement, instead};
 
 /// The length of the client's preface (RFC 9113, 3.4).
@@ -68,9 +72,12 @@ pub(super) struct AuthorityRewriter<S> {
     passing: usize,
     /// The beginning of frames that must be complete before they are inspected.
     held: Vec<u8>,
-    /// How many inspected bytes of `held` have been passed on.
+    /// Inspected bytes that are to be passed on, and how many of them have been.
+    ready: Vec<u8>,
     given: usize,
-    is_whole: bool,
+    /// The frames among the bytes inspected last that are to name their stream: each a whole block without padding.
+    unnamed: Vec<Range<usize>>,
+    leases: Arc<ConnectionLeases>,
     entries: AuthorityEntries,
     /// How many bytes the library still writes before its next frame.
     writing: usize,
@@ -81,17 +88,24 @@ pub(super) struct AuthorityRewriter<S> {
 }
 
 impl<S> AuthorityRewriter<S> {
-    pub(super) fn new(stream: S, authority_log: Arc<AuthorityLog>, account: Arc<Account>) -> Self {
+    pub(super) fn new(
+        stream: S,
+        authority_log: Arc<AuthorityLog>,
+        account: Arc<Account>,
+        leases: Arc<ConnectionLeases>,
+    ) -> Self {
         Self {
             stream,
             authority_log,
             account,
+            leases,
             waits: None,
             is_open: None,
             passing: PREFACE_BYTES,
             held: Vec::new(),
+            ready: Vec::new(),
             given: 0,
-            is_whole: false,
+            unnamed: Vec::new(),
             entries: AuthorityEntries::default(),
             writing: 0,
         }
@@ -101,6 +115,7 @@ impl<S> AuthorityRewriter<S> {
     /// bytes before this range can be passed on; those after it are left over because frames became shorter.
     fn look(&mut self, bytes: &mut [u8]) -> Range<usize> {
         let (mut at, mut end) = (0, bytes.len());
+        let names_streams = self.leases.names_streams();
         loop {
             let passed = self.passing.min(end - at);
             self.passing -= passed;
@@ -112,6 +127,9 @@ impl<S> AuthorityRewriter<S> {
             if head[3] != HEADERS || length > MAX_FRAME_BYTES {
                 if head[3] == CONTINUATION && head[4] & END_HEADERS != 0 {
                     self.is_open = None;
+                }
+                if head[3] == RST_STREAM {
+                    self.leases.reset(stream_id(head));
                 }
                 self.passing = HEAD_BYTES + length;
                 continue;
@@ -125,12 +143,31 @@ impl<S> AuthorityRewriter<S> {
                 end -= length - left;
             }
             at += left;
+            let frame = at - left..at;
+            if names_streams && is_whole_block(&bytes[frame.clone()]) {
+                self.unnamed.push(frame);
+            }
             if !has_end(&bytes[at - left..at]) {
                 self.is_open = Some(HeldBytes::new(&self.account, OPEN_BLOCK_BYTES));
                 // The rest is not inspected, so the positions of older entries are unknown from here on.
                 self.entries = AuthorityEntries::default();
             }
         }
+    }
+
+    /// Copies inspected `bytes`, in which the frames of `unnamed` name their streams.
+    fn named(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut named = Vec::with_capacity(bytes.len() + 64);
+        let mut from = 0;
+        for frame in self.unnamed.drain(..) {
+            named.extend_from_slice(&bytes[from..frame.start]);
+            from = frame.end;
+            let start = named.len();
+            named.extend_from_slice(&bytes[frame]);
+            append_stream(&mut named, start);
+        }
+        named.extend_from_slice(&bytes[from..]);
+        named
     }
 
     /// How many bytes the held frames lack, as far as known.
@@ -235,13 +272,28 @@ impl<S> AuthorityRewriter<S> {
     }
 }
 
+/// Appends the number of the stream to the last frame of `bytes`, which begins at `start`, if there is room.
+fn append_stream(bytes: &mut Vec<u8>, start: usize) {
+    let Some(head) = bytes[start..].first_chunk_mut::<HEAD_BYTES>() else {
+        return;
+    };
+    let field = literal(STREAM.as_bytes(), stream_id(head).to_string().as_bytes());
+    let length = payload_bytes(head) + field.len();
+    if length <= MAX_FRAME_BYTES {
+        set_payload_bytes(head, length);
+        bytes.extend_from_slice(&field);
+    }
+}
+
 /// Repairs whole frames that follow a client's preface, for fuzzing. Returns how many names were replaced, and how many
 /// could not be repaired.
 #[doc(hidden)]
 pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
     let account = HeldBound::new(usize::MAX, metrics.clone()).account();
-    let mut connection = AuthorityRewriter::new((), AuthorityLog::new(metrics.clone()), account);
+    let leases = WorkerLeases::default().of_connection();
+    let log = AuthorityLog::new(metrics.clone());
+    let mut connection = AuthorityRewriter::new((), log, account, leases);
     connection.passing = 0;
     let held = connection.look(frames);
     frames.truncate(held.end);
@@ -256,37 +308,41 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        loop {
-            if this.held.is_empty() {
-                if is_turn_over(cx) {
-                    return Poll::Pending;
-                }
-                let before = buf.filled().len();
-                ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-                count_read(buf.filled().len() - before);
-                if buf.filled().len() == before {
-                    return Poll::Ready(Ok(()));
-                }
-                let new = &mut buf.filled_mut()[before..];
-                let held = this.look(new);
-                this.held.extend_from_slice(&new[held.clone()]);
-                buf.set_filled(before + held.start);
-                if held.start > 0 {
-                    return Poll::Ready(Ok(()));
-                }
+        while this.ready.is_empty() {
+            if !this.held.is_empty() {
+                ready!(this.poll_hold(cx))?;
+                continue;
             }
-            if this.is_whole {
-                let left = &this.held[this.given..];
-                let count = left.len().min(buf.remaining());
-                buf.put_slice(&left[..count]);
-                this.given += count;
-                if this.given == this.held.len() {
-                    (this.held, this.given, this.is_whole) = (Vec::new(), 0, false);
-                }
+            if is_turn_over(cx) {
+                return Poll::Pending;
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+            count_read(buf.filled().len() - before);
+            if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
-            ready!(this.poll_hold(cx))?;
+            let new = &mut buf.filled_mut()[before..];
+            let held = this.look(new);
+            this.held.extend_from_slice(&new[held.clone()]);
+            if !this.unnamed.is_empty() {
+                this.ready = this.named(&new[..held.start]);
+                buf.set_filled(before);
+                continue;
+            }
+            buf.set_filled(before + held.start);
+            if held.start > 0 {
+                return Poll::Ready(Ok(()));
+            }
         }
+        let left = &this.ready[this.given..];
+        let count = left.len().min(buf.remaining());
+        buf.put_slice(&left[..count]);
+        this.given += count;
+        if this.given == this.ready.len() {
+            (this.ready, this.given) = (Vec::new(), 0);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -316,9 +372,8 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
         let mut held = std::mem::take(&mut self.held);
         let looked = self.look(&mut held);
         held.truncate(looked.end);
-        self.held = held;
+        self.ready = self.named(&held);
         self.waits = None;
-        self.is_whole = true;
         Poll::Ready(Ok(()))
     }
 }

@@ -118,9 +118,11 @@ impl StoreBackend {
         let mut tasks = StoreTasks::default();
         let (all, per_second, caches) = match self {
             Self::Memory(store) => {
+                let (returns, task) = Returns::new(metrics.returns.clone());
+                tasks.on_worker.push(Box::pin(task.run()));
                 return WorkerStore {
                     store: AnyStore::Memory(store.clone()),
-                    returns: Returns::none(),
+                    returns,
                     tasks,
                 };
             }
@@ -131,7 +133,7 @@ impl StoreBackend {
             } => (all, per_second, caches),
         };
         let options = settings.redis.options();
-        let (returns, task) = Returns::new(metrics.dropped_returns.clone());
+        let (returns, task) = Returns::new(metrics.returns.clone());
         tasks.on_worker.push(Box::pin(task.run()));
         let mut store = |backend: &RedisBackend| {
             let (store, batchers) = RedisStore::new(&backend.servers, &options);
@@ -148,7 +150,7 @@ impl StoreBackend {
             };
             let reconciles = Box::pin(reconciler.run(move || clock.now()));
             tasks.once.push((Task::Reconciler, reconciles));
-            OnLoss::new(store, loss, returns.clone())
+            OnLoss::new(store, loss, returns.clone(), options.deadline)
         };
         let store_of_all = store(all);
         let per_second = per_second.as_ref().map(&mut store);

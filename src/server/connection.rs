@@ -22,6 +22,7 @@ use crate::{
     foundation::random,
     net::tls::listener::TlsSession,
     service::{
+        answered_leases::WorkerLeases,
         grpc::unary::{
             CallBounds, Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, OtherServices, Phase,
             TimedConnection, UnaryMethod, draining,
@@ -59,6 +60,7 @@ type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsSession>>>;
 /// Serves connections with one method directly, and with other services.
 pub(super) struct ConnectionServer<M> {
     dispatcher: Dispatcher<M>,
+    leases: WorkerLeases,
     options: ConnectionOptions,
     shared: ConnectionParts,
 }
@@ -129,6 +131,7 @@ impl<M> Clone for ConnectionServer<M> {
     fn clone(&self) -> Self {
         Self {
             dispatcher: self.dispatcher.clone(),
+            leases: self.leases.clone(),
             options: self.options,
             shared: self.shared.clone(),
         }
@@ -145,6 +148,7 @@ impl<M: UnaryMethod> ConnectionServer<M> {
     ) -> Self {
         let bounds = options.bounds;
         Self {
+            leases: method.leases(),
             dispatcher: Dispatcher {
                 method,
                 max_message_bytes: bounds.max_message_bytes,
@@ -220,15 +224,17 @@ impl<M: UnaryMethod> ConnectionServer<M> {
     ) -> hyper::Result<()> {
         let dispatcher = self.dispatcher;
         let in_flight = InFlight::default();
+        let leases = self.leases.of_connection();
         let serve = |request| {
             account.use_it();
-            dispatcher.call(request, account, &in_flight)
+            dispatcher.call(request, account, &leases, &in_flight)
         };
         let connection = self.options.http2().serve_connection(
             TokioIo::new(AuthorityRewriter::new(
                 stream,
                 self.shared.authority_log,
                 account.clone(),
+                leases.clone(),
             )),
             service_fn(serve),
         );
@@ -238,7 +244,12 @@ impl<M: UnaryMethod> ConnectionServer<M> {
         let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
         let is_old = loop {
             tokio::select! {
-                ended = TimedConnection(connection.as_mut()) => return ended,
+                ended = TimedConnection(connection.as_mut()) => {
+                    if ended.is_err() {
+                        leases.broke();
+                    }
+                    return ended;
+                }
                 () = draining(&mut self.shared.phases) => break false,
                 () = end.as_mut() => {
                     if !account.is_used() {

@@ -2,6 +2,7 @@
 
 use std::{
     cell::Cell,
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -10,12 +11,20 @@ use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
 use crate::{
-    core::{decision::Decision, lease::token::LeaseToken, request::Request, window::Timestamp},
+    core::{
+        decision::Decision,
+        lease::{order::SETTLE, token::LeaseToken},
+        request::{Entry, Hits, Request},
+        window::Timestamp,
+    },
     observe::{
         metrics::Recorder,
         traces::{CallSummary, TracedCall, Tracer},
     },
-    service::limiter::{Basis, Limiter, NoDecision},
+    service::{
+        answered_leases::{AnsweredLease, CallStream, ConnectionLeases, LeaseEnd, WorkerLeases},
+        limiter::{Basis, Limiter, NoDecision},
+    },
     store::{
         contract::{Deadline, Store, StoreError},
         redis::health::clock::RedisClock,
@@ -111,6 +120,8 @@ pub struct CallStart {
     timeout: Option<Duration>,
     /// `None` if the call is not traced.
     span: Option<Box<TracedCall>>,
+    /// `None` while no rule leases.
+    stream: Option<CallStream>,
 }
 
 impl<S: Store + Clone> UnaryMethod for Service<S> {
@@ -118,13 +129,23 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
 
     type CallStart = CallStart;
 
-    fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> CallStart {
+    fn note(
+        &self,
+        headers: &HeaderMap,
+        timeout: Option<Duration>,
+        leases: &Arc<ConnectionLeases>,
+    ) -> CallStart {
         let header = |name: &str| headers.get(name)?.to_str().ok();
         CallStart {
             began: arrived(),
             timeout,
             span: self.tracer.begin(header).map(Box::new),
+            stream: leases.stream(headers),
         }
+    }
+
+    fn leases(self: &Arc<Self>) -> WorkerLeases {
+        WorkerLeases::new(self.clone())
     }
 
     fn message_came(&self, start: &mut CallStart) {
@@ -145,6 +166,7 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         let reply = self
             .limiter
             .check_at_once(store, &request, now, began, |decision, basis| {
+                self.keep(start.stream.as_ref(), decision, now, || message[..].into());
                 self.plain(decision, basis, now)
             })
             .map_err(status);
@@ -161,12 +183,14 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
             began,
             timeout,
             span,
+            stream,
         } = start;
         let deadline = Deadline::of_call(began, timeout.map(timeout::for_decision));
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
+        let stream = stream.as_ref();
         let reply = match span {
-            None => self.answer_bytes(message, &deadline).await,
-            Some(span) => Box::pin(self.answer_traced(*span, &deadline, message)).await,
+            None => self.answer_bytes(message, &deadline, stream).await,
+            Some(span) => Box::pin(self.answer_traced(*span, &deadline, message, stream)).await,
         };
         abandoned.answered();
         self.record(began.elapsed(), timeout);
@@ -188,6 +212,20 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         abandoned.answered();
         self.record(start.began.elapsed(), start.timeout);
         reply.map(|(reply, report)| (encoded(&reply), report))
+    }
+}
+
+impl<S: Store + Clone> LeaseEnd for Service<S> {
+    fn has_leases(&self) -> bool {
+        self.limiter.rules.has_leases()
+    }
+
+    fn end(self: Arc<Self>, lease: AnsweredLease) {
+        self.limiter.metrics.record_unused_answer();
+        let service = self.clone();
+        self.limiter
+            .returns
+            .take(async move { service.end_lease(&lease).await });
     }
 }
 
@@ -219,13 +257,19 @@ impl<S: Store + Clone> Service<S> {
     }
 
     /// Answers one message with the bytes of the reply.
-    async fn answer_bytes(&self, message: Bytes, deadline: &Deadline) -> Result<Bytes, Status> {
+    async fn answer_bytes(
+        &self,
+        message: Bytes,
+        deadline: &Deadline,
+        stream: Option<&CallStream>,
+    ) -> Result<Bytes, Status> {
         let mut request = Request::default();
         if self.extras.is_none()
             && fast_path::read_into(&mut request, &message, self.bounds).is_some()
         {
             let now = self.clock.at(deadline.began);
             let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
+                self.keep(stream, decision, now, || message[..].into());
                 if !decision.is_degraded {
                     return Ok(self.plain(decision, basis, now));
                 }
@@ -237,7 +281,7 @@ impl<S: Store + Clone> Service<S> {
         }
         // Boxed, or the future of every call would reserve the space that unusual calls need.
         let message = codec::decode(message.clone())?;
-        let reply = Box::pin(self.answer(&message, deadline)).await?;
+        let reply = Box::pin(self.answer_on(&message, deadline, stream)).await?;
         Ok(encoded(&reply))
     }
 
@@ -247,10 +291,11 @@ impl<S: Store + Clone> Service<S> {
         span: TracedCall,
         deadline: &Deadline,
         message: Bytes,
+        stream: Option<&CallStream>,
     ) -> Result<Bytes, Status> {
         let began_nanos = nanos();
         let message: RateLimitRequest = codec::decode(message)?;
-        let reply = self.answer(&message, deadline).await;
+        let reply = self.answer_on(&message, deadline, stream).await;
         span.end(CallSummary {
             began_nanos,
             took: deadline.began.elapsed(),
@@ -275,9 +320,20 @@ impl<S: Store + Clone> Service<S> {
         message: &RateLimitRequest,
         deadline: &Deadline,
     ) -> Result<RateLimitResponse, Status> {
+        self.answer_on(message, deadline, None).await
+    }
+
+    /// [`Self::answer`] for a call of gRPC, whose stream may have a name.
+    async fn answer_on(
+        &self,
+        message: &RateLimitRequest,
+        deadline: &Deadline,
+        stream: Option<&CallStream>,
+    ) -> Result<RateLimitResponse, Status> {
         let request = self.request(message)?;
         let now = self.clock.now();
         let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
+            self.keep(stream, decision, now, || message.encode_to_vec().into());
             self.reply(decision, basis, message, now)
         };
         let check = self.limiter.check(&request, now, deadline, render);
@@ -310,6 +366,60 @@ impl<S: Store + Clone> Service<S> {
     fn token(&self, decision: &Decision, now: Timestamp) -> Option<LeaseToken> {
         let leased = decision.leased.as_deref()?;
         self.limiter.leases.token(leased, now)
+    }
+
+    /// Keeps the lease that an answer carries for as long as its stream may be reset.
+    #[inline]
+    fn keep(
+        &self,
+        stream: Option<&CallStream>,
+        decision: &Decision,
+        now: Timestamp,
+        message: impl FnOnce() -> Box<[u8]>,
+    ) {
+        if let (Some(stream), Some(leased)) = (stream, decision.leased.as_deref())
+            && let Some(token) = self.limiter.leases.token(leased, now)
+        {
+            let reserved = leased.reserved.iter().map(|(index, _)| *index);
+            stream.keep(AnsweredLease {
+                message: message(),
+                token,
+                descriptors: reserved.chain(leased.slots.iter().copied()).collect(),
+            });
+        }
+    }
+
+    /// Ends a lease as an order would that settles it without a cost.
+    async fn end_lease(&self, lease: &AnsweredLease) {
+        let Ok(message) = RateLimitRequest::decode(&*lease.message) else {
+            return;
+        };
+        let Ok(sent) = wire::request(&message, self.bounds) else {
+            return;
+        };
+        let token = lease.token.to_string();
+        let mut orders = Request::new(sent.domain);
+        for &index in &lease.descriptors {
+            for entry in sent
+                .descriptors()
+                .nth(index)
+                .into_iter()
+                .flat_map(|sent| sent.entries)
+            {
+                orders.push_entry(*entry);
+            }
+            orders.push_entry(Entry {
+                key: SETTLE,
+                value: token.as_bytes(),
+            });
+            orders.push_descriptor(Hits::add(0), None);
+        }
+        let deadline = Deadline::of_store();
+        let ended = self
+            .limiter
+            .check(&orders, self.clock.now(), &deadline, |_, _| ());
+        // The store may be away: then slots wait for it, and hits stay charged until their window ends.
+        let _ = ended.await;
     }
 
     /// Encodes a reply without metadata but those of a lease, and without headers unless it has a body.

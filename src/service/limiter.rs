@@ -48,6 +48,8 @@ struct LoadedRules {
     current: ArcSwapOption<RuleSet>,
     /// Whether any rule in use is counted in slices.
     has_slices: AtomicBool,
+    /// Whether any rule in use reserves hits or takes slots.
+    has_leases: AtomicBool,
     /// Earlier sets that a request may still hold.
     retired: Mutex<Vec<Arc<RuleSet>>>,
 }
@@ -70,6 +72,9 @@ impl Rules {
         let is_sliced = |rule: &Rule| rule.lease == Some(LeasePolicy::Slices);
         let has_slices = matcher.rules().iter().any(is_sliced);
         self.0.has_slices.store(has_slices, Relaxed);
+        let leases = |rule: &Rule| rule.lease.is_some() && !is_sliced(rule);
+        let has_leases = matcher.rules().iter().any(leases);
+        self.0.has_leases.store(has_leases, Relaxed);
         let new = Arc::new(RuleSet { matcher, stats });
         let old = self.0.current.swap(Some(new));
         lock(&self.0.retired).extend(old);
@@ -82,6 +87,11 @@ impl Rules {
     /// Whether any rule in use is counted in slices, so that many requests need not wait for the store.
     pub(crate) fn has_slices(&self) -> bool {
         self.0.has_slices.load(Relaxed)
+    }
+
+    /// Whether any rule in use reserves hits or takes slots, so that answers carry leases.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.0.has_leases.load(Relaxed)
     }
 
     /// Removes and returns the earlier sets that have no other owner. Call it now and then, where

@@ -91,8 +91,8 @@ pub struct Deadline {
     pub began: Instant,
     /// How long after that a decision is of use; `None` if the caller set no timeout.
     pub timeout: Option<Duration>,
-    /// Whether the hits are leased. Then a store follows an answer that is on its way beyond the timeout, and gives
-    /// back what was charged: the caller does not know of it.
+    /// Whether the hits are leased. Then a store charges nothing after the caller has left, follows an answer that is
+    /// on its way however late it comes, and gives back what was charged: the caller does not know of it.
     pub is_for_lease: bool,
     /// Whether the store itself has to answer: no remembered answer takes its place.
     pub asks_store: bool,
@@ -139,6 +139,9 @@ impl Deadline {
 pub enum StoreError {
     #[error("the counter store did not answer in time")]
     Timeout,
+    /// Nothing was counted: it waited for other requests until then, or Redis refused what came after that.
+    #[error("the counter store did not answer in time")]
+    TimedOutUnsent,
     #[error("the counter store is not reachable")]
     Unreachable,
     /// No answer can be expected, so nothing was sent.
@@ -158,7 +161,7 @@ impl StoreError {
     /// Whether it is certain that nothing was counted.
     pub(crate) fn is_unsent(self) -> bool {
         match self {
-            Self::Unsent | Self::Moving | Self::Overloaded => true,
+            Self::Unsent | Self::TimedOutUnsent | Self::Moving | Self::Overloaded => true,
             Self::Timeout | Self::Unreachable | Self::Refused => false,
         }
     }
@@ -167,6 +170,7 @@ impl StoreError {
     pub(crate) fn of_part(self) -> Self {
         match self {
             Self::Unsent => Self::Unreachable,
+            Self::TimedOutUnsent => Self::Timeout,
             other => other,
         }
     }

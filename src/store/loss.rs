@@ -10,10 +10,14 @@
 //! fewer. Some hits are counted nowhere: a batch of reconciled hits that the store did not confirm (`lost_hits`),
 //! because it is not sent twice.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
+    redis::health::running::within,
     returns::{Returns, SentLease, free_slots},
 };
 use crate::{
@@ -50,16 +54,19 @@ pub(crate) struct OnLoss<S> {
     /// The last counts that this worker saw.
     seen: SharedRecent,
     returns: Returns,
+    /// The longest that a caller waits.
+    longest: Duration,
 }
 
 impl<S> OnLoss<S> {
-    pub(crate) fn new(store: S, loss: Arc<Loss>, returns: Returns) -> Self {
+    pub(crate) fn new(store: S, loss: Arc<Loss>, returns: Returns, longest: Duration) -> Self {
         let seen = loss.table();
         Self {
             store,
             loss,
             seen,
             returns,
+            longest,
         }
     }
 
@@ -130,7 +137,8 @@ impl<S> OnLoss<S> {
 }
 
 impl<S: Store + Clone> OnLoss<S> {
-    /// Charges leased hits. If the answer comes after the caller's deadline, or never, what was charged is given back.
+    /// Charges leased hits. The store follows their answer however late it comes, so the caller's wait ends here. What was
+    /// charged in vain is then given back.
     async fn lease_into(
         &self,
         counts: &mut CounterStates,
@@ -138,35 +146,30 @@ impl<S: Store + Clone> OnLoss<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let takes_slots = batch.all_specs().any(IncrementSpec::takes_slots);
-        if deadline.timeout.is_none() && !takes_slots {
-            return self.store.add_into(counts, batch, now, deadline).await;
-        }
         let mut leased = Pooled::<Batch>::default();
         leased.append(batch);
         let sending = SentLease::send(self.store.clone(), leased, now, *deadline);
         let mut sending = Box::pin(sending);
-        let sent = match deadline.timeout {
-            None => Ok(sending.as_mut().await),
-            Some(timeout) => {
-                let ends = (deadline.began + timeout).into();
-                tokio::time::timeout_at(ends, sending.as_mut()).await
-            }
-        };
-        if let Ok(sent) = sent {
-            if sent.result.is_ok() {
+        let ends = deadline.ends(self.longest);
+        let wait = ends.saturating_duration_since(Instant::now());
+        let returns = self.returns.clone();
+        match within(wait, sending.as_mut()).await {
+            Some(sent) if sent.result.is_ok() => {
                 *counts = sent.counts;
-                return Ok(());
+                Ok(())
             }
-            let result = sent.result;
-            if takes_slots {
-                self.returns.take(sent.take_back());
+            Some(sent) => {
+                let result = sent.result;
+                self.returns
+                    .take(async move { sent.take_back(&returns).await });
+                result
             }
-            return result;
+            None => {
+                self.returns
+                    .take(async move { sending.await.take_back(&returns).await });
+                Err(StoreError::Timeout)
+            }
         }
-        self.returns
-            .take(async move { sending.await.take_back().await });
-        Err(StoreError::Timeout)
     }
 }
 
@@ -218,7 +221,9 @@ impl<S: Store + Clone> Store for OnLoss<S> {
                 // at the same time.
                 match error {
                     StoreError::Overloaded => {}
-                    StoreError::Timeout => self.loss.missed(moment.steady),
+                    StoreError::Timeout | StoreError::TimedOutUnsent => {
+                        self.loss.missed(moment.steady)
+                    }
                     _ => self.loss.failed(error.of_part(), moment.steady),
                 }
                 self.free_later(batch, now);

@@ -17,10 +17,10 @@ use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use super::contract::{Deadline, Store, StoreError};
 use crate::{
     core::{
-        counter::{Batch, CounterStates},
+        counter::{Batch, CounterStates, IncrementSpec},
         window::Timestamp,
     },
-    foundation::{object_pool::Pooled, random},
+    foundation::{object_pool::Pooled, random, sample::SampleWriter},
 };
 
 /// About the time between attempts to reach a store that is away.
@@ -37,8 +37,27 @@ pub struct Returns {
     sender: mpsc::UnboundedSender<Work>,
     /// How many pieces are not done.
     open: Arc<AtomicUsize>,
-    /// Counts pieces for which there was no room.
-    dropped: Arc<AtomicU64>,
+    stats: Arc<ReturnStats>,
+}
+
+/// Counts of all workers.
+#[derive(Debug, Default)]
+pub struct ReturnStats {
+    /// Pieces of work for which there was no room.
+    dropped: AtomicU64,
+    /// Reservations that Redis may have charged, and whose answer never came.
+    unanswered: AtomicU64,
+}
+
+impl ReturnStats {
+    pub(crate) fn samples(&self, list: &mut SampleWriter<'_>) {
+        for (name, total) in [
+            ("tollgate.returns_dropped_total", &self.dropped),
+            ("tollgate.unanswered_reservations_total", &self.unanswered),
+        ] {
+            list.counter(name, total.load(Relaxed));
+        }
+    }
 }
 
 impl fmt::Debug for Returns {
@@ -61,12 +80,12 @@ impl Drop for OpenWork {
 }
 
 impl Returns {
-    pub(crate) fn new(dropped: Arc<AtomicU64>) -> (Self, ReturnTask) {
+    pub(crate) fn new(stats: Arc<ReturnStats>) -> (Self, ReturnTask) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let returns = Self {
             sender,
             open: Arc::default(),
-            dropped,
+            stats,
         };
         (returns, ReturnTask(receiver))
     }
@@ -86,7 +105,7 @@ impl Returns {
     pub(crate) fn take(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let open = OpenWork(self.open.clone());
         if open.0.fetch_add(1, Relaxed) >= MAX_WORK {
-            self.dropped.fetch_add(1, Relaxed);
+            self.stats.dropped.fetch_add(1, Relaxed);
             return false;
         }
         let work = Box::pin(async move {
@@ -125,17 +144,20 @@ impl<S: Store> SentLease<S> {
     }
 
     /// Gives back the hits that were charged, and frees slots that may have been taken: no request uses them.
-    pub(crate) async fn take_back(self) {
+    pub(crate) async fn take_back(self, returns: &Returns) {
+        if self.result.is_err_and(StoreError::is_unsent) {
+            return;
+        }
         if self.result.is_ok() {
             let returned = self.batch.returned(&self.counts);
             if !returned.is_empty() {
                 // Otherwise the hits stay charged until their window ends.
                 let _ = self.store.add(&returned, self.now).await;
             }
+        } else if self.batch.all_specs().any(IncrementSpec::reserves) {
+            returns.stats.unanswered.fetch_add(1, Relaxed);
         }
-        if !self.result.is_err_and(StoreError::is_unsent) {
-            free_slots(&self.store, &self.batch.freed(), self.now).await;
-        }
+        free_slots(&self.store, &self.batch.freed(), self.now).await;
     }
 }
 
@@ -181,15 +203,15 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_done_and_too_much_of_it_is_dropped() {
-        let dropped = Arc::default();
-        let (returns, task) = Returns::new(Arc::clone(&dropped));
+        let stats = Arc::<ReturnStats>::default();
+        let (returns, task) = Returns::new(stats.clone());
         let (done, mut all_done) = mpsc::unbounded_channel();
         let take = || {
             let done = done.clone();
             returns.take(async move { done.send(()).unwrap() })
         };
         let taken = (0..MAX_WORK + 10).filter(|_| take()).count();
-        assert_eq!((taken, dropped.load(Relaxed)), (MAX_WORK, 10));
+        assert_eq!((taken, stats.dropped.load(Relaxed)), (MAX_WORK, 10));
         let mut doing = JoinSet::new();
         doing.spawn(task.run());
         for _ in 0..MAX_WORK {

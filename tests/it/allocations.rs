@@ -8,7 +8,7 @@ use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
     LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns, RuleFiles,
-    RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _,
+    RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _, WorkerLeases,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -72,7 +72,11 @@ fn message(descriptors: usize) -> Bytes {
 /// Answers `message` without a runtime: the memory store never waits.
 #[track_caller]
 fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
-    let noted = service.note(&HeaderMap::new(), None);
+    let noted = service.note(
+        &HeaderMap::new(),
+        None,
+        &WorkerLeases::default().of_connection(),
+    );
     let reply = service.call_at_once(&noted, message);
     reply.expect("a decision in memory waits").unwrap();
 }

@@ -142,6 +142,7 @@ mod tls;
 mod traces;
 mod transport;
 mod unhelpful_servers;
+mod unused_answers;
 mod unwritable_log;
 mod upgrade;
 mod xds;

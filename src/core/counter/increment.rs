@@ -114,6 +114,11 @@ impl IncrementSpec {
         is_add && matches!(self.method, CounterKind::Slots { .. })
     }
 
+    /// Whether it charges hits that can be given back, and no slots.
+    pub(crate) fn reserves(&self) -> bool {
+        matches!(self.operation, Operation::Add(_)) && self.hits > 0 && !self.takes_slots()
+    }
+
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
     pub fn is_plain(&self) -> bool {
         // All fields are named: a new one does not compile before it is considered here.

@@ -19,6 +19,9 @@ use crate::core::{
 /// The beginning of the keys of orders. No rule has such a key.
 pub(crate) const PREFIX: &[u8] = b"tollgate.";
 
+/// The key of the entry that settles a lease.
+pub(crate) const SETTLE: &[u8] = b"tollgate.reservation";
+
 /// An order of Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderKind<'a> {

@@ -144,6 +144,11 @@ impl Recorder {
         self.stats().add(CallCount::LostSettlements, 1);
     }
 
+    /// Records an answer with a lease that its caller did not use.
+    pub(crate) fn record_unused_answer(&self) {
+        self.stats().add(CallCount::UnusedAnswers, 1);
+    }
+
     /// Records hits near or over a limit, unless the request brought that limit itself.
     fn record_limit(
         &self,

@@ -47,10 +47,11 @@ pub(super) enum CallCount {
     LateCalls,
     StrayOrders,
     LostSettlements,
+    UnusedAnswers,
 }
 
 /// The names of [`CallCount`]s as statistics.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "tollgate.decisions_total.ok",
     "tollgate.decisions_total.over_limit",
     "ratelimit.service.global_shadow_mode",
@@ -60,6 +61,7 @@ const NAMES: [&str; 9] = [
     "tollgate.late_calls_total",
     "tollgate.stray_orders_total",
     "tollgate.lost_settlements_total",
+    "tollgate.unused_answers_total",
 ];
 
 /// The counters of one worker. Writing to one cache line from several cores would cost more than all other recording,

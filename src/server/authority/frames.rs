@@ -25,6 +25,25 @@ pub(super) fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
 }
 
+/// Writes the length of the payload into a frame's head.
+pub(super) fn set_payload_bytes(head: &mut [u8; HEAD_BYTES], payload: usize) {
+    let [low, middle, high, ..] = payload.to_le_bytes();
+    head[..3].copy_from_slice(&[high, middle, low]);
+}
+
+/// The stream of a frame.
+pub(super) fn stream_id(head: &[u8; HEAD_BYTES]) -> u32 {
+    u32::from_be_bytes([head[5], head[6], head[7], head[8]]) & 0x7fff_ffff
+}
+
+/// Whether these frames are one, with a whole header block at its end.
+pub(super) fn is_whole_block(frames: &[u8]) -> bool {
+    frames.first_chunk::<HEAD_BYTES>().is_some_and(|head| {
+        let is_whole = head[4] & (END_HEADERS | PADDED) == END_HEADERS;
+        is_whole && HEAD_BYTES + payload_bytes(head) == frames.len()
+    })
+}
+
 /// The total length of the frames of the header block that begins here; or, as an error, how many bytes of them are
 /// missing, as far as known. An invalid frame ends the block.
 pub(super) fn block_frames(bytes: &[u8]) -> Result<usize, usize> {
@@ -89,8 +108,9 @@ pub(super) fn refill(frames: &mut [u8], fragments: &[Range<usize>], mut block: &
         let (piece, rest) = block.split_at(fragment.len().min(block.len()));
         let payload = payload - (fragment.len() - piece.len());
         frames.copy_within(from..fragment.start, to);
-        let [low, middle, high, ..] = payload.to_le_bytes();
-        frames[to..to + 3].copy_from_slice(&[high, middle, low]);
+        if let Some(head) = frames[to..].first_chunk_mut() {
+            set_payload_bytes(head, payload);
+        }
         to += fragment.start - from;
         frames[to..to + piece.len()].copy_from_slice(piece);
         to += piece.len();

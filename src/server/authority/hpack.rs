@@ -129,6 +129,11 @@ fn string(block: &[u8], at: &mut usize) -> Option<HeaderString> {
     })
 }
 
+/// Writes a field that no dynamic table takes up (RFC 7541, 6.2.2).
+pub(super) fn literal(name: &[u8], value: &[u8]) -> Vec<u8> {
+    [&[0], &*plain_string(name), &*plain_string(value)].concat()
+}
+
 /// Writes a text as a string without Huffman code.
 pub(super) fn plain_string(text: &[u8]) -> Vec<u8> {
     const FULL: usize = 0x7f;

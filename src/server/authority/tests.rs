@@ -13,6 +13,11 @@ use super::{
 };
 use crate::foundation::log_throttle::LogThrottle;
 
+/// Those of a worker without rules that lease.
+fn leases() -> Arc<ConnectionLeases> {
+    WorkerLeases::default().of_connection()
+}
+
 fn account() -> Arc<Account> {
     HeldBound::new(usize::MAX, Arc::default()).account()
 }
@@ -84,7 +89,7 @@ fn rewritten(bytes: &[u8], piece: usize) -> (Vec<u8>, Arc<AuthorityLog>) {
     let authority_log = AuthorityLog::new(Arc::default());
     let out = runtime.block_on(async {
         let (mut client, server) = tokio::io::duplex(piece);
-        let mut server = AuthorityRewriter::new(server, authority_log.clone(), account());
+        let mut server = AuthorityRewriter::new(server, authority_log.clone(), account(), leases());
         let mut out = Vec::new();
         let sent = async {
             client.write_all(bytes).await.unwrap();
@@ -347,7 +352,8 @@ fn resets_are_counted_by_their_codes_however_they_are_written() {
         let runtime = tokio::runtime::Builder::new_current_thread();
         { runtime }.build().unwrap().block_on(async {
             let (mut client, server) = tokio::io::duplex(piece);
-            let mut server = AuthorityRewriter::new(server, authority_log.clone(), account());
+            let mut server =
+                AuthorityRewriter::new(server, authority_log.clone(), account(), leases());
             let sent = async {
                 server.write_all(&written).await.unwrap();
                 drop(server);
@@ -525,6 +531,7 @@ fn served(bytes: &[u8], calls: usize, piece: usize) -> (Vec<Request<()>>, usize)
             server,
             AuthorityLog::new(Arc::default()),
             account(),
+            leases(),
         ));
         let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);
         let asking = async {

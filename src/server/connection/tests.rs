@@ -20,7 +20,9 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{super::worker::Worker, *};
-use crate::{core::limit::NearRatio, observe::metrics::Metrics};
+use crate::{
+    core::limit::NearRatio, observe::metrics::Metrics, service::answered_leases::ConnectionLeases,
+};
 
 #[test]
 fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
@@ -45,7 +47,7 @@ impl UnaryMethod for NoMethod {
 
     type CallStart = ();
 
-    fn note(&self, _: &HeaderMap, _: Option<Duration>) {}
+    fn note(&self, _: &HeaderMap, _: Option<Duration>, _: &Arc<ConnectionLeases>) {}
 
     fn message_came(&self, (): &mut ()) {}
 

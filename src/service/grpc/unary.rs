@@ -15,7 +15,10 @@ use prost::bytes::Bytes;
 use tonic::Status;
 
 use super::DEBUG;
-use crate::service::held_bytes::{Account, CALL_BYTES, HeldBytes};
+use crate::service::{
+    answered_leases::{ConnectionLeases, WorkerLeases},
+    held_bytes::{Account, CALL_BYTES, HeldBytes},
+};
 
 mod connection;
 mod encoding;
@@ -57,8 +60,18 @@ pub trait UnaryMethod: Send + Sync + 'static {
     /// Data of a call from its arrival.
     type CallStart: Send;
 
-    /// Called when a call arrives, whose caller waits for `timeout` at most.
-    fn note(&self, headers: &HeaderMap, timeout: Option<Duration>) -> Self::CallStart;
+    /// Called when a call arrives on a connection with these `leases`, whose caller waits for `timeout` at most.
+    fn note(
+        &self,
+        headers: &HeaderMap,
+        timeout: Option<Duration>,
+        leases: &Arc<ConnectionLeases>,
+    ) -> Self::CallStart;
+
+    /// The leases of this worker, if answers carry any.
+    fn leases(self: &Arc<Self>) -> WorkerLeases {
+        WorkerLeases::default()
+    }
 
     /// Called when the message of a call arrives later than the call itself.
     fn message_came(&self, start: &mut Self::CallStart);
@@ -123,6 +136,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
         &self,
         mut request: Request<Incoming>,
         account: &Arc<Account>,
+        leases: &Arc<ConnectionLeases>,
         in_flight: &InFlight,
     ) -> CallFuture {
         let CheckedHeaders {
@@ -144,7 +158,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
                 Err(full) => CallFuture::refused(refusal(&no_room(account, full)), account),
             };
         }
-        let start = self.method.note(request.headers(), timeout);
+        let start = self.method.note(request.headers(), timeout, leases);
         // People ask for a report, so it need not be fast.
         let received = if asks_for_report {
             ReceivedBody::Part(None)

@@ -33,7 +33,7 @@ struct Outliving<T: Send + 'static> {
     /// `None` once it has ended.
     work: Option<BoxedWork<T>>,
     /// Follows it if the call is dropped.
-    if_dropped: fn(T) -> BoxedWork<()>,
+    if_dropped: fn(T, Returns) -> BoxedWork<()>,
     returns: Returns,
 }
 
@@ -41,7 +41,7 @@ impl<T: Send + 'static> Outliving<T> {
     fn new(
         returns: &Returns,
         work: impl Future<Output = T> + Send + 'static,
-        if_dropped: fn(T) -> BoxedWork<()>,
+        if_dropped: fn(T, Returns) -> BoxedWork<()>,
     ) -> Self {
         Self {
             work: Some(Box::pin(work)),
@@ -63,9 +63,9 @@ impl<T: Send + 'static> Outliving<T> {
 impl<T: Send + 'static> Drop for Outliving<T> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let if_dropped = self.if_dropped;
+            let (if_dropped, returns) = (self.if_dropped, self.returns.clone());
             self.returns
-                .take(async move { if_dropped(work.await).await });
+                .take(async move { if_dropped(work.await, returns).await });
         }
     }
 }
@@ -115,7 +115,9 @@ impl<S: Store + Clone> Limiter<S> {
             ..deadline
         };
         let sending = SentLease::send(self.store.clone(), batch, now, deadline);
-        let counting = Outliving::new(&self.returns, sending, |sent| Box::pin(sent.take_back()));
+        let counting = Outliving::new(&self.returns, sending, |sent, returns| {
+            Box::pin(async move { sent.take_back(&returns).await })
+        });
         counting.end().await
     }
 
@@ -130,7 +132,7 @@ impl<S: Store + Clone> Limiter<S> {
         };
         let outcomes = hits.outcomes;
         let settling = settler.settle(hits.adds, hits.gives_back, hits.frees);
-        let settling = Outliving::new(&self.returns, settling, |_| Box::pin(async {}));
+        let settling = Outliving::new(&self.returns, settling, |_, _| Box::pin(async {}));
         let (adds, added) = settling.end().await;
         self.metrics
             .record_beyond(&rules.stats, &outcomes, &adds, &added);

@@ -177,8 +177,8 @@ mod tests {
                 | StoreError::Refused
                 | StoreError::Moving
                 | StoreError::Overloaded => stats.record(error),
-                // Counted as unreachable.
-                StoreError::Unsent => {}
+                // Counted as unreachable and as a timeout.
+                StoreError::Unsent | StoreError::TimedOutUnsent => {}
             }
             let total: u64 = stats.causes().map(|(_, count)| count).sum();
             assert_eq!(total, counted, "{error:?}");

@@ -12,13 +12,14 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 use crate::{
+    core::window::{SteadyTime, Timestamp},
     foundation::{lock::lock, log_throttle::LossThrottle},
     net::endpoint::Endpoint,
     store::redis::{
         batch::script_ban::ScriptBan,
         health::{
             breaker::Breaker,
-            clock::UNKNOWN,
+            clock::{ProcessClock, UNKNOWN},
             detector::{RoundTrips, SilenceBounds},
             failure::NodeFailure,
         },
@@ -114,6 +115,15 @@ impl fmt::Display for Node {
 }
 
 impl Node {
+    /// The time that its clock shows at `moment`, with the millisecond that measuring it cuts off; `None` before the first
+    /// measurement. `process` is the clock that it is measured against.
+    pub(super) fn time_at(&self, process: ProcessClock, moment: SteadyTime) -> Option<Timestamp> {
+        match self.ahead_millis.load(Relaxed) {
+            UNKNOWN => None,
+            ahead => Some(process.at(moment).shifted(ahead.saturating_add(1))),
+        }
+    }
+
     pub(super) fn new(endpoint: Endpoint, node_events: Arc<Notify>) -> Self {
         Self {
             endpoint,

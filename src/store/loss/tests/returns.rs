@@ -75,7 +75,12 @@ impl Fleet {
                 loss: loss.clone(),
             };
             (
-                OnLoss::new(shared.clone(), loss, Returns::none()),
+                OnLoss::new(
+                    shared.clone(),
+                    loss,
+                    Returns::none(),
+                    Duration::from_secs(1),
+                ),
                 reconciler,
             )
         };

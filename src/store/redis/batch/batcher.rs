@@ -20,7 +20,6 @@ use super::{
     step::{load_step, push_with_text},
 };
 use crate::{
-    core::{counter::Batch, window::Timestamp},
     foundation::{generations::Generations, log_throttle::LogThrottle},
     net::endpoint::Endpoint,
     store::{
@@ -57,6 +56,12 @@ const REDIRECT_IDLE: Duration = Duration::from_secs(5);
 
 /// A connection that carried nothing for this long is asked whether it still works.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// How long the answer to leased hits is followed. Networks send a lost segment again sooner.
+const FOLLOWED: Duration = Duration::from_secs(10);
+
+/// The same for the stand-in, while which no other connection serves the queue.
+const FOLLOWED_BY_STAND_IN: Duration = Duration::from_secs(1);
 
 /// A connection that ends within this time has ended as it came up.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -291,9 +296,11 @@ impl Batcher {
             true => ScriptForm::Digest,
             false => ScriptForm::Text,
         };
-        let commands = self.commands(&options, &taken.batch, taken.now, script);
+        let commands = self.commands(&options, &taken, script);
         self.scripts_on = commands.has_script.then_some(worker_connection.came_up);
-        let asked = self.round_trip(connection, &commands.packed, began).await;
+        let longest = self.longest(&taken);
+        let asked = self.round_trip(connection, &commands.packed, began, longest);
+        let asked = asked.await;
         match asked {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
@@ -333,7 +340,9 @@ impl Batcher {
 
     /// Gives times to live to keys that lack one. No request waits for this.
     async fn repair(&mut self, connection: &mut Connection, repairs: &PackedCommands) {
-        match self.round_trip(connection, repairs, Instant::now()).await {
+        let longest = self.options.deadline;
+        let repaired = self.round_trip(connection, repairs, Instant::now(), longest);
+        match repaired.await {
             Ok(mut replies) => {
                 self.follow_redirects(repairs, &mut replies).await;
                 self.servers.0.owed.keep_undone(repairs, &replies);
@@ -365,7 +374,9 @@ impl Batcher {
                 }
             }
             // If it fails the first replies stay, and they are errors.
-            let Ok(mut late) = self.round_trip(connection, &again, Instant::now()).await else {
+            let longest = self.options.deadline;
+            let asked = self.round_trip(connection, &again, Instant::now(), longest);
+            let Ok(mut late) = asked.await else {
                 return;
             };
             self.follow_redirects(&again, &mut late).await;
@@ -375,12 +386,25 @@ impl Batcher {
         }
     }
 
-    /// Sends `commands`, which is what began at `began`, and returns one reply for each.
+    /// How long the answer to a batch is waited for while the node answers others. That to leased hits is followed after
+    /// their callers have left.
+    fn longest(&self, taken: &QueuedBatch<'_>) -> Duration {
+        let followed = match self.role {
+            _ if !taken.leases() => Duration::ZERO,
+            Role::Regular => FOLLOWED,
+            Role::StandIn => FOLLOWED_BY_STAND_IN,
+        };
+        self.options.deadline.max(followed)
+    }
+
+    /// Sends `commands`, which is what began at `began`, and returns one reply for each. Waits at most for `longest`
+    /// while the node answers others.
     async fn round_trip(
         &mut self,
         connection: &mut Connection,
         commands: &PackedCommands,
         began: Instant,
+        longest: Duration,
     ) -> Result<Vec<Value>, StoreError> {
         if commands.is_empty() {
             return Ok(Vec::new());
@@ -391,7 +415,7 @@ impl Batcher {
         let mut asked = pin!(connection.ask(commands));
         let replied = match self.late_reply.limit(began + usual, asked.as_mut()).await {
             Some(replied) => Some(replied),
-            None => self.wait_on(usual, asked).await,
+            None => self.wait_on(usual, longest, asked).await,
         };
         match replied {
             Some(Ok(replies)) => Ok(replies),
@@ -420,11 +444,12 @@ impl Batcher {
     }
 
     /// Waits on for a reply that has already taken `usual`, which is longer than usual. Returns `None`
-    /// if the connection is given up: the longest wait of a request is over, and the node either answers
-    /// others or is lost.
+    /// if the connection is given up: the node answers others and `longest` is over, or it is lost and so is the wait
+    /// of a request.
     async fn wait_on<F: Future>(
         &mut self,
         usual: Duration,
+        longest: Duration,
         mut asked: Pin<&mut F>,
     ) -> Option<F::Output> {
         // This thread may have been held up while the reply arrived.
@@ -447,7 +472,9 @@ impl Batcher {
                 _ = tick(&mut ran, TICK) => {}
             }
             let waited = usual + ran.total();
-            if waited >= self.options.deadline && (is_cleared || self.node.breaker.is_open()) {
+            let is_over = is_cleared && waited >= longest;
+            let is_lost = self.node.breaker.is_open() && waited >= self.options.deadline;
+            if is_over || is_lost {
                 if is_cleared {
                     tracing::debug!(node = %self.node, "a silent connection is replaced");
                     self.node.stats.stalls.fetch_add(1, Relaxed);
@@ -562,20 +589,23 @@ impl Batcher {
     fn commands<'a>(
         &self,
         options: &'a Options,
-        batch: &'a Batch,
-        now: Timestamp,
+        taken: &'a QueuedBatch<'_>,
         script: ScriptForm,
     ) -> Commands<'a> {
+        let process = self.servers.clock().process;
+        let batch = &taken.batch;
         let mut builder = PipelineBuilder::new(
             options,
-            now,
+            taken.now,
             batch.len(),
             script,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );
-        for request in batch.requests() {
-            builder.request(batch.range(request));
+        for (request, leaves) in taken.requests() {
+            let ends =
+                leaves.and_then(|leaves| self.node.time_at(process, leaves.into_std().into()));
+            builder.request(batch.range(request), ends);
         }
         builder.finish()
     }

@@ -130,18 +130,22 @@ where
         }
     }
 
-    /// Adds the increments of one request.
-    pub(crate) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
+    /// Adds the increments of one request. Those of a lease are not charged after `ends`, by the clock of the server.
+    pub(crate) fn request(
+        &mut self,
+        increments: impl Iterator<Item = Increment<'a>> + Clone,
+        ends: Option<Timestamp>,
+    ) {
         if increments.clone().all(|increment| increment.stands_alone()) {
             increments.for_each(|increment| self.increment(increment));
         } else {
-            self.step(increments);
+            self.step(increments, ends);
         }
     }
 
     fn increment(&mut self, increment: Increment<'a>) {
         if !increment.is_plain() {
-            return self.step(iter::once(increment));
+            return self.step(iter::once(increment), None);
         }
         let group = self.group(&increment);
         let hits = &mut self.groups[group].hits;
@@ -178,7 +182,11 @@ where
     }
 
     /// Adds one script for all `increments`.
-    fn step(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
+    fn step(
+        &mut self,
+        increments: impl Iterator<Item = Increment<'a>> + Clone,
+        ends: Option<Timestamp>,
+    ) {
         let count = increments.clone().count();
         if self.script == ScriptForm::None {
             let omitted = iter::repeat_n(ReplySource::Omitted, count);
@@ -188,7 +196,7 @@ where
         // Hits that come late are a request of one increment.
         let ages = increments.clone().map(|increment| increment.age_millis);
         let age_millis = ages.max().unwrap_or(0);
-        let mut script = self.scripts.command(step::words(count, age_millis));
+        let mut script = self.scripts.command(step::words(count, age_millis, ends));
         step::begin(&mut script, count);
         for increment in increments.clone() {
             script.words(&[self.options.key_prefix.as_bytes(), increment.key]);
@@ -213,7 +221,7 @@ where
             };
             step::write_fields(&mut script, &increment, ttl_secs);
         }
-        step::write_age(&mut script, age_millis);
+        step::write_times(&mut script, age_millis, ends);
         drop(script);
         let group = self.groups.len();
         self.groups.push(Group {
@@ -455,7 +463,7 @@ mod tests {
         let mut builder =
             PipelineBuilder::new(&options, START, 1, ScriptForm::Digest, hash, |_| is_known);
         for request in requests {
-            builder.request(request.iter());
+            builder.request(request.iter(), None);
         }
         let commands = builder.finish();
         let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();
@@ -562,7 +570,7 @@ mod tests {
         batch.push_value(b"v", &Limit::fixed(1, period), now, Hits::ONE);
         let mut builder =
             PipelineBuilder::new(&options, now, 1, ScriptForm::Digest, |_| 0, |_| false);
-        builder.request(batch.iter());
+        builder.request(batch.iter(), None);
         let commands = builder.finish();
         let text = String::from_utf8(commands.packed.bytes().to_vec()).unwrap();
         let words: Vec<_> = text.split("\r\n").filter(|word| !word.is_empty()).collect();

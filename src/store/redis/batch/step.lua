@@ -6,8 +6,9 @@
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
 --       limit, period in milliseconds, and either the seconds that a window's counter lives, the tokens
---       that flow into a bucket in a period, or the lease that names slots. One more argument follows if
---       the hits came late: how many milliseconds ago they came.
+--       that flow into a bucket in a period, or the lease that names slots. More arguments follow if
+--       the hits came late or are leased: how many milliseconds ago they came, and the moment of this
+--       server's clock after which their caller does not wait any more.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
 --        milliseconds until the counter is empty, and milliseconds until the same hits
@@ -31,6 +32,10 @@ end
 local now = tonumber(ARGV[1])
 local is_one_clock = now < 0
 if is_one_clock then now = server_time() end
+
+-- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is empty.
+local ends = tonumber(ARGV[3 + FIELDS * #KEYS] or '0')
+if ends > 0 and (is_one_clock and now or server_time()) > ends then return {} end
 
 -- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
 local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')

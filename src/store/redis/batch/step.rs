@@ -9,9 +9,12 @@ use bb8_redis::redis::{self, Value};
 
 use super::packed::{CommandWriter, PackedCommands};
 use crate::{
-    core::counter::{
-        Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
-        ResetTimes,
+    core::{
+        counter::{
+            Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
+            ResetTimes,
+        },
+        window::Timestamp,
     },
     store::contract::StoreError,
 };
@@ -74,9 +77,13 @@ pub(crate) fn push_with_text(again: &mut PackedCommands, packed: &PackedCommands
 }
 
 /// How many words the command for `increments` has: the name, the digest, the number of keys, the keys, the
-/// time, the fields, and the age of hits that come late.
-pub(crate) const fn words(increments: usize, age_millis: u64) -> usize {
-    4 + increments * (1 + FIELDS.len()) + (age_millis > 0) as usize
+/// time, the fields, and the times that few requests have.
+pub(crate) const fn words(increments: usize, age_millis: u64, ends: Option<Timestamp>) -> usize {
+    let times = match ends {
+        Some(_) => 2,
+        None => (age_millis > 0) as usize,
+    };
+    4 + increments * (1 + FIELDS.len()) + times
 }
 
 /// Writes all before the keys.
@@ -124,19 +131,29 @@ pub(crate) fn write_fields(
     };
 }
 
-/// Writes how long ago the hits of all increments came, after the fields of the last one.
-pub(crate) fn write_age(script: &mut CommandWriter<'_>, age_millis: u64) {
-    if age_millis > 0 {
+/// Writes, after the fields of the last increment, how long ago the hits came, and until when they may be charged.
+pub(crate) fn write_times(
+    script: &mut CommandWriter<'_>,
+    age_millis: u64,
+    ends: Option<Timestamp>,
+) {
+    if age_millis > 0 || ends.is_some() {
         script.number(age_millis);
+    }
+    if let Some(ends) = ends {
+        script.number(ends.millis());
     }
 }
 
-/// The script's reply for the counter at `index`.
+/// The script's reply for the counter at `index`. It is empty if the caller had left.
 pub(crate) fn counter_state(
     reply: &[Value],
     index: usize,
     has_window: bool,
 ) -> Result<CounterState, StoreError> {
+    if reply.is_empty() {
+        return Err(StoreError::TimedOutUnsent);
+    }
     let [held, is_charged, resets_in, retry_in] = reply
         .get(NUMBERS_OF_COUNTER * index..)
         .and_then(|reply| reply.first_chunk())
@@ -260,13 +277,13 @@ mod tests {
             };
             batch.push_value(b"v", &limit, now, hits);
             let increment = batch.increment(batch.len() - 1);
-            let write = |age_millis| {
+            let write = |age_millis, ends| {
                 let mut packed = PackedCommands::default();
-                let mut script = packed.command(words(1, age_millis));
+                let mut script = packed.command(words(1, age_millis, ends));
                 begin(&mut script, 1);
                 script.words(&[increment.key]).number(-1);
                 write_fields(&mut script, &increment, || 5);
-                write_age(&mut script, age_millis);
+                write_times(&mut script, age_millis, ends);
                 drop(script);
                 let text = str::from_utf8(packed.bytes()).unwrap().to_owned();
                 let (count, rest) = text.split_once("\r\n").unwrap();
@@ -274,7 +291,9 @@ mod tests {
                 assert_eq!(count, format!("*{}", sent.len()));
                 sent.into_iter().map(str::to_owned).collect::<Vec<_>>()
             };
-            let (sent, late) = (write(0), write(70));
+            let (sent, late) = (write(0, None), write(70, None));
+            let leased = write(0, Some(Timestamp::from_millis(90)));
+            assert_eq!(leased[sent.len()..], ["0", "90"]);
             assert_eq!(late.split_last(), Some((&"70".to_owned(), &sent[..])));
             let letter = char::from(increment.method.facts().letter).to_string();
             let limit = increment.limit.to_string();

@@ -66,9 +66,7 @@ impl RedisClock {
         if ahead == UNKNOWN {
             return None;
         }
-        let by = Duration::from_millis(ahead.unsigned_abs());
-        let at = self.process.at(moment);
-        Some(if ahead < 0 { at.minus(by) } else { at.plus(by) })
+        Some(self.process.at(moment).shifted(ahead))
     }
 
     /// Believes the median of the differences of all nodes, in milliseconds.

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     future::poll_fn,
-    mem,
+    iter, mem,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -151,11 +151,8 @@ impl NodeQueue {
         self.permits.take()?;
         let began: Instant = deadline.began.into();
         let ends: Instant = deadline.ends(self.longest).into();
-        let if_sent = match deadline.is_for_lease {
-            true => (began + self.longest).saturating_duration_since(ends),
-            false => Duration::ZERO,
-        };
-        let slot = state.replies.take(began, (ends, if_sent), waker.cloned());
+        let replies = &mut state.replies;
+        let slot = replies.take(began, ends, deadline.is_for_lease, waker.cloned());
         state.batch.append(batch);
         state.slots.push(slot);
         state.now = Some(now);
@@ -265,12 +262,18 @@ impl NodeQueue {
                 replies.fail(slot, StoreError::Timeout);
             }
         }
+        let leaves = slots.iter().map(|&slot| replies.leaves(slot));
+        let leaves = match leaves.clone().any(|leaves| leaves.is_some()) {
+            true => leaves.collect(),
+            false => Vec::new(),
+        };
         let now = state.now.filter(|_| !slots.is_empty())?;
         let count = slots.len() as u64;
         self.load.in_flight.fetch_add(count, Relaxed);
         Some(QueuedBatch {
             batch,
             now,
+            leaves,
             queue: self,
             slots,
             is_answered: Cell::new(false),
@@ -454,12 +457,25 @@ pub(crate) struct QueuedBatch<'a> {
     pub(crate) batch: Box<Batch>,
     /// The time with which it is sent.
     pub(crate) now: Timestamp,
+    /// When the caller of each request leaves that leases hits; empty if none does.
+    leaves: Vec<Option<Instant>>,
     queue: &'a NodeQueue,
     slots: Vec<usize>,
     is_answered: Cell<bool>,
 }
 
 impl QueuedBatch<'_> {
+    /// The increments of each request, and when its caller leaves if they are leased.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = (Range<usize>, Option<Instant>)> {
+        let leaves = self.leaves.iter().copied().chain(iter::repeat(None));
+        self.batch.requests().zip(leaves)
+    }
+
+    /// Whether some of its hits are leased.
+    pub(crate) fn leases(&self) -> bool {
+        !self.leaves.is_empty()
+    }
+
     /// Gives each request its own counts.
     pub(crate) fn answer(&self, counts: impl Iterator<Item = Result<CounterState, StoreError>>) {
         let mut counts = counts;

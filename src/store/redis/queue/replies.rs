@@ -3,11 +3,7 @@
 //! Two owners hold an entry: the request that waits, and the batch that brings the answer. It is free
 //! again when both have released it.
 
-use std::{
-    mem,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
@@ -42,10 +38,11 @@ enum ReplyState {
     /// A request waits. Both owners hold the entry.
     Waiting {
         since: Instant,
-        /// When the wait ends, later by the known pauses of this thread.
-        ends: Instant,
-        /// How much longer it waits once it is sent.
-        if_sent: Duration,
+        /// When the wait ends, later by the known pauses of this thread; `None` for leased hits that are sent: their
+        /// answer is followed however late it comes.
+        ends: Option<Instant>,
+        /// When the caller of leased hits leaves; `None` for all others.
+        leaves: Option<Instant>,
         waker: Option<Waker>,
     },
     /// The time is over, and the request does not know yet. Both owners hold the entry.
@@ -57,12 +54,13 @@ enum ReplyState {
 }
 
 impl PendingReplies {
-    /// Takes an entry for a request that waits from `since` to `ends`, or longer if it is sent by then; `waker` wakes
-    /// it, unless a later poll brings another one.
+    /// Takes an entry for a request that waits from `since` to `ends`; `waker` wakes it, unless a later poll brings
+    /// another one.
     pub(crate) fn take(
         &mut self,
         since: Instant,
-        (ends, if_sent): (Instant, Duration),
+        ends: Instant,
+        is_lease: bool,
         waker: Option<Waker>,
     ) -> usize {
         let mut ends = ends;
@@ -74,8 +72,8 @@ impl PendingReplies {
         }
         let state = ReplyState::Waiting {
             since,
-            ends,
-            if_sent,
+            ends: Some(ends),
+            leaves: is_lease.then_some(ends),
             waker,
         };
         match self.free.pop() {
@@ -143,11 +141,24 @@ impl PendingReplies {
 
     /// Notes that a request is sent, if it still waits. Returns whether it does.
     pub(crate) fn send(&mut self, slot: usize) -> bool {
-        let ReplyState::Waiting { ends, if_sent, .. } = &mut self.all[slot].state else {
+        let ReplyState::Waiting { ends, leaves, .. } = &mut self.all[slot].state else {
             return false;
         };
-        *ends += mem::take(if_sent);
+        if leaves.is_some() {
+            *leaves = ends.take();
+        }
         true
+    }
+
+    /// When the caller of leased hits leaves, which must not be charged after that; `None` for other hits.
+    pub(crate) fn leaves(&self, slot: usize) -> Option<Instant> {
+        match self.all[slot].state {
+            ReplyState::Waiting { leaves, .. } => leaves,
+            ReplyState::Free
+            | ReplyState::Late
+            | ReplyState::Answered(_)
+            | ReplyState::Abandoned => None,
+        }
     }
 
     /// Stores the answer of the batch for a request that still waits. All `counts` are consumed, even if
@@ -212,7 +223,7 @@ impl PendingReplies {
     /// When each wait began, and when it ends.
     fn waits(&self) -> impl Iterator<Item = (Instant, Instant)> {
         self.all.iter().filter_map(|slot| match slot.state {
-            ReplyState::Waiting { since, ends, .. } => Some((since, ends)),
+            ReplyState::Waiting { since, ends, .. } => Some((since, ends?)),
             ReplyState::Free
             | ReplyState::Late
             | ReplyState::Answered(_)
@@ -225,7 +236,12 @@ impl PendingReplies {
         self.last_pause = Some(pause);
         let Pause { from, to } = pause;
         for slot in &mut self.all {
-            if let ReplyState::Waiting { since, ends, .. } = &mut slot.state {
+            if let ReplyState::Waiting {
+                since,
+                ends: Some(ends),
+                ..
+            } = &mut slot.state
+            {
                 *ends += to.saturating_duration_since(from.max(*since));
             }
         }
@@ -235,7 +251,12 @@ impl PendingReplies {
     pub(crate) fn end_late(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for slot in &mut self.all {
-            let ReplyState::Waiting { ends, waker, .. } = &mut slot.state else {
+            let ReplyState::Waiting {
+                ends: Some(ends),
+                waker,
+                ..
+            } = &mut slot.state
+            else {
                 continue;
             };
             if *ends <= now {
@@ -254,6 +275,8 @@ impl PendingReplies {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const DEADLINE: Duration = Duration::from_millis(50);
@@ -263,7 +286,7 @@ mod tests {
     }
 
     fn take(replies: &mut PendingReplies, since: Instant) -> usize {
-        replies.take(since, (since + DEADLINE, Duration::ZERO), None)
+        replies.take(since, since + DEADLINE, false, None)
     }
 
     fn fail(replies: &mut PendingReplies, slot: usize) {
@@ -340,6 +363,25 @@ mod tests {
         fail(&mut replies, second);
         assert_eq!(poll(&mut replies, second), Some(Err(StoreError::Timeout)));
         replies.leave(first);
+    }
+
+    #[test]
+    fn the_answer_to_leased_hits_is_followed_once_they_are_sent() {
+        let (mut replies, now) = (PendingReplies::default(), Instant::now());
+        let [sent, unsent] = [(); 2].map(|()| replies.take(now, now + DEADLINE, true, None));
+        let other = take(&mut replies, now);
+        for slot in [sent, other] {
+            assert!(replies.send(slot));
+        }
+        let leaves = [sent, unsent, other].map(|slot| replies.leaves(slot));
+        assert_eq!(leaves, [Some(now + DEADLINE), Some(now + DEADLINE), None]);
+        assert_eq!(replies.end_late(now + DEADLINE), None);
+        let late = Some(Err(StoreError::Timeout));
+        assert_eq!(poll(&mut replies, unsent), late);
+        assert_eq!(poll(&mut replies, other), late);
+        assert_eq!(poll(&mut replies, sent), None);
+        fail(&mut replies, sent);
+        assert_eq!(poll(&mut replies, sent), Some(result()));
     }
 
     #[test]
