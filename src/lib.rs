@@ -333,7 +333,7 @@ pub use observe::{
 };
 pub use server::{authority::rewrite, bench::serve_method};
 pub use service::{
-    answered_leases::{ConnectionLeases, WorkerLeases},
+    answered_leases::WorkerLeases,
     grpc::{
         RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto,
         unary::{UnaryMethod, framed},

@@ -42,7 +42,7 @@ pub(crate) struct AnsweredLease {
     pub(crate) descriptors: SmallVec<[usize; 2]>,
 }
 
-/// Ends leases that nobody uses.
+/// Ends leases that no request uses.
 pub(crate) trait LeaseEnd: Send + Sync {
     /// Whether any rule in use leases, so that streams have to be named.
     fn has_leases(&self) -> bool;
@@ -109,7 +109,7 @@ pub(crate) struct CallStream {
 }
 
 impl ConnectionLeases {
-    /// Whether calls have to be told their streams.
+    /// Whether calls have to know their streams.
     pub(crate) fn names_streams(&self) -> bool {
         self.worker.end.as_ref().is_some_and(|end| end.has_leases())
     }

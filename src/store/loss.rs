@@ -137,8 +137,8 @@ impl<S> OnLoss<S> {
 }
 
 impl<S: Store + Clone> OnLoss<S> {
-    /// Charges leased hits. The store follows their answer however late it comes, so the caller's wait ends here. What was
-    /// charged in vain is then given back.
+    /// Charges leased hits. The store follows their answer however late it comes, so the caller's wait ends here. What
+    /// was charged in vain is then given back.
     async fn lease_into(
         &self,
         counts: &mut CounterStates,

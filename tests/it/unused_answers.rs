@@ -150,12 +150,8 @@ async fn ask_for_both(server: &Tollgate, calls: usize) -> usize {
 }
 
 /// Redis takes nothing for a caller that has left, by its own clock.
-#[tokio::test]
-async fn what_reaches_redis_after_its_caller_has_left_is_not_charged() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&redis.url(), "100ms")
-        .start();
+async fn check_paused(url: &str, servers: &[&Redis]) {
+    let server = tollgate::with_rules(RULES).redis_at(url, "100ms").start();
     // Until the clock of Redis is known.
     eventually("both are answered", async || {
         ask_for_both(&server, 1).await == 2
@@ -163,20 +159,38 @@ async fn what_reaches_redis_after_its_caller_has_left_is_not_charged() {
     .await;
     let before = [held(&server, "user"), held(&server, "tenant")];
     let slots = || {
-        redis
-            .cli(&["info", "commandstats"])
-            .contains("cmdstat_zadd:calls=1,")
+        let stats = servers
+            .iter()
+            .map(|redis| redis.cli(&["info", "commandstats"]));
+        stats
+            .filter(|stats| stats.contains("cmdstat_zadd:calls=1,"))
+            .count()
     };
-    assert!(slots());
+    assert_eq!(slots(), 1);
     for _ in 0..5 {
-        redis.cli(&["client", "pause", "300", "all"]);
+        for redis in servers {
+            redis.cli(&["client", "pause", "300", "all"]);
+        }
         assert_eq!(ask_for_both(&server, 4).await, 0);
     }
     eventually("nothing more is held", async || {
         [held(&server, "user"), held(&server, "tenant")] == before
     })
     .await;
-    assert!(slots(), "a slot was taken, and freed later");
+    assert_eq!(slots(), 1, "a slot was taken, and freed later");
+}
+
+#[tokio::test]
+async fn what_reaches_redis_after_its_caller_has_left_is_not_charged() {
+    let redis = Redis::start();
+    check_paused(&redis.url(), &[&redis]).await;
+}
+
+#[tokio::test]
+async fn what_reaches_a_cluster_after_its_caller_has_left_is_not_charged() {
+    let cluster = Cluster::start(0);
+    let servers: Vec<_> = cluster.nodes.iter().collect();
+    check_paused(&cluster.url(), &servers).await;
 }
 
 /// The answers come when no caller waits for them any more.

@@ -1,8 +1,11 @@
 use std::{collections::VecDeque, convert::Infallible, sync::Mutex};
 
-use hyper::{Request, Response, body::Incoming, server::conn::http2, service::service_fn};
+use hyper::{
+    HeaderMap, Request, Response, body::Incoming, server::conn::http2, service::service_fn,
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proptest::prelude::*;
+use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::body::Body;
 
@@ -11,11 +14,32 @@ use super::{
     replacement::replacement,
     *,
 };
-use crate::foundation::log_throttle::LogThrottle;
+use crate::{
+    core::{
+        lease::token::{LeaseId, LeaseToken},
+        window::Timestamp,
+    },
+    foundation::log_throttle::LogThrottle,
+    service::answered_leases::{AnsweredLease, LeaseEnd},
+};
 
 /// Those of a worker without rules that lease.
 fn leases() -> Arc<ConnectionLeases> {
     WorkerLeases::default().of_connection()
+}
+
+/// Remembers the streams that were reset after their answers; a token tells the stream.
+#[derive(Default)]
+struct Ended(Mutex<Vec<u64>>);
+
+impl LeaseEnd for Ended {
+    fn has_leases(&self) -> bool {
+        true
+    }
+
+    fn end(self: Arc<Self>, lease: AnsweredLease) {
+        self.0.lock().unwrap().push(lease.token.id.0);
+    }
 }
 
 fn account() -> Arc<Account> {
@@ -375,6 +399,50 @@ fn resets_are_counted_by_their_codes_however_they_are_written() {
 }
 
 #[test]
+fn the_reset_of_a_stream_ends_the_lease_of_its_answer() {
+    let reset = |stream| {
+        let mut reset = frame(RST_STREAM, 0, &[0, 0, 0, 8]);
+        reset[HEAD_BYTES - 1] = stream;
+        reset
+    };
+    let bytes = [
+        vec![b'P'; PREFACE_BYTES],
+        reset(3),
+        frame(0, 0, &[RST_STREAM; 99]),
+        reset(5),
+    ];
+    let bytes = bytes.concat();
+    for piece in [1, 7, 1000] {
+        let ended = Arc::<Ended>::default();
+        let connection = WorkerLeases::new(ended.clone()).of_connection();
+        for stream in [1, 3, 5] {
+            let mut headers = HeaderMap::new();
+            headers.append(STREAM, stream.to_string().parse().unwrap());
+            let at = Timestamp::from_secs(1);
+            connection.stream(&headers).unwrap().keep(AnsweredLease {
+                message: Box::default(),
+                token: LeaseToken::new(at, LeaseId(stream), 0, []).unwrap(),
+                descriptors: SmallVec::new(),
+            });
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        { runtime }.build().unwrap().block_on(async {
+            let (mut client, server) = tokio::io::duplex(piece);
+            let log = AuthorityLog::new(Arc::default());
+            let mut server = AuthorityRewriter::new(server, log, account(), connection);
+            let sent = async {
+                client.write_all(&bytes).await.unwrap();
+                drop(client);
+            };
+            let mut out = Vec::new();
+            tokio::join!(sent, server.read_to_end(&mut out)).1.unwrap();
+            assert_eq!(out, bytes);
+        });
+        assert_eq!(*ended.0.lock().unwrap(), [3, 5]);
+    }
+}
+
+#[test]
 fn what_is_harmless_does_not_silence_what_is_not() {
     let authority_log = AuthorityLog::new(Arc::default());
     let said = || {
@@ -518,7 +586,12 @@ fn size(name: &[u8], value: &[u8]) -> usize {
 }
 
 /// The calls that the library passes on, one after the other, and the number of reset streams.
-fn served(bytes: &[u8], calls: usize, piece: usize) -> (Vec<Request<()>>, usize) {
+fn served(
+    bytes: &[u8],
+    calls: usize,
+    piece: usize,
+    leases: Arc<ConnectionLeases>,
+) -> (Vec<Request<()>>, usize) {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let resets = { runtime }.build().unwrap().block_on(async {
@@ -531,7 +604,7 @@ fn served(bytes: &[u8], calls: usize, piece: usize) -> (Vec<Request<()>>, usize)
             server,
             AuthorityLog::new(Arc::default()),
             account(),
-            leases(),
+            leases,
         ));
         let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);
         let asking = async {
@@ -629,7 +702,12 @@ proptest! {
             }
             bytes.extend(frames);
         }
-        let (seen, resets) = served(&bytes, calls.len(), piece);
+        let is_named = calls[0].2 % 2 == 0;
+        let own = match is_named {
+            true => WorkerLeases::new(Arc::<Ended>::default()).of_connection(),
+            false => leases(),
+        };
+        let (seen, resets) = served(&bytes, calls.len(), piece, own);
         let is_empty = |call: &&(Vec<u8>, Form, u8, Form, Option<usize>, [u8; 2])| call.0.is_empty();
         prop_assert_eq!(resets, calls.iter().filter(is_empty).count());
         let answered = calls.iter().enumerate().filter(|(_, call)| !call.0.is_empty());
@@ -639,6 +717,11 @@ proptest! {
             prop_assert_eq!(filled, usize::from(*filler) * 100);
             let sent = request.uri().authority().unwrap().as_str();
             prop_assert_eq!(sent.len(), authority.len());
+            // A block of several frames is not named.
+            let name = request.headers().get(STREAM).map(|name| name.to_str().unwrap());
+            let stream = (nth * 2 + 1).to_string();
+            prop_assert!(name.is_none_or(|name| is_named && name == stream));
+            prop_assert!(name.is_some() || !is_named || nth % 3 == 0);
             if Authority::try_from(&authority[..]).is_ok() {
                 prop_assert_eq!(sent.as_bytes(), &authority[..]);
             }

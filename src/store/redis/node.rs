@@ -115,8 +115,8 @@ impl fmt::Display for Node {
 }
 
 impl Node {
-    /// The time that its clock shows at `moment`, with the millisecond that measuring it cuts off; `None` before the first
-    /// measurement. `process` is the clock that it is measured against.
+    /// The time that its clock shows at `moment`, with the millisecond that measuring it cuts off; `None` before the
+    /// first measurement. `process` is the clock that it is measured against.
     pub(super) fn time_at(&self, process: ProcessClock, moment: SteadyTime) -> Option<Timestamp> {
         match self.ahead_millis.load(Relaxed) {
             UNKNOWN => None,

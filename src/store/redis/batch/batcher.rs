@@ -60,7 +60,7 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long the answer to leased hits is followed. Networks send a lost segment again sooner.
 const FOLLOWED: Duration = Duration::from_secs(10);
 
-/// The same for the stand-in, while which no other connection serves the queue.
+/// How long the stand-in follows it, beside which no other connection serves the queue.
 const FOLLOWED_BY_STAND_IN: Duration = Duration::from_secs(1);
 
 /// A connection that ends within this time has ended as it came up.
@@ -386,8 +386,8 @@ impl Batcher {
         }
     }
 
-    /// How long the answer to a batch is waited for while the node answers others. That to leased hits is followed after
-    /// their callers have left.
+    /// How long the answer to a batch is waited for while the node answers others. That to leased hits is followed
+    /// after their callers have left.
     fn longest(&self, taken: &QueuedBatch<'_>) -> Duration {
         let followed = match self.role {
             _ if !taken.leases() => Duration::ZERO,
