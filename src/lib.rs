@@ -84,7 +84,7 @@ mod config {
     mod foreign;
     mod foreign_pattern;
     mod free_form;
-    mod keys;
+    pub(crate) mod keys;
     pub(crate) mod manifest;
     mod marks;
     pub(crate) mod message;
@@ -104,7 +104,6 @@ mod config {
     mod reserve;
     mod rule_defaults;
     mod scalar;
-    pub(crate) mod schema;
     mod short_form;
     pub(crate) mod source;
     pub(crate) mod suggest;

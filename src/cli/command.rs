@@ -15,7 +15,7 @@ use super::{
     size::print_size,
 };
 use crate::{
-    config::schema::schema,
+    config::keys::RULES_SCHEMA,
     server::{log, run::run},
     settings::{
         command_line::{Ask, Cli, Command, Manual, counters::CountersCommand},
@@ -49,7 +49,7 @@ pub fn run_command() -> ExitCode {
         Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
         Command::Healthcheck(settings) => (print_called(healthcheck(settings)), FAILURE),
         Command::Size(size) => (print_size(&size), BAD_USAGE),
-        Command::Schema => (print_all(format!("{:#}\n", schema()).as_bytes()), FAILURE),
+        Command::Schema => (print_all(RULES_SCHEMA.as_bytes()), FAILURE),
         Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
         Command::Man(manual) => (print_manual(&manual), FAILURE),
     };
