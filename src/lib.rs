@@ -77,7 +77,6 @@ mod config {
     pub(crate) mod config_maps;
     mod doubts;
     pub(crate) mod fault;
-    mod fault_code;
     mod fields;
     pub(crate) mod file;
     pub(crate) mod files;
