@@ -71,7 +71,6 @@ mod net {
 mod config {
     mod advice;
     mod algorithm;
-    mod binary;
     mod check;
     mod compile;
     pub(crate) mod config_maps;

@@ -1079,9 +1079,7 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
         let words = list.split("])").next().unwrap();
         // The first one is the default.
         let words = words.split(", ").skip(1).map(|word| word.trim_matches('"'));
-        let not_shown: Vec<_> = words
-            .filter(|word| !is_word(&example, word, ""))
-            .collect();
+        let not_shown: Vec<_> = words.filter(|word| !is_word(&example, word, "")).collect();
         assert!(
             not_shown.is_empty(),
             "config/full.yaml does not show {not_shown:?}"

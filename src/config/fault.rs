@@ -149,8 +149,6 @@ faults! {
     => WrongType { key: String, expected: &'static str, found: String, fix: String };
     Error "tag" ("tags such as `!include` are not supported")
     => Tag;
-    Error "bad-binary" ("`!!binary` must be UTF-8 text in base64; write the text itself")
-    => BadBinary;
     Error "key-not-text" ("a key must be a text, not {0}; put it in quotes")
     => KeyNotText(String);
     Error "unknown-key" ("unknown key '{key}' (expected {expected})")

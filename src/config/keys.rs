@@ -228,15 +228,17 @@ mod tests {
     #[test]
     fn the_schema_describes_each_key_at_its_levels_and_passes_over_it_at_others() {
         let schema: Value = serde_json::from_str(RULES_SCHEMA).unwrap();
-        for level in [File, Descriptor, RateLimit, Replaces, Starts, Reserve, Refusal] {
+        for level in [
+            File, Descriptor, RateLimit, Replaces, Starts, Reserve, Refusal,
+        ] {
             let map = in_schema(&schema, level);
             let mut described = map["properties"].as_object().unwrap().clone();
             described.remove(SCHEMA);
             let misplaced = map["patternProperties"].as_object().unwrap();
             let passes_over = |name: &str| {
-                let mut names = misplaced.keys().flat_map(|pattern| {
-                    pattern.trim_matches(['^', '(', ')', '$']).split('|')
-                });
+                let mut names = misplaced
+                    .keys()
+                    .flat_map(|pattern| pattern.trim_matches(['^', '(', ')', '$']).split('|'));
                 names.any(|known| known == name)
             };
             for key in &KEYS {

@@ -17,25 +17,17 @@ use serde::de::{
 };
 
 use super::{
-    binary,
     marks::Marks,
     node::{NULLS, NodeKind, YamlNode},
 };
 
-/// All documents of `text`, empty ones included. If `reads_binary`, scalars with the local tag for `!!binary` are
-/// decoded.
+/// All documents of `text`, empty ones included.
 ///
 /// # Errors
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
-pub(super) fn documents(
-    text: &str,
-    reads_binary: bool,
-) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
-    let source = YamlText {
-        reads_binary,
-        ..YamlText::of(text, text)
-    };
+pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
+    let source = YamlText::of(text, text);
     let mut documents = Vec::new();
     let mut is_last_unchecked = false;
     for document in serde_yaml::Deserializer::from_str(text) {
@@ -76,7 +68,6 @@ struct YamlText<'t> {
     /// The part of it that serde_yaml gets.
     part: &'t str,
     marks: OnceCell<Marks>,
-    reads_binary: bool,
 }
 
 impl<'t> YamlText<'t> {
@@ -85,7 +76,6 @@ impl<'t> YamlText<'t> {
             whole,
             part,
             marks: OnceCell::new(),
-            reads_binary: false,
         }
     }
 
@@ -262,11 +252,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_enum<A: EnumAccess<'t>>(self, data: A) -> Result<YamlNode<'t>, A::Error> {
-        let (tag, content) = data.variant::<String>()?;
-        if self.0.reads_binary && tag == binary::LOCAL_TAG {
-            let scalar = content.newtype_variant_seed(ScalarSeed(self))?;
-            return Ok(binary::decoded(scalar));
-        }
+        let (_, content) = data.variant::<IgnoredAny>()?;
         content.newtype_variant::<IgnoredAny>()?;
         Ok(YamlNode::tagged())
     }

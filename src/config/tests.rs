@@ -1,13 +1,6 @@
 use std::{fs, path::PathBuf};
 
-use super::{
-    fault::*,
-    file::*,
-    files::*,
-    keys::Key,
-    options::*,
-    source::*,
-};
+use super::{fault::*, file::*, files::*, keys::Key, options::*, source::*};
 use crate::core::{
     calendar::Starts,
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},

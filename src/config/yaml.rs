@@ -18,7 +18,7 @@ use super::{
     },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
-    parse::{check_nesting, parse_all},
+    parse::{binary_tag, check_nesting, parse_all},
     path::DescriptorPath,
     problems::Problems,
     reader::YamlReader,
@@ -44,6 +44,10 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     }
     if is_too_dense(&file.text) && check_nesting(&file.text).is_ok() {
         problems.push(file.problem(None, "", Fault::TooDense));
+        return Vec::new();
+    }
+    if let Some(at) = binary_tag(&file.text) {
+        problems.push(file.problem(Some(at), "", Fault::Tag));
         return Vec::new();
     }
     let roots = match parse_all(&file.text, is_scalar) {
@@ -269,7 +273,7 @@ impl YamlReader<'_> {
             }
             NodeKind::Map(_) => self.rate_limit(node, path),
             // Already reported by `check_file`.
-            NodeKind::List(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
+            NodeKind::List(_) | NodeKind::Tagged => None,
         };
         Limits::List(items.iter().filter_map(read).collect())
     }

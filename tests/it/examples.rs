@@ -255,7 +255,9 @@ pub fn document_rules() -> Vec<(String, String)> {
     let papers = papers().into_iter().flat_map(|paper| {
         let text = fs::read_to_string(&paper).unwrap();
         let name = paper.display().to_string();
-        rules(&text).into_iter().map(move |block| (name.clone(), block))
+        rules(&text)
+            .into_iter()
+            .map(move |block| (name.clone(), block))
     });
     papers.collect()
 }

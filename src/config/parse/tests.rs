@@ -64,7 +64,6 @@ fn show(text: &str, node: &YamlNode<'_>) -> String {
             format!("{{{}}}", entries.join(" "))
         }
         NodeKind::Tagged => "!".to_owned(),
-        NodeKind::BadBinary => "!!".to_owned(),
     }
 }
 
