@@ -94,7 +94,6 @@ mod config {
     pub(crate) mod options;
     pub(crate) mod parse;
     mod path;
-    mod pieces;
     pub(crate) mod position;
     pub(crate) mod problems;
     mod reader;

@@ -26,7 +26,7 @@ pub struct Loaded {
 }
 
 /// A load takes at most about this many bytes of memory for a byte of rules, measured with one rule a line.
-const BYTES_PER_BYTE: usize = 32;
+const BYTES_PER_BYTE: usize = 96;
 
 /// The bytes of `text` without comments of whole lines and without the space around lines.
 fn content_bytes(text: &str) -> usize {

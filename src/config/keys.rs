@@ -167,11 +167,6 @@ impl KeyKind {
     }
 }
 
-/// Whether the value of a key of this name is a scalar.
-pub(super) fn is_scalar(name: &str) -> bool {
-    Key::find(name).is_some_and(|key| matches!(key.kind, Text | Boolean | Number))
-}
-
 /// The key that is meant by an unknown one: a close one of its level, or else of another; otherwise all of its level.
 pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     let own = || KEYS.iter().filter(|key| key.belongs_to(level));

@@ -1,29 +1,17 @@
-//! Text → trees of YAML nodes: refuses brackets without end early, and reads long lists in pieces.
+//! Text → trees of YAML nodes: refuses brackets without end early.
 
 use super::{
     node::{NodeKind, YamlNode},
     one_pass::documents,
-    pieces,
 };
 
-/// serde_yaml gets long lists in pieces of this many bytes, each extended to the end of an item: it needs a hundred
-/// bytes per word, and data that fits the caches is read faster.
-const PIECE_BYTES: usize = 64 << 10;
-
-/// All documents of `text` but empty ones; an empty file is one empty map. A long document is read faster if
-/// `is_scalar` holds for the keys whose values are scalars.
+/// All documents of `text` but empty ones; an empty file is one empty map.
 ///
 /// # Errors
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
-pub(crate) fn parse_all(
-    text: &str,
-    is_scalar: fn(&str) -> bool,
-) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
+pub(crate) fn parse_all(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     check_nesting(text)?;
-    if let Some(root) = pieces::read(text, PIECE_BYTES, is_scalar) {
-        return Ok(vec![root]);
-    }
     let mut found = documents(text)?;
     if found.iter().any(|document| !document.is_null()) {
         found.retain(|document| !document.is_null());

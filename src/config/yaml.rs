@@ -11,7 +11,7 @@ use super::{
     file::File,
     foreign::Foreign,
     free_form,
-    keys::{KeyKind, KeyLevel, is_meant, is_scalar},
+    keys::{KeyKind, KeyLevel, is_meant},
     mirror::{
         CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit, RefusalKeys,
         ReserveKeys, RuleDocument,
@@ -50,7 +50,7 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         problems.push(file.problem(Some(at), "", Fault::Tag));
         return Vec::new();
     }
-    let roots = match parse_all(&file.text, is_scalar) {
+    let roots = match parse_all(&file.text) {
         Ok(roots) => roots,
         Err(error) => {
             let (position, fault) = syntax_problem(&file.text, &error);

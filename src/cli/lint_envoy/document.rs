@@ -87,7 +87,7 @@ impl Document {
                 prefix: String::new(),
             }]);
         }
-        let roots = parse_all(text, |_| false).map_err(|error| syntax(&error))?;
+        let roots = parse_all(text).map_err(|error| syntax(&error))?;
         let file = FileText::of(text);
         let is_one = roots.len() == 1;
         let numbered = roots.into_iter().zip(1..).map(|(root, number)| Self {
