@@ -226,16 +226,12 @@ mod settings {
     pub(crate) mod resolved;
     pub(crate) mod runtime;
     pub(crate) mod serve;
-    mod service_links;
     mod shapes;
-    mod short_help;
     pub(crate) mod stats;
     pub(crate) mod tls;
     pub(crate) mod top_talkers;
     pub(crate) mod traces;
-    mod unexpected;
     pub(crate) mod values;
-    mod variables;
     pub(crate) mod xds;
 }
 
