@@ -64,7 +64,11 @@ fn is_service_link(name: &OsStr, value: &OsStr) -> bool {
 }
 
 /// Names the variables in `error` that the values of its arguments come from.
-fn by_variable(command: &mut Command, arguments: &[OsString], mut error: clap::Error) -> clap::Error {
+fn by_variable(
+    command: &mut Command,
+    arguments: &[OsString],
+    mut error: clap::Error,
+) -> clap::Error {
     // Only a built command names its flags as they appear in errors.
     command.build();
     let name = arguments.get(1);
@@ -72,7 +76,9 @@ fn by_variable(command: &mut Command, arguments: &[OsString], mut error: clap::E
         return error;
     };
     let variable = |shown: &String| -> Option<(&Arg, String)> {
-        let argument = command.get_arguments().find(|one| one.to_string() == *shown)?;
+        let argument = command
+            .get_arguments()
+            .find(|one| one.to_string() == *shown)?;
         let name = argument.get_env()?.to_str()?;
         let flag = format!("--{}", argument.get_long()?);
         let is_flag = |given: &OsString| {
@@ -184,7 +190,11 @@ mod tests {
             ("STATSD_PORT", "8125", false),
             ("REDIS_URL", "tcp://10.0.0.3:6379", false),
         ] {
-            assert_eq!(is_service_link(name.as_ref(), value.as_ref()), expected, "{name}={value}");
+            assert_eq!(
+                is_service_link(name.as_ref(), value.as_ref()),
+                expected,
+                "{name}={value}"
+            );
         }
     }
 }

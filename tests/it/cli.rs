@@ -203,17 +203,13 @@ fn ask_prints_a_decision_that_can_be_read() {
     let expected = "\
 OK
   one=v: OK, 1 of 2 per year left, resets in T
-    1 of 2 per year left, resets in T
-    99 of 100 per 3 years left, resets in T
-  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
+  k=v,k2=v2: OK, no limit (--why says why)
 ";
     assert_eq!(ask("1"), (Some(0), expected.to_owned()));
     let expected = "\
 OVER_LIMIT
   one=v: OVER_LIMIT, 0 of 2 per year left, resets in T
-    over, 0 of 2 per year left, resets in T
-    97 of 100 per 3 years left, resets in T
-  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
+  k=v,k2=v2: OK, no limit (--why says why)
 ";
     assert_eq!(ask("2"), (Some(3), expected.to_owned()));
 }
@@ -246,14 +242,7 @@ fn ask_prints_proto3_json() {
         "responseHeadersToAdd": [],
         "rawBody": "",
     });
-    let debug = answer.as_object_mut().unwrap().remove("debug").unwrap();
     assert_eq!(answer, expected);
-    let [one, other] = &debug["descriptors"].as_array().unwrap()[..] else {
-        panic!("{debug}");
-    };
-    assert_eq!(one["limits"].as_array().unwrap().len(), 2, "{debug}");
-    assert_eq!(one["limits"][1]["remaining"], 98, "{debug}");
-    assert_eq!(other["cause"], "unknown_key", "{debug}");
 }
 
 #[test]

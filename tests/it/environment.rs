@@ -51,7 +51,10 @@ fn a_wrong_variable_is_blamed_itself_and_not_its_flag() {
         &[("GRPC_PORT", "abc")],
         "invalid value 'abc' for 'GRPC_PORT': expected a port from 0 to 65535",
     );
-    check(&[("LOG_LEVEL", "loud")], "invalid value 'loud' for 'LOG_LEVEL'");
+    check(
+        &[("LOG_LEVEL", "loud")],
+        "invalid value 'loud' for 'LOG_LEVEL'",
+    );
     for ratio in ["0", "80", "-1", "NaN"] {
         let expected = format!(
             "invalid value '{ratio}' for 'NEAR_LIMIT_RATIO': expected a number above 0 and at most 1, such as 0.8"
@@ -74,7 +77,10 @@ fn variables_of_ours_that_no_setting_reads_are_named_in_one_line() {
         .env("TOLLGATE_STATE_FILE", "sesame")
         .start();
     let log = server.log().text();
-    let named: Vec<_> = log.lines().filter(|line| line.contains("TOLLGATE_")).collect();
+    let named: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("TOLLGATE_"))
+        .collect();
     let [line] = named[..] else {
         panic!("{log}");
     };
@@ -90,7 +96,10 @@ fn the_variables_of_the_build_are_no_settings() {
     let names = include_str!("../../build.rs").lines().filter_map(set);
     let names: Vec<_> = names.map(|(name, _)| name).collect();
     assert_eq!(names.len(), 3, "{names:?}");
-    assert!(names.iter().all(|name| !name.starts_with("TOLLGATE_")), "{names:?}");
+    assert!(
+        names.iter().all(|name| !name.starts_with("TOLLGATE_")),
+        "{names:?}"
+    );
 }
 
 /// The kubelet sets these for Services called `tollgate`, `tollgate-reuse`, `statsd` and `grpc`; the last three have
