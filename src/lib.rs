@@ -71,20 +71,18 @@ mod net {
 mod config {
     mod advice;
     mod algorithm;
-    mod binary;
     mod check;
     mod compile;
     pub(crate) mod config_maps;
     mod doubts;
     pub(crate) mod fault;
-    mod fault_code;
     mod fields;
     pub(crate) mod file;
     pub(crate) mod files;
     mod foreign;
     mod foreign_pattern;
     mod free_form;
-    mod keys;
+    pub(crate) mod keys;
     pub(crate) mod manifest;
     mod marks;
     pub(crate) mod message;
@@ -96,7 +94,6 @@ mod config {
     pub(crate) mod options;
     pub(crate) mod parse;
     mod path;
-    mod pieces;
     pub(crate) mod position;
     pub(crate) mod problems;
     mod reader;
@@ -104,7 +101,6 @@ mod config {
     mod reserve;
     mod rule_defaults;
     mod scalar;
-    pub(crate) mod schema;
     mod short_form;
     pub(crate) mod source;
     pub(crate) mod suggest;
@@ -231,16 +227,12 @@ mod settings {
     pub(crate) mod resolved;
     pub(crate) mod runtime;
     pub(crate) mod serve;
-    mod service_links;
     mod shapes;
-    mod short_help;
     pub(crate) mod stats;
     pub(crate) mod tls;
     pub(crate) mod top_talkers;
     pub(crate) mod traces;
-    mod unexpected;
     pub(crate) mod values;
-    mod variables;
     pub(crate) mod xds;
 }
 

@@ -2,7 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use tonic::{Code as GrpcCode, Request, Status, metadata::MetadataValue};
+use tonic::{Code as GrpcCode, Status};
 
 use crate::{
     cli::explain::{self, ExplainError},
@@ -10,7 +10,7 @@ use crate::{
     service::{
         explain::question,
         grpc::{
-            DEBUG, json,
+            json,
             proto::envoy::service::ratelimit::v3::{
                 RateLimitResponse, rate_limit_response::Code,
                 rate_limit_service_client::RateLimitServiceClient,
@@ -92,22 +92,18 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
         unreachable(error, symptom)
     })?;
     // This precedes the call, because the call changes the counters.
-    let explained = if ask.explain {
+    let explained = if ask.why {
         Some(explained(&ask).await?)
     } else {
         None
     };
-    let mut request = Request::new(question(&ask.of.domain, &ask.of.descriptors, ask.hits));
-    let metadata = request.metadata_mut();
-    metadata.insert(DEBUG, MetadataValue::from_static("true"));
+    let request = question(&ask.of.domain, &ask.of.descriptors, ask.hits);
     let mut client = RateLimitServiceClient::new(channel);
     let response = match client.should_rate_limit(request).await {
         Ok(response) => response,
         Err(status) => return Err(failure(&ask, &dial, status).await),
     };
-    let report = response.metadata().get(DEBUG);
-    let report = report.and_then(|report| report.to_str().ok());
-    answer(&ask, response.get_ref(), report, explained.as_deref())
+    answer(&ask, response.get_ref(), explained.as_deref())
 }
 
 /// The explanation of the decision to come, as JSON.
@@ -134,22 +130,16 @@ async fn failure(ask: &Ask, dial: &Dial, status: Status) -> AskError {
 fn answer(
     ask: &Ask,
     response: &RateLimitResponse,
-    report: Option<&str>,
     explained: Option<&str>,
 ) -> Result<Answer, AskError> {
-    let read = report.and_then(|report| serde_json::from_str(report).ok());
     let text = if ask.json {
         let mut text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
-        let mut add = |name: &str, json: Option<&str>| {
-            if let (Some(json), Some(fields)) = (json, text.strip_suffix('}')) {
-                text = format!("{fields},\"{name}\":{json}}}");
-            }
-        };
-        add("debug", report.filter(|_| read.is_some()));
-        add("explanation", explained);
+        if let (Some(json), Some(fields)) = (explained, text.strip_suffix('}')) {
+            text = format!("{fields},\"explanation\":{json}}}");
+        }
         text
     } else {
-        let text = readable(ask, response, read.as_ref());
+        let text = readable(ask, response);
         match explained {
             Some(json) => format!("{text}\n\nexplained: {}", explain::readable(json)?),
             None => text,

@@ -11,15 +11,16 @@ use super::{
     explain,
     healthcheck::healthcheck,
     lint_file::lint_files,
-    print::{PrintError, failed, print, print_bytes, print_error},
+    print::{PrintError, failed, print, print_bytes},
     size::print_size,
 };
 use crate::{
-    config::schema::schema,
+    config::keys::RULES_SCHEMA,
+    foundation::printable::on_one_line,
     server::{log, run::run},
     settings::{
         command_line::{Ask, Cli, Command, Manual, counters::CountersCommand},
-        environment::{UsageError, UsageErrorKind},
+        environment::UsageError,
         process::{LogFormat, LogLevel},
         serve::Settings,
     },
@@ -49,7 +50,7 @@ pub fn run_command() -> ExitCode {
         Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
         Command::Healthcheck(settings) => (print_called(healthcheck(settings)), FAILURE),
         Command::Size(size) => (print_size(&size), BAD_USAGE),
-        Command::Schema => (print_all(format!("{:#}\n", schema()).as_bytes()), FAILURE),
+        Command::Schema => (print_all(RULES_SCHEMA.as_bytes()), FAILURE),
         Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
         Command::Man(manual) => (print_manual(&manual), FAILURE),
     };
@@ -58,35 +59,22 @@ pub fn run_command() -> ExitCode {
 
 /// Prints what is wrong with the command line or the environment, in the format of the log, or the help.
 fn report(error: UsageError) -> anyhow::Result<ExitCode> {
-    let UsageError { kind, log_format } = error;
-    let lines = match kind {
-        UsageErrorKind::CommandLine(error) => {
-            if !error.use_stderr() {
-                error.print().map_err(PrintError::from)?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            if log_format == LogFormat::Text {
-                // If standard error is closed, nothing can report that.
-                let _ = error.print();
-                return Ok(ExitCode::from(BAD_USAGE));
-            }
-            let text = error.render().to_string();
-            let (problem, _usage) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
-            vec![problem.trim_start_matches("error: ").trim_end().to_owned()]
-        }
-        UsageErrorKind::Environment(problems) => problems,
-    };
+    let UsageError { error, log_format } = error;
+    if !error.use_stderr() {
+        error.print().map_err(PrintError::from)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     match log_format {
         LogFormat::Json => {
+            let text = error.render().to_string();
+            let (problem, _usage) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
+            let problem = problem.trim_start_matches("error: ").trim_end();
             let _log = log::start_at(log_format, LogLevel::Error)?;
-            for line in lines {
-                tracing::error!("{line}");
-            }
+            tracing::error!("{problem}");
         }
         LogFormat::Text => {
-            for line in lines {
-                print_error(&format!("error: {line}"));
-            }
+            // If standard error is closed, nothing can report that.
+            let _ = error.print();
         }
     }
     Ok(ExitCode::from(BAD_USAGE))
@@ -97,6 +85,10 @@ fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
     let log = log::start(&settings.process)?;
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
+    }
+    if !settings.unread_variables.is_empty() {
+        let names = on_one_line(&settings.unread_variables.join(", "));
+        tracing::warn!("no setting reads {names}; `tollgate serve --help` has all variables");
     }
     let served = run(settings, &log).context("tollgate cannot serve");
     Ok(match served {

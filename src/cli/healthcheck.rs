@@ -44,22 +44,18 @@ pub(super) enum HealthError {
 pub(super) struct Place {
     endpoint: Endpoint,
     is_http: bool,
-    tls: bool,
 }
 
 impl Place {
     /// The place that the server's settings name.
     fn new(settings: &HealthCheck) -> Result<Self, HealthError> {
-        let http = settings.http;
-        let place = |endpoint, is_http, tls| Self {
-            endpoint,
-            is_http,
-            tls,
-        };
-        if let Some(path) = settings.grpc_socket().filter(|_| !http) {
-            return Ok(place(Endpoint::Unix(path.to_owned()), false, false));
+        if let Some(path) = settings.grpc_socket().filter(|_| !settings.http) {
+            return Ok(Self {
+                endpoint: Endpoint::Unix(path.to_owned()),
+                is_http: false,
+            });
         }
-        let is_http = http || settings.needs_certificate();
+        let is_http = settings.http || settings.grpc_tls;
         let (host, port, name) = if is_http {
             (&settings.host, settings.port, "--port")
         } else {
@@ -72,17 +68,13 @@ impl Place {
             host: reachable(host),
             port,
         };
-        Ok(place(endpoint, is_http, settings.grpc_tls && !is_http))
+        Ok(Self { endpoint, is_http })
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match (self.is_http, self.tls) {
-            (true, _) => "HTTP",
-            (false, true) => "gRPC over TLS",
-            (false, false) => "gRPC",
-        };
+        let protocol = if self.is_http { "HTTP" } else { "gRPC" };
         write!(f, "{} ({protocol})", self.endpoint)
     }
 }
@@ -112,7 +104,7 @@ pub(super) async fn healthcheck(settings: HealthCheck) -> Result<String, HealthE
 
 async fn ask(place: &Place, settings: &HealthCheck) -> Result<(), HealthError> {
     let unreachable = |error| HealthError::Unreachable(place.clone(), Box::new(error));
-    let dial = Dial::unverified(place.endpoint.clone(), place.tls).map_err(unreachable)?;
+    let dial = Dial::plain(place.endpoint.clone());
     let unhealthy = |answer: &str| HealthError::Unhealthy {
         place: place.clone(),
         answer: answer.to_owned(),
@@ -199,7 +191,7 @@ mod tests {
         check(&["--grpc-host", "10.0.0.7"], "10.0.0.7:8081 (gRPC)");
         check(&["--grpc-uds", "/run/x"], "/run/x (gRPC)");
         check(&["--grpc-uds", ""], "127.0.0.1:8081 (gRPC)");
-        check(&["--grpc-tls"], "127.0.0.1:8081 (gRPC over TLS)");
+        check(&["--grpc-tls"], "127.0.0.1:8080 (HTTP)");
         // A Unix socket never has TLS.
         check(&["--grpc-tls", "--grpc-uds", "/run/x"], "/run/x (gRPC)");
         check(&["--http"], "127.0.0.1:8080 (HTTP)");
@@ -207,15 +199,5 @@ mod tests {
         let port = "--port is 0, which lets `serve` choose a port: give the one that its log names";
         check(&["--http", "--port", "0"], port);
         check(&["--grpc-port", "0"], &port.replace("--", "--grpc-"));
-    }
-
-    #[test]
-    fn a_port_for_clients_with_certificates_is_not_asked() {
-        let client_ca = ["--grpc-client-ca", "ca.crt"];
-        check(&client_ca, "127.0.0.1:8081 (gRPC)");
-        let both = [&client_ca[..], &["--grpc-tls"]].concat();
-        check(&both, "127.0.0.1:8080 (HTTP)");
-        let socket = [&both[..], &["--grpc-uds", "/run/x"]].concat();
-        check(&socket, "/run/x (gRPC)");
     }
 }

@@ -36,7 +36,7 @@ fn type_of(node: &YamlNode<'_>) -> &'static str {
     match &node.kind {
         NodeKind::List(_) => "a list",
         NodeKind::Map(_) => "a map",
-        NodeKind::Tagged | NodeKind::BadBinary => "a tagged value",
+        NodeKind::Tagged => "a tagged value",
         NodeKind::Scalar {
             is_plain: false, ..
         } => "a text in quotes",
@@ -134,7 +134,7 @@ pub(super) fn item_fault(item: &NodeKind<'_>, level: KeyLevel) -> Fault {
             };
             format!("write `- {first_key}: {text}`")
         }
-        NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => String::new(),
+        NodeKind::Map(_) | NodeKind::Tagged => String::new(),
     };
     let found = match describe(item) {
         text if matches!(item, NodeKind::Scalar { .. }) => format!("`{text}`"),

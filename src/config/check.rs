@@ -39,9 +39,6 @@ impl YamlReader<'_> {
         let path = || node_path.map_or_else(String::new, NodePath::path);
         match &node.kind {
             NodeKind::Tagged => self.report(at, &path(), Fault::Tag),
-            NodeKind::BadBinary => {
-                self.report(node.offset.or(at), &path(), Fault::BadBinary);
-            }
             NodeKind::Scalar { text, is_plain } => {
                 let fault = scalar_fault(text, *is_plain, value);
                 if let Some(fault) = fault.or_else(|| pattern_fault(text, value, node_path)) {
@@ -56,7 +53,7 @@ impl YamlReader<'_> {
             NodeKind::List(items) => {
                 for item in items {
                     match &item.kind {
-                        NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => {
+                        NodeKind::Map(_) | NodeKind::Tagged => {
                             let kind = KeyKind::Map(below);
                             let item_value = Value {
                                 kind,
@@ -177,9 +174,6 @@ impl YamlReader<'_> {
         match &node.kind {
             NodeKind::Scalar { .. } => {}
             NodeKind::Tagged => self.report(at, &node_path.path(), Fault::Tag),
-            NodeKind::BadBinary => {
-                self.report(node.offset.or(at), &node_path.path(), Fault::BadBinary);
-            }
             NodeKind::List(items) => {
                 for item in items {
                     self.check_free_form(item, at, node_path);

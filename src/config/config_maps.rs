@@ -137,7 +137,7 @@ fn reason_against(file: &ConfigMapFile) -> Option<&'static str> {
 
 /// Whether a text has a key of rule files at the top.
 fn has_rules(text: &str) -> bool {
-    match parse_all(text, |_| false) {
+    match parse_all(text) {
         Ok(roots) => roots.iter().any(is_rules),
         // A file that cannot be read is judged by its lines.
         Err(_) => text.lines().any(|line| {

@@ -48,14 +48,11 @@ pub(super) fn merge<'n>(from: &'n YamlNode<'n>, into: &mut Fields<'n>) {
                     NodeKind::Scalar { text, .. } => {
                         into.merged.entry(text).or_insert((key, value));
                     }
-                    NodeKind::List(_)
-                    | NodeKind::Map(_)
-                    | NodeKind::Tagged
-                    | NodeKind::BadBinary => {}
+                    NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => {}
                 }
             }
         }
         NodeKind::List(items) => items.iter().for_each(|item| merge(item, into)),
-        NodeKind::Scalar { .. } | NodeKind::Tagged | NodeKind::BadBinary => {}
+        NodeKind::Scalar { .. } | NodeKind::Tagged => {}
     }
 }

@@ -21,12 +21,15 @@ pub struct Loaded {
     pub files: usize,
     /// A digest of the sources: equal on every replica that has the same.
     pub digest: [u8; 32],
-    /// About the most bytes of memory that the load took.
-    pub load_bytes: usize,
+    /// About the most bytes of memory that the rules take.
+    pub rule_bytes: usize,
 }
 
 /// A load takes at most about this many bytes of memory for a byte of rules, measured with one rule a line.
-const BYTES_PER_BYTE: usize = 32;
+const LOAD_BYTES_PER_BYTE: usize = 96;
+
+/// What remains of them while the rules are in use.
+const RULE_BYTES_PER_BYTE: usize = 16;
 
 /// The bytes of `text` without comments of whole lines and without the space around lines.
 fn content_bytes(text: &str) -> usize {
@@ -98,8 +101,12 @@ impl Files {
 
     /// About the most bytes of memory that [`Self::compile`] takes, the rules that it returns included.
     pub(crate) fn load_bytes(&self) -> usize {
+        self.content_bytes() * LOAD_BYTES_PER_BYTE
+    }
+
+    fn content_bytes(&self) -> usize {
         let texts = self.files.iter().map(|file| &*file.text);
-        texts.map(content_bytes).sum::<usize>() * BYTES_PER_BYTE
+        texts.map(content_bytes).sum()
     }
 
     /// Compiles the files, in the order of their names.
@@ -108,7 +115,8 @@ impl Files {
     ///
     /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
-        let (digest, load_bytes) = (self.digest(), self.load_bytes());
+        let digest = self.digest();
+        let rule_bytes = self.content_bytes() * RULE_BYTES_PER_BYTE;
         let Self { files, problems } = self;
         let mut problems = Problems::from(problems);
         let sources: Vec<_> = files
@@ -123,7 +131,7 @@ impl Files {
         let counted = SourceCount {
             files: files.len(),
             digest,
-            load_bytes,
+            rule_bytes,
         };
         finish(&sources, counted, options, problems)
     }
@@ -138,7 +146,7 @@ pub(crate) fn problem_of(source: &Source, fault: Fault) -> Problem {
 pub(super) struct SourceCount {
     pub(super) files: usize,
     pub(super) digest: [u8; 32],
-    pub(super) load_bytes: usize,
+    pub(super) rule_bytes: usize,
 }
 
 /// Compiles the rules read from `sources`; `problems` are the problems found so far.
@@ -147,7 +155,7 @@ pub(super) fn finish(
     SourceCount {
         files,
         digest,
-        load_bytes,
+        rule_bytes,
     }: SourceCount,
     options: Options,
     mut problems: Problems,
@@ -166,6 +174,6 @@ pub(super) fn finish(
         warnings: problems,
         files,
         digest,
-        load_bytes,
+        rule_bytes,
     })
 }

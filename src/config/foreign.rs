@@ -79,6 +79,6 @@ pub(super) fn entry<'n, 't>(
 pub(super) fn text<'n>(node: &'n YamlNode<'_>) -> Option<&'n str> {
     match &node.kind {
         NodeKind::Scalar { text, .. } => Some(text),
-        NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
+        NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn metadata(node: &YamlNode<'_>) -> MetadataValue {
             MetadataValue::Map(map.into())
         }
         // Already reported by `check_free_form`.
-        NodeKind::Tagged | NodeKind::BadBinary => MetadataValue::Null,
+        NodeKind::Tagged => MetadataValue::Null,
     }
 }
 

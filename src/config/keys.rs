@@ -1,8 +1,8 @@
-//! The keys of rule files. Each is described once: the levels it belongs to, and the kind of its value. The lists of
-//! keys, the suggestion for a misspelt one and the levels below follow from this table.
+//! The keys of rule files: the levels that each belongs to, and the kind of its value. The lists of keys, the suggestion
+//! for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them to people.
 
 use super::suggest::closest;
-use crate::core::{kind::WORDS, limit::Limit};
+use crate::core::kind::WORDS;
 
 /// A key of rule files.
 #[derive(Clone, Copy, Debug)]
@@ -11,25 +11,8 @@ pub(super) struct Key {
     /// Where it has a meaning; the first is named where it has none.
     levels: &'static [KeyLevel],
     pub(super) kind: KeyKind,
-    /// Its meaning, in a sentence.
-    pub(super) about: &'static str,
-    pub(super) values: KeyValues,
-    /// The value that holds without it, in YAML; empty if there is none.
-    pub(super) default: &'static str,
-    /// Values in YAML's flow style.
-    pub(super) examples: &'static [&'static str],
-}
-
-/// The values of a key, beyond their kind.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum KeyValues {
-    Any,
-    /// One of these words.
-    Words(&'static [&'static str]),
-    /// One of these words, in any letter case.
-    AnyCase(&'static [&'static str]),
-    /// From the first number to the last.
-    Between(u64, u64),
+    /// The words that it takes or, of the types of bodies, the usual ones; empty if it takes others than words.
+    pub(super) words: &'static [&'static str],
 }
 
 /// The maps that keys belong to.
@@ -68,129 +51,60 @@ use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Reserve, Starts};
 /// Merges another map into this one.
 pub(super) const MERGE: &str = "<<";
 
+/// The JSON Schema of rule files, for editors: it accepts every file that can be used, and refuses those with a mistake
+/// in the shape of one map. It cannot see that a descriptor stands twice, for example.
+pub(crate) const RULES_SCHEMA: &str = include_str!("../../docs/rules.schema.json");
+
 /// Names the schema of a file at its top, for editors; it has no meaning for the rules.
 pub(super) const SCHEMA: &str = "$schema";
 
 #[rustfmt::skip]
 const KEYS: [Key; 40] = [
-    key("domain", &[File], Text)
-        .about("The set of rules that requests name.")
-        .examples(&["shop"]),
-    key("descriptors", &[File, Descriptor], List(Descriptor))
-        .about("The rules; below a descriptor, the rules for the next entry of the request.")
-        .examples(&["[{key: remote_address, rate_limits: [3/second, 5000/day]}]"]),
-    key("count", &[File, Descriptor], Text)
-        .about("Which hits are counted when a limit refuses; beside `domain`, for all rules of the file without it.")
-        .words(&["all", "admitted"]).or("all"),
-    key("on_store_loss", &[File, Descriptor], Text)
-        .about("The answer while the store is lost; beside `domain`, for all rules of the file without it.")
-        .words(&["error", "allow", "deny", "local"]).or("error"),
-    key("refusal", &[File, Descriptor], Map(Refusal))
-        .about("The body that clients get with a refusal; beside `domain`, for all rules of the file without it.")
-        .examples(&["{body: problem+json}"]),
+    key("domain", &[File], Text),
+    key("descriptors", &[File, Descriptor], List(Descriptor)),
+    key("count", &[File, Descriptor], Text).words(&["all", "admitted"]),
+    key("on_store_loss", &[File, Descriptor], Text).words(&["error", "allow", "deny", "local"]),
+    key("refusal", &[File, Descriptor], Map(Refusal)),
 
-    key("key", &[Descriptor], Text)
-        .about("The key of the entry that the rule matches.")
-        .examples(&["remote_address"]),
-    key("value", &[Descriptor], Text)
-        .about("The value of that entry, where `*` stands for any characters; any value if it is left out.")
-        .examples(&["free", "/v1/*"]),
-    key("rate_limit", &[Descriptor], Map(RateLimit))
-        .about("The only limit of the rule.")
-        .examples(&["{unit: second, requests_per_unit: 10}"]),
-    key("rate_limits", &[Descriptor], Limits)
-        .about("Several limits, all of which hold, each as a map or in the short form.")
-        .examples(&["[3/second, 300/30m, 5000/day]"]),
-    key("shadow_mode", &[Descriptor], Boolean)
-        .about("Whether the rule counts and reports as usual but refuses nothing."),
-    key("quota_mode", &[Descriptor], Boolean)
-        .about("Whether the rule refuses only together with all other rules of the request that have this mode."),
-    key("detailed_metric", &[Descriptor], Boolean)
-        .about("Whether metrics name the values of the request at every level."),
-    key("value_to_metric", &[Descriptor], Boolean)
-        .about("Whether metrics name the value of this entry."),
-    key("share_threshold", &[Descriptor], Boolean)
-        .about("Whether all values that the wildcard matches share one counter."),
-    key("reserve", &[Descriptor], Map(Reserve))
-        .about("Charges hits before they are used, and settles them with their cost at the end of the stream.")
-        .examples(&["{estimate: 800}", "{}"]),
-    key("accuracy", &[Descriptor], Text)
-        .about("How hits reach Redis: one by one, or in slices that each worker charges in advance. Both are exact.")
-        .words(&["exact", "exact-leased"]).or("exact"),
-    key("metadata", &[Descriptor], FreeForm)
-        .about("Data that is returned with the decision, for Envoy's later filters.")
-        .examples(&["{team: search}"]),
+    key("key", &[Descriptor], Text),
+    key("value", &[Descriptor], Text),
+    key("rate_limit", &[Descriptor], Map(RateLimit)),
+    key("rate_limits", &[Descriptor], Limits),
+    key("shadow_mode", &[Descriptor], Boolean),
+    key("quota_mode", &[Descriptor], Boolean),
+    key("detailed_metric", &[Descriptor], Boolean),
+    key("value_to_metric", &[Descriptor], Boolean),
+    key("share_threshold", &[Descriptor], Boolean),
+    key("reserve", &[Descriptor], Map(Reserve)),
+    key("accuracy", &[Descriptor], Text).words(&["exact", "exact-leased"]),
+    key("metadata", &[Descriptor], FreeForm),
 
-    key("unit", &[RateLimit], Text)
-        .about("The unit of the period, in any letter case.")
-        .any_case(&["second", "minute", "hour", "day", "week", "month", "year"]),
-    key("unit_multiplier", &[RateLimit], Number)
-        .about("The number of units in the period.")
-        .between(1, u32::MAX as u64).or("1").examples(&["15"]),
-    key("requests_per_unit", &[RateLimit], Number)
-        .about("The hits that pass in a period, or the requests in flight; 0 refuses everything.")
-        .between(0, Limit::MAX_REQUESTS).or("0").examples(&["100"]),
-    key("unlimited", &[RateLimit], Boolean)
-        .about("Whether everything passes without counting. Such a limit has no unit."),
-    key("name", &[RateLimit, Replaces], Text)
-        .about("The name by which other limits replace this one; in `replaces`, the name of the limit to replace.")
-        .examples(&["every-tenant"]),
-    key("replaces", &[RateLimit], List(Replaces))
-        .about("Limits that do not apply where this one does.")
-        .examples(&["[{name: every-tenant}]"]),
-    key("algorithm", &[RateLimit], Text)
-        .about("The way to count.")
-        .words(WORDS).or("fixed_window"),
-    key("window", &[RateLimit], Text)
-        .about("The start of a fixed window: a whole number of periods since 1970, or the first hit.")
-        .words(&["aligned", "first_hit"]).or("aligned"),
-    key("burst", &[RateLimit], Number)
-        .about("The size of a token bucket; `requests_per_unit` if it is left out.")
-        .between(1, Limit::MAX_REQUESTS).examples(&["30"]),
-    key("ttl", &[RateLimit], Text)
-        .about("The longest time for which a request in flight counts, if its end is not heard of; for `concurrency`.")
-        .examples(&["2m", "90s"]),
-    key("calendar", &[RateLimit], Boolean)
-        .about("Whether the period follows the calendar of a time zone."),
-    key("time_zone", &[RateLimit], Text)
-        .about("The time zone of the calendar.")
-        .examples(&["Europe/Madrid", "UTC"]),
-    key("starts", &[RateLimit], Map(Starts))
-        .about("When months, years and days of the calendar begin.")
-        .examples(&["{day: 31, hour: 6}"]),
-    key("week_starts", &[RateLimit], Text)
-        .about("The first day of a week of the calendar, in any letter case.")
-        .any_case(&["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]).or("monday"),
+    key("unit", &[RateLimit], Text).words(&["second", "minute", "hour", "day", "week", "month", "year"]),
+    key("unit_multiplier", &[RateLimit], Number),
+    key("requests_per_unit", &[RateLimit], Number),
+    key("unlimited", &[RateLimit], Boolean),
+    key("name", &[RateLimit, Replaces], Text),
+    key("replaces", &[RateLimit], List(Replaces)),
+    key("algorithm", &[RateLimit], Text).words(WORDS),
+    key("window", &[RateLimit], Text).words(&["aligned", "first_hit"]),
+    key("burst", &[RateLimit], Number),
+    key("ttl", &[RateLimit], Text),
+    key("calendar", &[RateLimit], Boolean),
+    key("time_zone", &[RateLimit], Text),
+    key("starts", &[RateLimit], Map(Starts)),
+    key("week_starts", &[RateLimit], Text).words(&["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]),
 
-    key("month", &[Starts], Number)
-        .about("The first month of a year.")
-        .between(1, 12).or("1"),
-    key("day", &[Starts], Number)
-        .about("The first day of a month or year; in a shorter month its last day.")
-        .between(1, 31).or("1"),
-    key("hour", &[Starts], Number)
-        .about("The first hour of a day.")
-        .between(0, 23).or("0"),
+    key("month", &[Starts], Number),
+    key("day", &[Starts], Number),
+    key("hour", &[Starts], Number),
 
-    key("estimate", &[Reserve], Number)
-        .about("The hits to reserve for a request that brings no number of its own.")
-        .between(1, Limit::MAX_REQUESTS).or("1").examples(&["800"]),
-    key("missing", &[Reserve], Text)
-        .about("The cost of a stream that is released without one: what was reserved, or nothing.")
-        .words(&["estimate", "zero"]).or("estimate"),
+    key("estimate", &[Reserve], Number),
+    key("missing", &[Reserve], Text).words(&["estimate", "zero"]),
 
-    key("body", &[Refusal], Text)
-        .about("The body: `problem+json` (RFC 9457), `none`, or a text with placeholders such as `{retry_after}`.")
-        .examples(&["problem+json", "'Too many requests; try again in {retry_after} s.'"]),
-    key("content_type", &[Refusal], Text)
-        .about("The type of a text; values of placeholders are escaped for it.")
-        .or("text/plain").examples(&["text/html", "application/json"]),
-    key("status", &[Refusal], Number)
-        .about("The status that the body shows; Envoy's `rate_limited_status` decides that of the response.")
-        .between(400, 599).or("429").examples(&["503"]),
-    key("headers", &[Refusal], Texts)
-        .about("Headers that the refused response gets besides.")
-        .examples(&["{x-should-retry: 'false'}"]),
+    key("body", &[Refusal], Text),
+    key("content_type", &[Refusal], Text).words(&["text/plain", "text/html", "application/json"]),
+    key("status", &[Refusal], Number),
+    key("headers", &[Refusal], Texts),
 ];
 
 const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> Key {
@@ -198,54 +112,18 @@ const fn key(name: &'static str, levels: &'static [KeyLevel], kind: KeyKind) -> 
         name,
         levels,
         kind,
-        about: "",
-        values: KeyValues::Any,
-        default: match kind {
-            Boolean => "false",
-            _ => "",
-        },
-        examples: &[],
+        words: &[],
     }
 }
 
 impl Key {
-    const fn about(self, about: &'static str) -> Self {
-        Self { about, ..self }
-    }
-
     const fn words(self, words: &'static [&'static str]) -> Self {
-        let values = KeyValues::Words(words);
-        Self { values, ..self }
+        Self { words, ..self }
     }
 
-    const fn any_case(self, words: &'static [&'static str]) -> Self {
-        let values = KeyValues::AnyCase(words);
-        Self { values, ..self }
-    }
-
-    const fn between(self, low: u64, high: u64) -> Self {
-        let values = KeyValues::Between(low, high);
-        Self { values, ..self }
-    }
-
-    const fn or(self, default: &'static str) -> Self {
-        Self { default, ..self }
-    }
-
-    const fn examples(self, examples: &'static [&'static str]) -> Self {
-        Self { examples, ..self }
-    }
-}
-
-impl Key {
     /// The key of this name.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         KEYS.iter().find(|key| key.name == name)
-    }
-
-    /// All keys, in the order of the table.
-    pub(super) fn all() -> impl Iterator<Item = &'static Self> {
-        KEYS.iter()
     }
 
     /// Where it belongs, for a map of another `level` that has it.
@@ -289,11 +167,6 @@ impl KeyKind {
     }
 }
 
-/// Whether the value of a key of this name is a scalar.
-pub(super) fn is_scalar(name: &str) -> bool {
-    Key::find(name).is_some_and(|key| matches!(key.kind, Text | Boolean | Number))
-}
-
 /// The key that is meant by an unknown one: a close one of its level, or else of another; otherwise all of its level.
 pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     let own = || KEYS.iter().filter(|key| key.belongs_to(level));
@@ -311,13 +184,7 @@ pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
 /// The word that is meant by one that the key of this name does not take: a close one, or one with a part of it, as
 /// `token_bucket` has of `leaky_bucket`.
 pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
-    let key = Key::find(key)?;
-    let words = match key.values {
-        KeyValues::Words(words) | KeyValues::AnyCase(words) => words,
-        KeyValues::Any | KeyValues::Between(..) => {
-            return closest(word, key.examples.iter().copied());
-        }
-    };
+    let words = Key::find(key)?.words;
     let parts = |text: &'_ str| -> Vec<String> {
         let parts = text.split(|letter: char| !letter.is_alphanumeric());
         parts.map(str::to_lowercase).collect()
@@ -331,4 +198,60 @@ pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
 /// Whether an unknown key probably means `key`.
 pub(super) fn is_meant(unknown: &str, key: &'static str) -> bool {
     Key::find(unknown).is_none() && closest(unknown, std::iter::once(key)).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// The map of this level in the schema.
+    fn in_schema(schema: &Value, level: KeyLevel) -> &Value {
+        let name = match level {
+            File => return schema,
+            Descriptor => "descriptor",
+            RateLimit => "rate_limit",
+            Replaces => "replaces",
+            Starts => "starts",
+            Reserve => "reserve",
+            Refusal => "refusal",
+        };
+        &schema["definitions"][name]
+    }
+
+    #[test]
+    fn the_schema_describes_each_key_at_its_levels_and_passes_over_it_at_others() {
+        let schema: Value = serde_json::from_str(RULES_SCHEMA).unwrap();
+        for level in [
+            File, Descriptor, RateLimit, Replaces, Starts, Reserve, Refusal,
+        ] {
+            let map = in_schema(&schema, level);
+            let mut described = map["properties"].as_object().unwrap().clone();
+            described.remove(SCHEMA);
+            let misplaced = map["patternProperties"].as_object().unwrap();
+            let passes_over = |name: &str| {
+                let mut names = misplaced
+                    .keys()
+                    .flat_map(|pattern| pattern.trim_matches(['^', '(', ')', '$']).split('|'));
+                names.any(|known| known == name)
+            };
+            for key in &KEYS {
+                let property = described.remove(key.name);
+                let is_here = key.belongs_to(level);
+                assert_eq!(property.is_some(), is_here, "{level:?}: {}", key.name);
+                assert_eq!(passes_over(key.name), !is_here, "{level:?}: {}", key.name);
+                let Some(property) = property else {
+                    continue;
+                };
+                let about = property["description"].as_str().unwrap();
+                assert!(about.ends_with('.'), "{}: {about}", key.name);
+                // The usual types of bodies are not all.
+                for word in key.words.iter().filter(|_| key.name != "content_type") {
+                    assert!(property.to_string().contains(word), "{}: {word}", key.name);
+                }
+            }
+            assert!(described.is_empty(), "{level:?}: {described:?}");
+        }
+    }
 }

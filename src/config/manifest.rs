@@ -49,7 +49,7 @@ impl Manifest {
         if !may_be_foreign(text, file_name) {
             return None;
         }
-        let roots = parse_all(text, |_| false).ok()?;
+        let roots = parse_all(text).ok()?;
         let mut reader = ManifestReader {
             file_name,
             text,

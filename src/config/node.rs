@@ -22,8 +22,6 @@ pub(crate) enum NodeKind<'t> {
     Map(Vec<(YamlNode<'t>, YamlNode<'t>)>),
     /// A value with a tag, such as `!include`.
     Tagged,
-    /// A value with the tag `!!binary` that is no text.
-    BadBinary,
 }
 
 impl<'t> YamlNode<'t> {
@@ -128,7 +126,6 @@ impl<'t> YamlNode<'t> {
                 NodeKind::Map(entries.into_iter().map(owned).collect())
             }
             NodeKind::Tagged => NodeKind::Tagged,
-            NodeKind::BadBinary => NodeKind::BadBinary,
         };
         YamlNode {
             kind,

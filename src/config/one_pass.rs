@@ -5,9 +5,6 @@
 //! on purpose, because only errors of serde_yaml have a position: the list or map around the scalar catches the error
 //! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
 //! alias leads to the position of the scalar that it names.
-//!
-//! An error costs more than a text. So a caller that knows which keys have scalars as values can have these read as
-//! strings, which fails for anything else and does not show tags.
 
 use std::{cell::OnceCell, fmt};
 
@@ -17,29 +14,24 @@ use serde::de::{
 };
 
 use super::{
-    binary,
     marks::Marks,
-    node::{NULLS, NodeKind, YamlNode},
+    node::{NULLS, YamlNode},
 };
 
-/// All documents of `text`, empty ones included. If `reads_binary`, scalars with the local tag for `!!binary` are
-/// decoded.
+/// All documents of `text`, empty ones included.
 ///
 /// # Errors
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
-pub(super) fn documents(
-    text: &str,
-    reads_binary: bool,
-) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
+pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     let source = YamlText {
-        reads_binary,
-        ..YamlText::of(text, text)
+        text,
+        marks: OnceCell::new(),
     };
     let mut documents = Vec::new();
     let mut is_last_unchecked = false;
     for document in serde_yaml::Deserializer::from_str(text) {
-        let node = NodeSeed(&source, |_| false).deserialize(document);
+        let node = NodeSeed(&source).deserialize(document);
         is_last_unchecked = node.is_err();
         documents.push(node.or_else(|error| source.scalar(error))?);
     }
@@ -52,18 +44,6 @@ pub(super) fn documents(
     Ok(documents)
 }
 
-/// The only document of `part`, a part of `whole` without tags, with its positions in `whole`; `None` if it is none or
-/// a scalar, or if the value of a key for which `is_scalar` holds is something else.
-pub(super) fn only_document<'t>(
-    whole: &'t str,
-    part: &'t str,
-    is_scalar: fn(&str) -> bool,
-) -> Option<YamlNode<'t>> {
-    let document = serde_yaml::Deserializer::from_str(part);
-    let source = YamlText::of(whole, part);
-    NodeSeed(&source, is_scalar).deserialize(document).ok()
-}
-
 /// The message of the error that stands for a number or a boolean.
 const VALUE: &str = "a value without its text";
 /// The message of the error that stands for a null.
@@ -71,24 +51,11 @@ const NULL: &str = "a null without its text";
 
 /// The text that is read.
 struct YamlText<'t> {
-    /// The whole file, which positions refer to.
-    whole: &'t str,
-    /// The part of it that serde_yaml gets.
-    part: &'t str,
+    text: &'t str,
     marks: OnceCell<Marks>,
-    reads_binary: bool,
 }
 
 impl<'t> YamlText<'t> {
-    fn of(whole: &'t str, part: &'t str) -> Self {
-        Self {
-            whole,
-            part,
-            marks: OnceCell::new(),
-            reads_binary: false,
-        }
-    }
-
     /// The scalar that an error stands for, or the error itself.
     fn scalar<E: fmt::Display>(&self, error: E) -> Result<YamlNode<'t>, E> {
         let text = error.to_string();
@@ -100,9 +67,9 @@ impl<'t> YamlText<'t> {
         if !is_null && !message.ends_with(VALUE) {
             return Err(error);
         }
-        let marks = self.marks.get_or_init(|| Marks::of(self.part));
+        let marks = self.marks.get_or_init(|| Marks::of(self.text));
         let offset = mark.split_once(" column ").and_then(|(line, column)| {
-            marks.offset(self.part, line.parse().ok()?, column.parse().ok()?)
+            marks.offset(self.text, line.parse().ok()?, column.parse().ok()?)
         });
         Ok(match offset {
             Some(offset) if is_null => self.null_at(offset),
@@ -113,7 +80,7 @@ impl<'t> YamlText<'t> {
 
     /// The null that begins at `offset`, perhaps with a tag or an anchor; an empty text if none is written there.
     fn null_at(&self, offset: usize) -> YamlNode<'t> {
-        let mut rest = &self.part[offset..];
+        let mut rest = &self.text[offset..];
         let mut text = &rest[..0];
         while let Some(after) = without_property(rest) {
             text = &after[..0];
@@ -123,12 +90,12 @@ impl<'t> YamlText<'t> {
         if NULLS.contains(&word) {
             text = word;
         }
-        YamlNode::borrowed(self.whole, text)
+        YamlNode::borrowed(self.text, text)
     }
 
     /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
     fn value_at(&self, offset: usize) -> YamlNode<'t> {
-        let mut rest = &self.part[offset..];
+        let mut rest = &self.text[offset..];
         while let Some(after) = without_property(rest) {
             rest = after.trim_start();
             while rest.starts_with('#') {
@@ -144,7 +111,7 @@ impl<'t> YamlText<'t> {
             // A number in a block, after a tag such as `!!int`.
             return YamlNode::tagged();
         }
-        YamlNode::borrowed(self.whole, text)
+        YamlNode::borrowed(self.text, text)
     }
 }
 
@@ -164,20 +131,9 @@ fn word(text: &str) -> &str {
     &text[..text.find(is_other).unwrap_or(text.len())]
 }
 
-/// Reads a node of any kind, with scalars below keys for which the function holds.
+/// Reads a node of any kind.
 #[derive(Clone, Copy)]
-struct NodeSeed<'s, 't>(&'s YamlText<'t>, fn(&str) -> bool);
-
-/// Reads a scalar.
-struct ScalarSeed<'s, 't>(NodeSeed<'s, 't>);
-
-impl<'t> DeserializeSeed<'t> for ScalarSeed<'_, 't> {
-    type Value = YamlNode<'t>;
-
-    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
-        deserializer.deserialize_str(self.0)
-    }
-}
+struct NodeSeed<'s, 't>(&'s YamlText<'t>);
 
 impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
     type Value = YamlNode<'t>;
@@ -218,7 +174,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
-        Ok(YamlNode::borrowed(self.0.whole, text))
+        Ok(YamlNode::borrowed(self.0.text, text))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
@@ -247,12 +203,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
                 }
                 Err(error) => self.0.scalar(error)?,
             };
-            let value = match &key.kind {
-                NodeKind::Scalar { text, .. } if self.1(text) => {
-                    entries.next_value_seed(ScalarSeed(self))
-                }
-                _ => entries.next_value_seed(self),
-            };
+            let value = entries.next_value_seed(self);
             if map.is_empty() {
                 // A file has a small one for each rule.
                 map.reserve_exact(2);
@@ -262,11 +213,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_enum<A: EnumAccess<'t>>(self, data: A) -> Result<YamlNode<'t>, A::Error> {
-        let (tag, content) = data.variant::<String>()?;
-        if self.0.reads_binary && tag == binary::LOCAL_TAG {
-            let scalar = content.newtype_variant_seed(ScalarSeed(self))?;
-            return Ok(binary::decoded(scalar));
-        }
+        let (_, content) = data.variant::<IgnoredAny>()?;
         content.newtype_variant::<IgnoredAny>()?;
         Ok(YamlNode::tagged())
     }

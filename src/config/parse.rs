@@ -1,31 +1,18 @@
-//! Text → trees of YAML nodes: refuses brackets without end early, and reads long lists in pieces.
+//! Text → trees of YAML nodes: refuses brackets without end early.
 
-use super::{binary, node::YamlNode, one_pass::documents, pieces};
+use super::{
+    node::{NodeKind, YamlNode},
+    one_pass::documents,
+};
 
-/// serde_yaml gets long lists in pieces of this many bytes, each extended to the end of an item: it needs a hundred
-/// bytes per word, and data that fits the caches is read faster.
-const PIECE_BYTES: usize = 64 << 10;
-
-/// All documents of `text` but empty ones; an empty file is one empty map. A long document is read faster if
-/// `is_scalar` holds for the keys whose values are scalars.
+/// All documents of `text` but empty ones; an empty file is one empty map.
 ///
 /// # Errors
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
-pub(crate) fn parse_all(
-    text: &str,
-    is_scalar: fn(&str) -> bool,
-) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
+pub(crate) fn parse_all(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
     check_nesting(text)?;
-    if let Some(root) = pieces::read(text, PIECE_BYTES, is_scalar) {
-        return Ok(vec![root]);
-    }
-    let mut found = documents(text, false)?;
-    if let Some(tagged) = binary::with_local_tag(text) {
-        for (node, other) in found.iter_mut().zip(documents(&tagged, true)?) {
-            binary::adopt(node, other);
-        }
-    }
+    let mut found = documents(text)?;
     if found.iter().any(|document| !document.is_null()) {
         found.retain(|document| !document.is_null());
     } else {
@@ -35,6 +22,29 @@ pub(crate) fn parse_all(
         found.push(YamlNode::empty());
     }
     Ok(found)
+}
+
+/// Where `text` has the tag `!!binary`, which serde_yaml drops: the base64 would be taken for the text.
+pub(super) fn binary_tag(text: &str) -> Option<usize> {
+    const SPELLINGS: [&str; 2] = ["!!binary", "!<tag:yaml.org,2002:binary>"];
+    let at = SPELLINGS.iter().filter_map(|tag| text.find(tag)).min()?;
+    // A local tag in its place shows whether it is one, or part of a text.
+    let local = SPELLINGS
+        .iter()
+        .fold(text.to_owned(), |text, tag| text.replace(tag, "!binary"));
+    let found = documents(&local).ok()?;
+    found.iter().any(has_tag).then_some(at)
+}
+
+fn has_tag(node: &YamlNode<'_>) -> bool {
+    match &node.kind {
+        NodeKind::Scalar { .. } => false,
+        NodeKind::Tagged => true,
+        NodeKind::List(items) => items.iter().any(has_tag),
+        NodeKind::Map(entries) => entries
+            .iter()
+            .any(|(key, value)| has_tag(key) || has_tag(value)),
+    }
 }
 
 /// More open brackets than this start the check of the nesting.
@@ -61,7 +71,7 @@ pub(super) fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
         }
         if open > MAX_OPEN_BRACKETS {
             let end = text.ceil_char_boundary(text.len().min(at + AFTER_BRACKETS_BYTES));
-            return match documents(&text[..end], false) {
+            return match documents(&text[..end]) {
                 Err(error) if error.to_string().contains("recursion limit") => Err(error),
                 _ => Ok(()),
             };

@@ -36,7 +36,7 @@ impl YamlReader<'_> {
         expected: &'static str,
         found: &YamlNode<'_>,
     ) {
-        if !matches!(found.kind, NodeKind::Tagged | NodeKind::BadBinary) {
+        if !matches!(found.kind, NodeKind::Tagged) {
             let at = self.beginning(at, found);
             self.report(at, path, wrong_type(key, expected, found));
         }

@@ -96,6 +96,6 @@ pub(super) fn describe(kind: &NodeKind<'_>) -> String {
         NodeKind::Scalar { text, .. } => text.to_string(),
         NodeKind::List(_) => "a list".to_owned(),
         NodeKind::Map(_) => "a map".to_owned(),
-        NodeKind::Tagged | NodeKind::BadBinary => "a tagged value".to_owned(),
+        NodeKind::Tagged => "a tagged value".to_owned(),
     }
 }

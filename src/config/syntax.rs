@@ -54,8 +54,6 @@ fn general(problem: &str) -> Fault {
         // libyaml's text for a line that belongs to no node.
         "did not find expected <document start>" => Fault::AfterDocument,
         "unknown anchor" => Fault::NeedsQuotes('*'),
-        // Of a value with the tag `!!binary`; nothing else expects a type.
-        _ if problem.contains("invalid type") => Fault::BadBinary,
         "recursion limit exceeded" => Fault::Syntax("it has too many levels".to_owned()),
         _ => Fault::Syntax(problem.to_owned()),
     }

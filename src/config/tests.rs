@@ -1,13 +1,6 @@
 use std::{fs, path::PathBuf};
 
-use super::{
-    fault::*,
-    file::*,
-    files::*,
-    keys::{Key, KeyValues},
-    options::*,
-    source::*,
-};
+use super::{fault::*, file::*, files::*, keys::Key, options::*, source::*};
 use crate::core::{
     calendar::Starts,
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
@@ -787,9 +780,7 @@ fn check_unit(unit: &str, said: &str, expected: &str) {
 
 #[test]
 fn every_algorithm_has_a_word_that_means_it() {
-    let KeyValues::Words(words) = Key::find("algorithm").unwrap().values else {
-        panic!("the key has words");
-    };
+    let words = Key::find("algorithm").unwrap().words;
     for word in words {
         let period = match *word {
             "concurrency" => "ttl: 1h",

@@ -93,7 +93,7 @@ impl YamlReader<'_> {
         }
         match node.kind {
             // Reported for every value.
-            NodeKind::Tagged | NodeKind::BadBinary => {}
+            NodeKind::Tagged => {}
             _ => self.report(self.beginning(at, node), path, fault),
         }
     }

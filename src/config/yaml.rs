@@ -11,14 +11,14 @@ use super::{
     file::File,
     foreign::Foreign,
     free_form,
-    keys::{KeyKind, KeyLevel, is_meant, is_scalar},
+    keys::{KeyKind, KeyLevel, is_meant},
     mirror::{
         CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit, RefusalKeys,
         ReserveKeys, RuleDocument,
     },
     node::{NodeKind, YamlNode},
     odd_characters::{OddCharacters, odd_characters},
-    parse::{check_nesting, parse_all},
+    parse::{binary_tag, check_nesting, parse_all},
     path::DescriptorPath,
     problems::Problems,
     reader::YamlReader,
@@ -46,7 +46,11 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         problems.push(file.problem(None, "", Fault::TooDense));
         return Vec::new();
     }
-    let roots = match parse_all(&file.text, is_scalar) {
+    if let Some(at) = binary_tag(&file.text) {
+        problems.push(file.problem(Some(at), "", Fault::Tag));
+        return Vec::new();
+    }
+    let roots = match parse_all(&file.text) {
         Ok(roots) => roots,
         Err(error) => {
             let (position, fault) = syntax_problem(&file.text, &error);
@@ -269,7 +273,7 @@ impl YamlReader<'_> {
             }
             NodeKind::Map(_) => self.rate_limit(node, path),
             // Already reported by `check_file`.
-            NodeKind::List(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
+            NodeKind::List(_) | NodeKind::Tagged => None,
         };
         Limits::List(items.iter().filter_map(read).collect())
     }

@@ -69,7 +69,7 @@ impl Intake {
         let domains = loaded.matcher.domain_count();
         let current = self.rules.current();
         let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
-        self.memory.reserve(loaded.load_bytes);
+        self.memory.reserve(loaded.rule_bytes);
         self.metrics
             .loss
             .change_rules(loaded.matcher.rules(), is_new);

@@ -39,14 +39,10 @@ impl RuleMemory {
         })
     }
 
-    /// Takes from the room of counters what the rules in use take beyond their share; their load took about
-    /// `load_bytes`.
-    pub(crate) fn reserve(&self, load_bytes: usize) {
-        // Rules in use take about half of what their load takes.
-        let reserved = self
-            .total
-            .map_or(0, |_| (load_bytes / 2).saturating_sub(self.share));
-        self.reserved.set(reserved);
+    /// Takes from the room of counters what rules in use, which take about `rule_bytes`, take beyond their share.
+    pub(crate) fn reserve(&self, rule_bytes: usize) {
+        let reserved = self.total.map(|_| rule_bytes.saturating_sub(self.share));
+        self.reserved.set(reserved.unwrap_or_default());
     }
 }
 
@@ -84,9 +80,9 @@ mod tests {
             share: 1_000_000,
             reserved: bounds.reserved.clone(),
         };
-        memory.reserve(4_000_000);
+        memory.reserve(2_000_000);
         assert_eq!(bounds.fixed_windows(), before / 3 * 2);
-        memory.reserve(1_800_000);
+        memory.reserve(900_000);
         assert_eq!(bounds.fixed_windows(), before);
     }
 }

@@ -23,12 +23,6 @@ impl Metadata {
         self.0.is_empty()
     }
 
-    #[cfg(test)]
-    pub(crate) fn get(&self, key: &str) -> Option<&MetadataValue> {
-        let at = |(own, _): &(Box<str>, _)| (**own).cmp(key);
-        self.0.binary_search_by(at).ok().map(|at| &self.0[at].1)
-    }
-
     /// Adds a copy of `from`. A key that is already there keeps its value, except that two maps are merged recursively.
     pub(crate) fn merge(&mut self, from: &Self) {
         let mut merged: BTreeMap<_, _> = std::mem::take(self).into_iter().collect();

@@ -13,7 +13,7 @@ use tonic::transport::{self, Channel};
 use super::{
     connect::{BoxedStream, OnceConnector, connect},
     endpoint::{BareIpv6, Endpoint, split},
-    tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure, unverified::unverified},
+    tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure},
 };
 
 mod diagnosis;
@@ -152,26 +152,14 @@ impl Dial {
         })
     }
 
-    /// The server at `endpoint`, whose certificate is not verified if it has one.
-    ///
-    /// # Errors
-    ///
-    /// If the host cannot be asked for by TLS.
-    pub(crate) fn unverified(endpoint: Endpoint, has_tls: bool) -> Result<Self, DialError> {
-        let tls = if has_tls {
-            let host = endpoint.host().to_owned();
-            let server = ServerName::try_from(host.clone())
-                .map_err(|error| DialError::NoName(host, error))?;
-            Some((unverified(), server))
-        } else {
-            None
-        };
-        Ok(Self {
+    /// The server at `endpoint`, without TLS.
+    pub(crate) fn plain(endpoint: Endpoint) -> Self {
+        Self {
             authority: endpoint.authority(),
             endpoint,
-            tls,
+            tls: None,
             has_certificate: false,
-        })
+        }
     }
 
     /// The server's name, with its port if there is one.

@@ -14,7 +14,6 @@ pub(crate) mod client;
 pub(crate) mod failure;
 pub(crate) mod listener;
 pub(crate) mod refusal;
-pub(crate) mod unverified;
 
 pub(crate) use tokio_rustls::rustls::pki_types::ServerName;
 

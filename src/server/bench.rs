@@ -74,7 +74,7 @@ pub fn serve_method<M: UnaryMethod>(
         let senders = all.senders();
         tokio::select! {
             () = accept(listener, senders, max_connections, bound) => {}
-            _ = tasks.needed_end() => {}
+            _ = tasks.unexpected_end() => {}
         }
         Ok(())
     })

@@ -75,7 +75,7 @@ impl DecisionLines {
     ///
     /// # Errors
     ///
-    /// If a task that the process needs ends unexpectedly.
+    /// If a task ends unexpectedly.
     pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
         if let Some(sender) = self.0 {
             sender.end();

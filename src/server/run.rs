@@ -47,7 +47,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// If a port cannot be bound, the rules are invalid, or a task that the process needs ends.
+/// If a port cannot be bound, the rules are invalid, or a task ends.
 pub(crate) fn run(settings: &Settings, log: &Log) -> Result<(), ServerError> {
     let runtime = runtime()?;
     let served = runtime.block_on(serve(settings, log));
@@ -218,7 +218,7 @@ impl Server {
                 tracing::info!(signal, "stopped while still waiting for rules");
                 Ok(false)
             }
-            ended = self.tasks.needed_end() => Err(ended.into()),
+            ended = self.tasks.unexpected_end() => Err(ended.into()),
         }
     }
 
@@ -254,7 +254,7 @@ impl Server {
                 announce_end(signal, settings);
                 Ok(())
             }
-            ended = self.tasks.needed_end() => Err(ended.into()),
+            ended = self.tasks.unexpected_end() => Err(ended.into()),
         }
     }
 
@@ -268,7 +268,7 @@ impl Server {
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = self.signals.next() => tracing::info!("second signal: the drain delay ends early"),
-            ended = self.tasks.needed_end() => return Err(ended.into()),
+            ended = self.tasks.unexpected_end() => return Err(ended.into()),
         }
         self.tasks.start_draining();
         self.spans.hurry();

@@ -38,7 +38,9 @@ pub(super) fn start(
             options,
             stats,
         };
-        tasks.start(Task::Otlp, exporter.run(how_urgent));
+        tasks.start_sink(Task::Otlp, exporter, move |exporter| {
+            Box::pin(exporter.run(how_urgent.clone()))
+        });
         tracer
     } else {
         Tracer::default()
@@ -56,7 +58,7 @@ impl SpanExport {
     ///
     /// # Errors
     ///
-    /// If a task that the process needs ends unexpectedly.
+    /// If a task ends unexpectedly.
     pub(super) async fn finish(self, tasks: &mut OwnedTasks) -> Result<(), TaskError> {
         self.0.send_replace(Urgency::Last);
         let sent = tokio::time::timeout(LAST, tasks.all_end(Task::Otlp)).await;

@@ -39,8 +39,10 @@ pub(super) fn start(
     for sink in sinks {
         let statistics = statistics.clone();
         let sink = statsd::Sink::new(sink, lines.clone());
-        let sending = async move { match sink.run(|| statistics.samples()).await {} };
-        tasks.start(Task::Statsd, sending);
+        tasks.start_sink(Task::Statsd, sink.flusher(), move |flusher| {
+            let (sink, statistics) = (sink.clone(), statistics.clone());
+            Box::pin(async move { match sink.run(flusher, || statistics.samples()).await {} })
+        });
     }
     statistics
 }

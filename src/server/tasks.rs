@@ -1,12 +1,20 @@
-//! The tasks of the server: their kinds, which of them the process needs, and the effect of their ends.
+//! The tasks of the server. The end of any of them ends the process with its error, but for sinks of metrics and traces,
+//! which start again.
 
 use std::{
     any::Any,
     collections::HashMap,
+    future::poll_fn,
     io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::Poll,
     thread,
+    time::Duration,
 };
 
 use tokio::{
@@ -14,7 +22,10 @@ use tokio::{
     task::{AbortHandle, Id, JoinError, JoinSet},
 };
 
-use crate::observe::metrics::EndedTasks;
+use crate::{
+    foundation::backoff::{Backoff, BackoffWaits},
+    observe::metrics::EndedTasks,
+};
 
 /// A kind of task. Some run several times, others only with certain settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,45 +67,35 @@ pub(super) enum Task {
     DecisionLog,
 }
 
-/// The effect of a task's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
-    /// The process ends with an error, because answers, rules or health would be wrong without the task.
-    EndsProcess,
-    /// The end is logged and counted, because only reports about the process are missing.
-    IsReported,
-}
-
 impl Task {
-    /// The name of the task in the log, and the effect of its end.
-    fn facts(self) -> (&'static str, Effect) {
-        use Effect::{EndsProcess, IsReported};
+    /// The name of the task in the log.
+    fn name(self) -> &'static str {
         match self {
-            Self::Worker => ("a worker", EndsProcess),
-            Self::WorkerBatchers => ("a batcher of a worker", EndsProcess),
-            Self::Batchers => ("a batcher", EndsProcess),
-            Self::Probe => ("the probe of Redis", EndsProcess),
-            Self::Reconciler => ("the reconciliation with Redis", EndsProcess),
-            Self::Replicas => ("the count of replicas", EndsProcess),
-            Self::GrpcListener => ("the gRPC listener", EndsProcess),
-            Self::HttpListener => ("the HTTP listener", EndsProcess),
-            Self::DebugListener => ("the listener of the debug port", EndsProcess),
-            Self::PrometheusListener => ("the listener for Prometheus", EndsProcess),
-            Self::Reload => ("the reload of rules", EndsProcess),
-            Self::Certificates => ("the reload of certificates", EndsProcess),
-            Self::Health => ("the report of health", EndsProcess),
-            Self::Sweep => ("the removal of expired counters", EndsProcess),
-            Self::CpuQuota => ("the watch of the CPU quota", IsReported),
-            Self::Statsd => ("the export to statsd", IsReported),
-            Self::Otlp => ("the export of spans", IsReported),
-            Self::History => ("the history", IsReported),
-            Self::LiveFeed => ("the feed of the page", IsReported),
-            Self::DecisionLog => ("the log of decisions", IsReported),
+            Self::Worker => "a worker",
+            Self::WorkerBatchers => "a batcher of a worker",
+            Self::Batchers => "a batcher",
+            Self::Probe => "the probe of Redis",
+            Self::Reconciler => "the reconciliation with Redis",
+            Self::Replicas => "the count of replicas",
+            Self::GrpcListener => "the gRPC listener",
+            Self::HttpListener => "the HTTP listener",
+            Self::DebugListener => "the listener of the debug port",
+            Self::PrometheusListener => "the listener for Prometheus",
+            Self::Reload => "the reload of rules",
+            Self::Certificates => "the reload of certificates",
+            Self::Health => "the report of health",
+            Self::Sweep => "the removal of expired counters",
+            Self::CpuQuota => "the watch of the CPU quota",
+            Self::Statsd => "the export to statsd",
+            Self::Otlp => "the export of spans",
+            Self::History => "the history",
+            Self::LiveFeed => "the feed of the page",
+            Self::DecisionLog => "the log of decisions",
         }
     }
 }
 
-/// A task that the process needs has ended.
+/// A task has ended, and the process ends with it.
 #[derive(Debug, thiserror::Error)]
 #[error("{task} ended, and the process cannot go on without it")]
 pub(crate) struct TaskError {
@@ -117,19 +118,51 @@ pub(crate) enum TaskEnd {
 pub(super) struct OwnedTasks {
     running: JoinSet<()>,
     tasks: HashMap<Id, (Task, AbortHandle)>,
-    is_draining: bool,
+    is_draining: Arc<AtomicBool>,
     pub(super) stats: Arc<EndedTasks>,
 }
 
 impl OwnedTasks {
     /// Starts a task that should run until the process drains.
     pub(super) fn start(&mut self, task: Task, running: impl Future<Output = ()> + Send + 'static) {
-        let handle = self.running.spawn(owned(task, running));
+        self.spawn(task, owned(task, running));
+    }
+
+    /// Starts a sink of metrics or traces with its `state`. If it ends before the process drains, it starts again after
+    /// a while, because decisions go on without it.
+    pub(super) fn start_sink<S: Send + 'static>(
+        &mut self,
+        task: Task,
+        mut state: S,
+        run: impl Fn(&mut S) -> SinkRun<'_> + Send + Sync + 'static,
+    ) {
+        let (is_draining, stats) = (self.is_draining.clone(), self.stats.clone());
+        self.spawn(task, async move {
+            let mut waits = BackoffWaits::new(RESTART);
+            loop {
+                let cause = match caught(owned(task, run(&mut state))).await {
+                    Ok(()) if is_draining.load(Relaxed) => return,
+                    Ok(()) => TaskEnd::Returned,
+                    Err(panic) => TaskEnd::Panicked(panic_text(&*panic).to_owned()),
+                };
+                stats.count();
+                let wait = waits.next_wait();
+                tracing::error!(
+                    "{} ended, and starts again in {wait:?}: {cause}",
+                    task.name()
+                );
+                tokio::time::sleep(wait).await;
+            }
+        });
+    }
+
+    fn spawn(&mut self, task: Task, running: impl Future<Output = ()> + Send + 'static) {
+        let handle = self.running.spawn(running);
         self.tasks.insert(handle.id(), (task, handle));
     }
 
-    /// Waits until a task that the process needs ends, and returns why.
-    pub(super) async fn needed_end(&mut self) -> TaskError {
+    /// Waits until a task ends that should not, and returns why.
+    pub(super) async fn unexpected_end(&mut self) -> TaskError {
         loop {
             match self.next_end().await {
                 Some(Err(error)) => return error,
@@ -141,14 +174,14 @@ impl OwnedTasks {
 
     /// From now on tasks may return.
     pub(super) fn start_draining(&mut self) {
-        self.is_draining = true;
+        self.is_draining.store(true, Relaxed);
     }
 
     /// Waits until all tasks of this kind have ended.
     ///
     /// # Errors
     ///
-    /// If a task that the process needs ends unexpectedly.
+    /// If a task ends unexpectedly.
     pub(super) async fn all_end(&mut self, task: Task) -> Result<(), TaskError> {
         while self.tasks.values().any(|(kind, _)| *kind == task) {
             self.next_end().await.transpose()?;
@@ -176,23 +209,40 @@ impl OwnedTasks {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
         let (task, _) = self.tasks.remove(&id).expect("it was started here");
         let cause = match ended {
-            Ok(_) if self.is_draining => return Some(Ok(())),
+            Ok(_) if self.is_draining.load(Relaxed) => return Some(Ok(())),
             Ok(_) => TaskEnd::Returned,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => TaskEnd::Panicked(panic_text(&*panic).to_owned()),
                 Err(_stopped) => return Some(Ok(())),
             },
         };
-        self.stats.count();
-        let (name, effect) = task.facts();
-        Some(match effect {
-            Effect::EndsProcess => Err(TaskError { task: name, cause }),
-            Effect::IsReported => {
-                tracing::error!("{name} ended, and decisions go on without it: {cause}");
-                Ok(())
-            }
-        })
+        let task = task.name();
+        Some(Err(TaskError { task, cause }))
     }
+}
+
+/// A sink that runs on its state.
+type SinkRun<'s> = Pin<Box<dyn Future<Output = ()> + Send + 's>>;
+
+/// Waits between the starts of a sink.
+const RESTART: Backoff = Backoff {
+    initial: Duration::from_secs(1),
+    max: Duration::from_secs(60),
+    factor: 2.0,
+    jitter: false,
+};
+
+/// Runs a future, and returns its panic if it has one.
+async fn caught(running: impl Future<Output = ()>) -> thread::Result<()> {
+    let mut running = pin!(running);
+    poll_fn(|context| {
+        let poll = || running.as_mut().poll(context);
+        match catch_unwind(AssertUnwindSafe(poll)) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    })
+    .await
 }
 
 /// Runs `body` on a thread of its own. The future ends with the thread, and panics if the thread did.

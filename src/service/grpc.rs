@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use hyper::{HeaderMap, header::HeaderValue};
+use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tonic::Status;
 
@@ -37,7 +37,6 @@ pub(crate) mod json;
 mod limit_fields;
 pub mod proto;
 mod refusal_body;
-pub(crate) mod report;
 mod timeout;
 pub(crate) mod unary;
 pub mod wire;
@@ -48,9 +47,6 @@ use wire::RefusalText;
 
 /// The path of the service's only method.
 pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-
-/// The metadata by which a caller asks for a report, and that carries the report in the reply.
-pub(crate) const DEBUG: &str = "tollgate-debug";
 
 /// `envoy.service.ratelimit.v3.RateLimitService` on one worker.
 #[derive(Debug)]
@@ -195,23 +191,6 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         abandoned.answered();
         self.record(began.elapsed(), timeout);
         reply
-    }
-
-    async fn call_with_report(
-        &self,
-        start: CallStart,
-        message: Bytes,
-    ) -> Result<(Bytes, Option<HeaderValue>), Status> {
-        let timeout = start.timeout.map(timeout::for_decision);
-        let deadline = Deadline::of_call(start.began, timeout);
-        let abandoned = AbandonedCall(Some(&self.limiter.metrics));
-        let reply = match codec::decode(message) {
-            Ok(message) => self.answer_with_report(&message, &deadline).await,
-            Err(status) => Err(status),
-        };
-        abandoned.answered();
-        self.record(start.began.elapsed(), start.timeout);
-        reply.map(|(reply, report)| (encoded(&reply), report))
     }
 }
 
@@ -430,22 +409,6 @@ impl<S: Store + Clone> Service<S> {
             }),
             body => plain_with(decision, body, self.token(decision, now)),
         }
-    }
-
-    /// Like [`answer`](Self::answer), with a report on each descriptor.
-    async fn answer_with_report(
-        &self,
-        message: &RateLimitRequest,
-        deadline: &Deadline,
-    ) -> Result<(RateLimitResponse, Option<HeaderValue>), Status> {
-        let request = self.request(message)?;
-        let now = self.clock.now();
-        let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
-            let report = report::report(&request, basis, now);
-            (self.reply(decision, basis, message, now), report)
-        };
-        let check = self.limiter.check(&request, now, deadline, render);
-        check.await.map_err(status)
     }
 
     fn request<'m>(&self, message: &'m RateLimitRequest) -> Result<Request<'m>, Status> {

@@ -120,7 +120,6 @@ pub struct Limiter<S> {
 /// All that a decision was made from.
 #[derive(Debug)]
 pub struct Basis<'a, 'm> {
-    pub(crate) matcher: &'m Matcher,
     pub(crate) plan: &'a Plan<'m>,
     /// The counts after the increments of the plan.
     pub(crate) counts: &'a [CounterState],
@@ -293,11 +292,7 @@ impl<S: Store + Clone> Limiter<S> {
         let mut decision = Decision::default();
         self.decide(&mut decision, plan, counts, times.now);
         self.observe(rules, request, plan, counts, &decision, times);
-        let basis = Basis {
-            matcher: &rules.matcher,
-            plan,
-            counts,
-        };
+        let basis = Basis { plan, counts };
         render(&mut decision, &basis)
     }
 }

@@ -100,7 +100,11 @@ impl Cli {
         };
         let environment = std::env::vars_os().collect();
         let matches = environment::parse(&command, &arguments, &environment)?;
-        Ok(Self::resolve(&command, &matches))
+        let mut cli = Self::resolve(&command, &matches);
+        if let Command::Serve(settings) = &mut cli.command {
+            settings.unread_variables = environment::unread(&command, &environment);
+        }
+        Ok(cli)
     }
 }
 

@@ -103,6 +103,10 @@ pub(crate) struct Settings {
     /// All settings as texts, and where each comes from.
     #[arg(skip)]
     pub resolved: Vec<ResolvedSetting>,
+
+    /// The names of variables of ours that no setting reads.
+    #[arg(skip)]
+    pub unread_variables: Vec<String>,
 }
 
 impl Settings {

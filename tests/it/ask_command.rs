@@ -7,10 +7,7 @@ use std::{
     thread,
 };
 
-use prost::Message as _;
-
 use crate::support::{
-    ask::{self, descriptor, request},
     certificates::{Authority, Pair, Secret, self_signed},
     finish, free_port,
     tollgate::{self, Tollgate, program},
@@ -56,6 +53,10 @@ fn url(server: &Tollgate) -> String {
     format!("http://{}", server.grpc)
 }
 
+fn debug_url(server: &Tollgate) -> String {
+    format!("http://{}", server.debug)
+}
+
 // --- decisions -----------------------------------------------------------------------------------
 
 #[test]
@@ -77,16 +78,24 @@ fn the_exit_code_is_the_decision() {
 /// `ask` says `expected` of the first of these descriptors of domain `d`.
 #[track_caller]
 fn check_cause(server: &Tollgate, descriptors: &[&str], expected: &str) {
-    let url = url(server);
-    let mut args = vec!["--server", &url, "--domain", "d"];
+    let (url, debug) = (url(server), debug_url(server));
+    let mut args = vec![
+        "--server",
+        &url,
+        "--debug-server",
+        &debug,
+        "--why",
+        "--domain",
+        "d",
+    ];
     for descriptor in descriptors {
         args.extend(["-d", descriptor]);
     }
     let (code, said, errors) = run(&args);
     assert_eq!(code, Some(0), "{errors}");
-    let line = said.lines().find(|line| line.contains(descriptors[0]));
-    let expected = format!("  {}: OK, no limit: {expected}", descriptors[0]);
-    assert_eq!(line, Some(expected.as_str()), "{said}");
+    let (_, explained) = said.split_once("descriptor 1: ").unwrap();
+    let start = format!("{}\n  OK, no limit: {expected}\n", descriptors[0]);
+    assert!(explained.starts_with(&start), "{said}");
 }
 
 #[test]
@@ -129,9 +138,23 @@ fn each_cause_of_no_limit_is_told_apart() {
         ("elsewhere", "no rules are for this domain"),
         ("empty", "the domain has no rules"),
     ] {
-        let (_, said, _) = run(&["--server", &url(&server), "--domain", domain, "-d", "a=b"]);
-        let expected = format!("OK\n  a=b: OK, no limit: {expected}\n");
-        assert_eq!(said, expected);
+        let (url, debug) = (url(&server), debug_url(&server));
+        let ask = [
+            "--server",
+            &url,
+            "--debug-server",
+            &debug,
+            "--domain",
+            domain,
+            "-d",
+            "a=b",
+        ];
+        let (_, said, _) = run(&ask);
+        assert_eq!(said, "OK\n  a=b: OK, no limit (--why says why)\n");
+        let (_, said, _) = run(&[&ask[..], &["--why"]].concat());
+        assert!(said.starts_with("OK\n  a=b: OK, no limit\n"), "{said}");
+        let cause = format!("\n  OK, no limit: {expected}");
+        assert!(said.contains(&cause), "{said}");
     }
 }
 
@@ -153,72 +176,6 @@ descriptors:
     assert!(said.starts_with("OK, degraded: true"), "{said}");
     assert!(said.contains("\n  header RateLimit-Limit: 7"), "{said}");
     assert!(said.contains("\n  header RateLimit-Reset: "), "{said}");
-}
-
-// --- the report ----------------------------------------------------------------------------------
-
-/// The header of a reply with the report; with it, the statuses of the reply.
-async fn report(
-    server: &Tollgate,
-    asked: Option<&'static str>,
-    descriptors: &[&[(&str, &str)]],
-) -> (Option<String>, Vec<u8>) {
-    let mut client = ask::connect(server.grpc).await;
-    let descriptors = descriptors
-        .iter()
-        .map(|entries| descriptor(entries))
-        .collect();
-    let mut request = tonic::Request::new(request("d", descriptors));
-    if let Some(asked) = asked {
-        let value = asked.parse().unwrap();
-        request.metadata_mut().insert("tollgate-debug", value);
-    }
-    let reply = client.should_rate_limit(request).await.unwrap();
-    let report = reply.metadata().get("tollgate-debug");
-    let report = report.map(|report| report.to_str().unwrap().to_owned());
-    (report, reply.into_inner().encode_to_vec())
-}
-
-#[tokio::test]
-async fn only_who_asks_for_a_report_gets_one_and_the_answer_is_the_same() {
-    let server = tollgate::with_rules(RULES).start();
-    let descriptors: &[&[(&str, &str)]] = &[&[("bare", "x")], &[("free", "y")]];
-    let (none, plain) = report(&server, None, descriptors).await;
-    assert_eq!(none, None);
-    let (none, other) = report(&server, Some("false"), descriptors).await;
-    assert_eq!((none, &other), (None, &plain));
-    let (some, asked) = report(&server, Some("true"), descriptors).await;
-    assert_eq!(asked, plain);
-    let report: serde_json::Value = serde_json::from_str(&some.unwrap()).unwrap();
-    assert_eq!(
-        report["descriptors"][0]["cause"], "without_limit",
-        "{report}"
-    );
-    assert_eq!(report["descriptors"][1]["cause"], "unlimited", "{report}");
-    assert_eq!(report["omitted"], 0, "{report}");
-}
-
-#[tokio::test]
-async fn a_report_is_short_and_has_no_value_of_the_rules() {
-    let server = tollgate::with_rules(RULES).start();
-    let long = "k".repeat(300);
-    let odd: &[(&str, &str)] = &[("clé\u{7f}", "x")];
-    let plan: &[(&str, &str)] = &[("plan", "secret-pla")];
-    let mut descriptors = vec![odd, plan];
-    let key = [(long.as_str(), long.as_str())];
-    descriptors.extend([&key[..]; 300]);
-    let (text, _) = report(&server, Some("true"), &descriptors).await;
-    let text = text.unwrap();
-    assert!(text.len() < 5000, "{} bytes", text.len());
-    for hidden in ["secret-plan", "yearly", "rules.yaml", "user"] {
-        assert!(!text.contains(hidden), "{text}");
-    }
-    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let shown = report["descriptors"].as_array().unwrap();
-    let omitted = report["omitted"].as_u64().unwrap();
-    assert_eq!(shown.len() as u64 + omitted, 302);
-    let why = shown[0]["why"].as_str().unwrap();
-    assert_eq!(why, "`clé\u{7f}` is no key here (entry 1)");
 }
 
 // --- servers that do not answer ------------------------------------------------------------------

@@ -203,17 +203,13 @@ fn ask_prints_a_decision_that_can_be_read() {
     let expected = "\
 OK
   one=v: OK, 1 of 2 per year left, resets in T
-    1 of 2 per year left, resets in T
-    99 of 100 per 3 years left, resets in T
-  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
+  k=v,k2=v2: OK, no limit (--why says why)
 ";
     assert_eq!(ask("1"), (Some(0), expected.to_owned()));
     let expected = "\
 OVER_LIMIT
   one=v: OVER_LIMIT, 0 of 2 per year left, resets in T
-    over, 0 of 2 per year left, resets in T
-    97 of 100 per 3 years left, resets in T
-  k=v,k2=v2: OK, no limit: `k` is no key here (entry 1)
+  k=v,k2=v2: OK, no limit (--why says why)
 ";
     assert_eq!(ask("2"), (Some(3), expected.to_owned()));
 }
@@ -246,14 +242,7 @@ fn ask_prints_proto3_json() {
         "responseHeadersToAdd": [],
         "rawBody": "",
     });
-    let debug = answer.as_object_mut().unwrap().remove("debug").unwrap();
     assert_eq!(answer, expected);
-    let [one, other] = &debug["descriptors"].as_array().unwrap()[..] else {
-        panic!("{debug}");
-    };
-    assert_eq!(one["limits"].as_array().unwrap().len(), 2, "{debug}");
-    assert_eq!(one["limits"][1]["remaining"], 98, "{debug}");
-    assert_eq!(other["cause"], "unknown_key", "{debug}");
 }
 
 #[test]
@@ -314,11 +303,6 @@ fn help_tells_of_every_flag_and_its_variable() {
         .get_about()
         .unwrap();
     assert!(changes.to_string().contains("reset"), "{changes}");
-    let (_, short) = run(&["serve", "-h"]);
-    for port in ["grpc-", "", "debug-"] {
-        assert!(short.contains(&format!(" --{port}host <HOST>")), "{short}");
-        assert!(short.contains(&format!(" --{port}port <PORT>")), "{short}");
-    }
 }
 
 #[test]
@@ -445,12 +429,8 @@ fn a_bad_value_is_refused_by_the_name_of_its_flag_or_variable() {
         assert!(said.contains(&format!("--{long}")), "{said}");
         let said = error(&by_variable);
         assert_eq!(by_variable.status.code(), Some(2), "{long}: {said}");
-        assert!(said.contains("not `nonsense`"), "{said}");
-        assert!(
-            said.contains(&format!("the variable {variable}: ")),
-            "{said}"
-        );
-        assert!(!said.contains(&format!("--{long}")), "{said}");
+        let blamed = format!("invalid value 'nonsense' for '{variable}'");
+        assert!(said.contains(&blamed), "{said}");
     }
 }
 
@@ -683,68 +663,6 @@ fn rules_that_cannot_be_found_are_told_with_the_setting_of_their_folder() {
         &["--runtime-root", "nowhere"],
         "the rules in nowhere (see --runtime-root, RUNTIME_ROOT) cannot be used:",
     );
-}
-
-#[test]
-fn an_argument_that_nobody_expects_is_told_with_the_one_that_is_meant() {
-    let rules = files(&[("rules/a.yaml", RULES)]);
-    let check = |arguments: &[&str], expected: &str| {
-        let output = finish(program().current_dir(&rules).args(arguments));
-        let said = error(&output);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        let tip = said.lines().find_map(|line| line.strip_prefix("  tip: "));
-        assert_eq!(tip.unwrap_or_default(), expected, "{arguments:?}: {said}");
-    };
-    for (wrong, meant) in [
-        ("--redis", "--redis-url"),
-        ("--redis-host", "--redis-url"),
-        ("--redis-address", "--redis-url"),
-        ("--redis-urll", "--redis-url"),
-        ("--redis-tiemout", "--redis-timeout"),
-        ("--config", "--config-dir"),
-        ("--config-folder", "--config-dir"),
-        ("--rules", "--config-dir"),
-        ("--grpc", "--grpc-port"),
-        ("--http-port", "--port"),
-        ("--http-host", "--host"),
-        ("--debug", "--debug-port"),
-        ("--tls", "--grpc-tls"),
-        ("--log", "--log-level"),
-        ("--shadow", "--shadow-mode"),
-    ] {
-        let tip = format!("a similar argument exists: '{meant}'");
-        check(&[wrong, "x"], &tip);
-        check(&["serve", &format!("{wrong}=x")], &tip);
-    }
-    check(&["--threads", "4"], "");
-    check(
-        &["ask", "--desc", "k=v"],
-        "a similar argument exists: '--descriptor'",
-    );
-    check(
-        &["counters", "reset", "--token", "x"],
-        "a similar argument exists: '--token-file'",
-    );
-    let behind = |flag: &str| format!("write a value after its flag: '{flag}'");
-    check(&["serve", "rules/"], &behind("--config-dir rules/"));
-    check(&["serve", "rules/a.yaml"], &behind("--config-dir rules"));
-    check(&["serve", "nowhere"], &behind("--config-dir nowhere"));
-    check(&["explain", "rules"], &behind("--rules rules"));
-    check(&["explain", "k=v"], &behind("-d k=v"));
-    check(&["ask", "k=v,l=w"], &behind("-d k=v,l=w"));
-    check(&["counters", "get", "k=v"], &behind("-d k=v"));
-    for folder in ["rules", "rules/"] {
-        let tip = format!(
-            "to serve the rules in it, write 'tollgate serve --config-dir {folder}'; to check them, 'tollgate check \
-             {folder}'"
-        );
-        check(&[folder], &tip);
-    }
-    let output = finish(program().arg("sevre"));
-    assert!(error(&output).contains("'serve'"), "{output:?}");
-    // Nothing of an argument is obeyed by a terminal.
-    let output = finish(program().args(["serve", "\u{1b}[31m"]));
-    assert!(!error(&output).contains("\u{1b}[31m"), "{output:?}");
 }
 
 #[tokio::test]

@@ -22,15 +22,12 @@ fn the_examples_load_without_a_warning() {
 
 #[test]
 fn every_rule_in_the_documents_loads_without_a_warning() {
-    for paper in papers() {
-        let text = fs::read_to_string(&paper).unwrap();
-        for block in rules(&text) {
-            let folder = TempDir::new().unwrap();
-            let file = folder.path().join("rules.yaml");
-            fs::write(&file, &block).unwrap();
-            println!("{}:\n{block}", paper.display());
-            check(&file);
-        }
+    for (paper, block) in document_rules() {
+        let folder = TempDir::new().unwrap();
+        let file = folder.path().join("rules.yaml");
+        fs::write(&file, &block).unwrap();
+        println!("{paper}:\n{block}");
+        check(&file);
     }
 }
 
@@ -251,6 +248,18 @@ fn check(rules: &Path) {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.starts_with("ok: "), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+/// The rules in all papers, each with the path of its paper.
+pub fn document_rules() -> Vec<(String, String)> {
+    let papers = papers().into_iter().flat_map(|paper| {
+        let text = fs::read_to_string(&paper).unwrap();
+        let name = paper.display().to_string();
+        rules(&text)
+            .into_iter()
+            .map(move |block| (name.clone(), block))
+    });
+    papers.collect()
 }
 
 /// README.md, docs/ and its folders.

@@ -273,14 +273,7 @@ async fn ask_explains_the_decision_that_it_gets() {
         format!("http://{}", server.debug),
     );
     let asked = |more: &[&str]| {
-        let what = [
-            "ask",
-            "--server",
-            &grpc,
-            "--debug-server",
-            &debug,
-            "--explain",
-        ];
+        let what = ["ask", "--server", &grpc, "--debug-server", &debug, "--why"];
         let what = [&what[..], &["--domain", "d", "-d", "few=x"], more].concat();
         String::from_utf8(finish(program().args(what)).stdout).unwrap()
     };

@@ -59,7 +59,7 @@ fn check_fails(variables: &[(&str, &str)]) {
     let (_, text) = builder.fail();
     assert!(!text.contains(SECRET), "{variables:?}: {text}");
     assert!(!text.contains("panicked"), "{variables:?}: {text}");
-    let says_why = ["tollgate cannot serve: ", "error: ", "the variable "];
+    let says_why = ["tollgate cannot serve: ", "error: ", "invalid value"];
     assert!(
         says_why.iter().any(|why| text.contains(why)),
         "{variables:?}: {text}"

@@ -1,6 +1,6 @@
 //! A reply as text for people.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use crate::{
     cli::counters::text::{duration, named},
@@ -11,44 +11,32 @@ use crate::{
             RateLimitResponse,
             rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
         },
-        report::{AnswerReport, ReportedLimit},
         wire,
     },
     settings::command_line::Ask,
 };
 
 /// The overall code, then lines for each descriptor, then the headers and the body for the client.
-pub(super) fn readable(
-    ask: &Ask,
-    response: &RateLimitResponse,
-    report: Option<&AnswerReport>,
-) -> String {
+pub(super) fn readable(ask: &Ask, response: &RateLimitResponse) -> String {
     let mut text = code(response.overall_code).to_owned();
     if wire::is_degraded(response) {
         text.push_str(", degraded: true (decided without the store, which does not reply)");
     }
     let asked = ask.of.descriptors.iter().zip(&response.statuses);
-    for (index, (descriptor, status)) in asked.enumerate() {
+    for (descriptor, status) in asked {
         let Entries(entries) = descriptor;
         let entries: Vec<_> = entries
             .iter()
             .map(|(key, value)| on_one_line(&format!("{key}={value}")))
             .collect();
         let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
-        let report = report.and_then(|report| report.descriptors.get(index));
         if status.current_limit.is_some() {
-            let _ = write!(text, ", {}", Standing::from(status));
+            let _ = write!(text, ", {}", standing(status));
         } else {
             text.push_str(", no limit");
-            if let Some(no_limit) = report.and_then(|report| report.no_limit.as_ref()) {
-                let _ = write!(text, ": {}", on_one_line(&no_limit.why));
+            if !ask.why {
+                text.push_str(" (--why says why)");
             }
-        }
-        let limits = report.map_or(&[][..], |report| &report.limits);
-        // If there is only one limit, the line above shows it.
-        for limit in limits.iter().filter(|_| limits.len() > 1) {
-            let over = if limit.over { "over, " } else { "" };
-            let _ = write!(text, "\n    {over}{}", Standing::from(limit));
         }
     }
     for header in &response.response_headers_to_add {
@@ -62,58 +50,17 @@ pub(super) fn readable(
     text
 }
 
-/// A count next to its limit.
-struct Standing {
-    requests: u64,
-    per: String,
-    left: u64,
-    resets_in_secs: u64,
-}
-
-impl fmt::Display for Standing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            requests,
-            per,
-            left,
-            resets_in_secs,
-        } = self;
-        let resets_in = duration(*resets_in_secs);
-        write!(
-            f,
-            "{left} of {requests} per {} left, resets in {resets_in}",
-            on_one_line(per)
-        )
-    }
-}
-
-impl From<&DescriptorStatus> for Standing {
-    fn from(status: &DescriptorStatus) -> Self {
-        let limit = status.current_limit.as_ref();
-        let reset = status.duration_until_reset.as_ref();
-        Self {
-            requests: limit.map_or(0, |limit| limit.requests_per_unit.into()),
-            per: limit.map_or_else(String::new, period),
-            left: status.limit_remaining.into(),
-            resets_in_secs: reset.map_or(0, |reset| reset.seconds.unsigned_abs()),
-        }
-    }
-}
-
-impl From<&ReportedLimit> for Standing {
-    fn from(limit: &ReportedLimit) -> Self {
-        let unit = limit.unit.to_ascii_lowercase();
-        Self {
-            requests: limit.requests_per_unit,
-            per: named(
-                &unit,
-                limit.unit_multiplier.into(),
-                limit.name.as_deref().unwrap_or_default(),
-            ),
-            left: limit.remaining,
-            resets_in_secs: limit.reset_secs,
-        }
-    }
+/// The count of a status next to its limit.
+fn standing(status: &DescriptorStatus) -> String {
+    let limit = status.current_limit.as_ref();
+    let reset = status.duration_until_reset.as_ref();
+    format!(
+        "{} of {} per {} left, resets in {}",
+        status.limit_remaining,
+        limit.map_or(0, |limit| limit.requests_per_unit),
+        on_one_line(&limit.map_or_else(String::new, period)),
+        duration(reset.map_or(0, |reset| reset.seconds.unsigned_abs()))
+    )
 }
 
 fn period(limit: &RateLimit) -> String {
@@ -130,36 +77,5 @@ fn code(number: i32) -> &'static str {
         Ok(Code::Ok) => "OK",
         Ok(Code::OverLimit) => "OVER_LIMIT",
         Ok(Code::Unknown) | Err(_) => "UNKNOWN",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-    use crate::settings::command_line::{Cli, Command};
-
-    /// The reference service ignores the metadata that asks for a report.
-    #[test]
-    fn without_a_report_there_is_no_limit_and_no_cause() {
-        let cli = Cli::parse_from(["tollgate", "ask", "--domain", "d", "-d", "a=b,c=d"]);
-        let Command::Ask(ask) = cli.command else {
-            panic!("{cli:?}");
-        };
-        let response = RateLimitResponse {
-            overall_code: Code::Ok.into(),
-            statuses: vec![DescriptorStatus {
-                code: Code::Ok.into(),
-                ..DescriptorStatus::default()
-            }],
-            ..RateLimitResponse::default()
-        };
-        let text = readable(&ask, &response, None);
-        assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
-        assert!(serde_json::from_str::<AnswerReport>("{}").is_err());
-        let report = serde_json::from_str(r#"{"descriptors":[{}],"omitted":0}"#).unwrap();
-        let text = readable(&ask, &response, Some(&report));
-        assert_eq!(text, "OK\n  a=b,c=d: OK, no limit");
     }
 }

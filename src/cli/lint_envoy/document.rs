@@ -87,7 +87,7 @@ impl Document {
                 prefix: String::new(),
             }]);
         }
-        let roots = parse_all(text, |_| false).map_err(|error| syntax(&error))?;
+        let roots = parse_all(text).map_err(|error| syntax(&error))?;
         let file = FileText::of(text);
         let is_one = roots.len() == 1;
         let numbered = roots.into_iter().zip(1..).map(|(root, number)| Self {
@@ -237,7 +237,7 @@ impl<'d> DocumentValue<'d> {
     pub(super) fn text(&self) -> Option<&'d str> {
         match &self.node.kind {
             NodeKind::Scalar { text, .. } => Some(text),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
         }
     }
 
@@ -267,7 +267,7 @@ impl<'d> DocumentValue<'d> {
             NodeKind::List(_) => self.elements(),
             NodeKind::Map(entries) if entries.is_empty() => Vec::new(),
             NodeKind::Map(_) | NodeKind::Scalar { .. } => vec![self.clone()],
-            NodeKind::Tagged | NodeKind::BadBinary => Vec::new(),
+            NodeKind::Tagged => Vec::new(),
         }
     }
 
@@ -289,7 +289,7 @@ impl<'d> DocumentValue<'d> {
         };
         let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
             NodeKind::Scalar { text, .. } => Some((&**text, self.child(value, text))),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged | NodeKind::BadBinary => None,
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
         });
         entries.collect()
     }

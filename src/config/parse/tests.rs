@@ -7,9 +7,7 @@ use serde::de::{
 };
 
 use super::super::{
-    keys::is_scalar,
     node::{NodeKind, YamlNode},
-    pieces::{self, DocumentPieces},
     position::{Lines, Position},
 };
 use super::parse_all;
@@ -64,12 +62,11 @@ fn show(text: &str, node: &YamlNode<'_>) -> String {
             format!("{{{}}}", entries.join(" "))
         }
         NodeKind::Tagged => "!".to_owned(),
-        NodeKind::BadBinary => "!!".to_owned(),
     }
 }
 
 fn parse_any(text: &str) -> Result<YamlNode<'_>, serde_yaml::Error> {
-    Ok(parse_all(text, |_| false)?.swap_remove(0))
+    Ok(parse_all(text)?.swap_remove(0))
 }
 
 #[track_caller]
@@ -139,10 +136,10 @@ fn empty_files_are_empty_maps() {
 #[test]
 fn all_documents_are_read_but_empty_ones() {
     let text = "---\n---\na: 1\n---\n# nothing\n---\nb: ~\n---\n7\n...\n---\n";
-    let found = parse_all(text, is_scalar).unwrap();
+    let found = parse_all(text).unwrap();
     let found: Vec<_> = found.iter().map(|node| show(text, node)).collect();
     assert_eq!(found, ["{a@3:1=1@3:4}", "{b@7:1=~@7:4}", "7@9:1"]);
-    assert_eq!(parse_all("---\n---\n", is_scalar).unwrap().len(), 1);
+    assert_eq!(parse_all("---\n---\n").unwrap().len(), 1);
 }
 
 /// Nothing after the first document is ignored.
@@ -210,59 +207,6 @@ fn tags_are_seen() {
     check("a: !!str 5", "{a@1:1=5@1:10}");
 }
 
-/// The number of pieces of a text that can be cut anywhere, and whether they are valid.
-#[track_caller]
-fn check_pieces(text: &str, expected: Option<usize>) {
-    let pieces = DocumentPieces::of(text, 1);
-    let read = pieces
-        .as_ref()
-        .and_then(|pieces| pieces.read(text, |key| key == "a"));
-    let count = pieces
-        .filter(|_| read.is_some())
-        .map(|pieces| pieces.items.len());
-    assert_eq!(count, expected, "{text}");
-    if let Some(read) = read {
-        assert_eq!(read, two_passes(text).unwrap());
-    }
-}
-
-#[test]
-fn a_long_list_is_read_in_pieces() {
-    check_pieces(
-        "a: 1\nl:\n  - a: 1\n  - b: 2\n    m:\n      l:\n      - c: |\n         x\n\n  - d: 4\n",
-        Some(3),
-    );
-    check_pieces(
-        "---\n'a': 1\nl: \n# why\n\n- a: 1\n- any: [\n two]\n- é: ü",
-        Some(3),
-    );
-    check_pieces("l:\r\n  - a: 1\r\n  - b: 2\r\n", Some(2));
-    check_pieces("l:\n  - a: &x 1\n    b: *x\n  - c: 2\n", Some(2));
-}
-
-#[test]
-fn what_does_not_end_where_it_was_cut_is_read_as_a_whole() {
-    // Quotes and brackets that continue in the next piece.
-    check_pieces("l:\n- a: \"x\n- b: y\"\n", None);
-    check_pieces("l:\n- a: 'x\n\n- b: y'\n", None);
-    check_pieces("l:\n- {a:\n- b}\n", None);
-    check_pieces("a: '\nl:\n- a: 1\n- b: 2'", None);
-    // A line that is no part of the list.
-    check_pieces("l:\n  - a: 1\n  - b: 2\nc: 3\n", None);
-    check_pieces("l:\n- a: 1\n- b: 2\nc: 3\n", None);
-    check_pieces("l:\n  - a: 1\n - b: 2\n  - c: 3\n", None);
-    check_pieces("l:\n  - a: 1\n...\n  - b: 2\n", None);
-    check_pieces("l:\n- a: 1\n---\n- b: 2\n", None);
-    check_pieces("a: 1\n---\nl:\n- a: 1\n- b: 2\n", None);
-    // A reference to another piece.
-    check_pieces("l:\n- m: &x {a: 1}\n- m: *x\n", None);
-    check_pieces("m: &x {a: 1}\nl:\n- m: *x\n- a: 1\n", None);
-    // Nothing to cut.
-    check_pieces("l: [a]\n", None);
-    check_pieces("l:\n  a: 1\n", None);
-    check_pieces("- a: 1\n- b: 2\n", None);
-}
-
 #[test]
 fn numbers_booleans_and_nulls_have_a_position_wherever_they_stand() {
     for text in [
@@ -297,22 +241,6 @@ fn a_scalar_with_an_error_after_it_is_an_error() {
     assert!(parse_any("null: ]").is_err());
 }
 
-#[test]
-fn values_of_known_scalars_are_read_as_texts_only_if_they_are_scalars() {
-    let check = |text: &str, is_enough: bool| {
-        let read = pieces::read(text, 1, |key| key == "a");
-        assert_eq!(read.is_some(), is_enough, "{text}");
-        if let Some(read) = read {
-            assert_eq!(read, two_passes(text).unwrap());
-        }
-    };
-    check("l:\n- a: 0x10\n- a: 'b'\n- a: ~\n- b: 1\n", true);
-    check("l:\n- a: hear! # loud!\n- b: {}\n", true);
-    check("l:\n- a: {b: 1}\n", false);
-    check("l:\n- a: []\n", false);
-    check("l:\n- a: !b c\n", false);
-}
-
 /// Short texts with a special meaning in YAML or in the format.
 fn bits() -> Vec<&'static str> {
     let bits = "!x ·!!int ·&a ·*a·<<: ·[·]·{·}·{}·[]·\"·'·: ·:·- ·? ·, ·#·| ·  ·~·null·0x10·1.5·true·!·\\·%·é·key: ·\
@@ -325,12 +253,10 @@ static UNWRITTEN: LazyLock<regex::Regex> =
     LazyLock::new(|| regex::Regex::new(r"([\[{ =])@\d+:\d+").unwrap());
 
 proptest! {
-    /// A tree read in one pass, in pieces or at once, equals the tree read in two.
+    /// A tree read in one pass equals the tree read in two.
     #[test]
     fn one_pass_reads_what_two_passes_read(
         is_full: bool,
-        knows_scalars: bool,
-        piece_bytes in 1..1000_usize,
         changes in prop::collection::vec(
             (any::<prop::sample::Index>(), 0..12_usize, prop::sample::select(bits())), 0..4),
     ) {
@@ -347,26 +273,11 @@ proptest! {
             text.splice(at..end, bit.chars());
         }
         let text = String::from_iter(text);
-        let is_known = if knows_scalars { is_scalar } else { |_: &str| false };
         let expected = two_passes(&text);
         let show = |node: &YamlNode<'_>| UNWRITTEN.replace_all(&show(&text, node), "$1").into_owned();
-        if let Some(read) = pieces::read(&text, piece_bytes, is_known) {
-            let expected = expected.as_ref().expect("no piece has an error");
-            prop_assert_eq!(show(&read), show(expected));
-        }
         let found = parse_any(&text).map(|node| show(&node)).map_err(|error| error.to_string());
         let expected = expected.map(|node| show(&node)).map_err(|error| error.to_string());
         prop_assert_eq!(found, expected);
-    }
-}
-
-#[test]
-fn the_examples_are_read_in_pieces() {
-    for text in [
-        include_str!("../../../config/small.yaml"),
-        include_str!("../../../config/full.yaml"),
-    ] {
-        assert!(pieces::read(text, 1, is_scalar).is_some());
     }
 }
 

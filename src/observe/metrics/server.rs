@@ -96,7 +96,7 @@ impl StreamsReset {
     }
 }
 
-/// Tasks that ended although they should run as long as the process.
+/// Exports of metrics and traces that ended although they should run as long as the process, and started again.
 #[derive(Debug, Default)]
 pub struct EndedTasks(AtomicU64);
 

@@ -68,7 +68,7 @@ impl SinkStats {
 }
 
 /// Sends statistics to one collector. [`Sink::run`] does the work.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sink {
     options: Options,
     stats: Arc<SinkStats>,
@@ -85,24 +85,36 @@ impl Sink {
         }
     }
 
+    /// What is remembered of the lines that were sent: nothing yet.
+    pub(crate) fn flusher(&self) -> Flusher {
+        Flusher::new(&self.options.dialect, &self.options.extra_tags)
+    }
+
     /// Sends a snapshot every flush interval until dropped. Dropping loses the counts since the last flush and the
-    /// queue.
-    pub(crate) async fn run(self, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
-        let flusher = Flusher::new(&self.options.dialect, &self.options.extra_tags);
+    /// queue; with the same `flusher`, a later call sends nothing twice.
+    pub(crate) async fn run(
+        &self,
+        flusher: &mut Flusher,
+        snapshot: impl Fn() -> Vec<Sample>,
+    ) -> Infallible {
         match self.options.transport {
             Transport::Tcp => self.run_tcp(flusher, snapshot).await,
             Transport::Udp => self.run_udp(flusher, snapshot).await,
         }
     }
 
-    async fn run_tcp(self, mut flusher: Flusher, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
+    async fn run_tcp(
+        &self,
+        flusher: &mut Flusher,
+        snapshot: impl Fn() -> Vec<Sample>,
+    ) -> Infallible {
         let queue = LineQueue::default();
         let mut ticks = ticks(self.options.flush_interval);
         let fill = async {
             loop {
                 ticks.tick().await;
                 let samples = snapshot();
-                while !self.fill(&queue, &mut flusher, &samples) {
+                while !self.fill(&queue, flusher, &samples) {
                     queue.emptied().await;
                 }
             }
@@ -151,7 +163,11 @@ impl Sink {
         timeout(CONNECT_TIMEOUT, connect).await?
     }
 
-    async fn run_udp(self, mut flusher: Flusher, snapshot: impl Fn() -> Vec<Sample>) -> Infallible {
+    async fn run_udp(
+        &self,
+        flusher: &mut Flusher,
+        snapshot: impl Fn() -> Vec<Sample>,
+    ) -> Infallible {
         let mut link = CollectorState::new(&self.options);
         let mut ticks = ticks(self.options.flush_interval);
         let mut socket = None;

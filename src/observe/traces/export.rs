@@ -111,7 +111,7 @@ pub(crate) struct Exporter {
 impl Exporter {
     /// Sends batches until the last spans are sent. A batch that cannot be sent is lost; the log reports the first loss
     /// and the recovery, once each.
-    pub(crate) async fn run(mut self, mut urgency: watch::Receiver<Urgency>) {
+    pub(crate) async fn run(&mut self, mut urgency: watch::Receiver<Urgency>) {
         let mut is_good = true;
         let mut batch = Vec::new();
         loop {

@@ -10,11 +10,10 @@ use std::{
     time::Duration,
 };
 
-use hyper::{HeaderMap, Request, Response, body::Incoming, header::HeaderValue};
+use hyper::{HeaderMap, Request, Response, body::Incoming};
 use prost::bytes::Bytes;
 use tonic::Status;
 
-use super::DEBUG;
 use crate::service::{
     answered_leases::{ConnectionLeases, WorkerLeases},
     held_bytes::{Account, CALL_BYTES, HeldBytes},
@@ -45,9 +44,6 @@ use reply::{refusal, response};
 
 /// Memory of a call that waits for its message, besides the message.
 const WAITING_BYTES: usize = 2 << 10;
-
-/// Memory of a report, which is a header of the reply.
-const REPORT_BYTES: usize = 8 << 10;
 
 /// Memory of a call to another service.
 const OTHER_BYTES: usize = 4 << 10;
@@ -95,15 +91,6 @@ pub trait UnaryMethod: Send + Sync + 'static {
         start: Self::CallStart,
         message: Bytes,
     ) -> impl Future<Output = Result<Bytes, Status>> + Send;
-
-    /// Like [`Self::call`], for a caller that asks for a report on the answer: the value of a header.
-    fn call_with_report(
-        &self,
-        start: Self::CallStart,
-        message: Bytes,
-    ) -> impl Future<Output = Result<(Bytes, Option<HeaderValue>), Status>> + Send {
-        async { Ok((self.call(start, message).await?, None)) }
-    }
 }
 
 /// Serves one method directly, and all other paths through `others`.
@@ -143,7 +130,6 @@ impl<M: UnaryMethod> Dispatcher<M> {
             encoding,
             timeout,
             header_bytes,
-            asks_for_report,
         } = match check(&request) {
             Ok(checked) => checked,
             Err(response) => return CallFuture::refused(*response, account),
@@ -159,13 +145,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
             };
         }
         let start = self.method.note(request.headers(), timeout, leases);
-        // People ask for a report, so it need not be fast.
-        let received = if asks_for_report {
-            ReceivedBody::Part(None)
-        } else {
-            receive(request.body_mut(), self.max_message_bytes, encoding)
-        };
-        match received {
+        match receive(request.body_mut(), self.max_message_bytes, encoding) {
             ReceivedBody::All(message) => {
                 account.record_message();
                 self.answer(start, message, account, in_flight)
@@ -176,7 +156,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
                     body: request.into_body(),
                     encoding,
                 };
-                self.answer_later(start, body, asks_for_report, account, in_flight)
+                self.answer_later(start, body, account, in_flight)
             }
         }
     }
@@ -208,17 +188,15 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }))
     }
 
-    /// Answers a call when its message has arrived, with a report if the caller asks for one.
+    /// Answers a call when its message has arrived.
     fn answer_later(
         &self,
         mut start: M::CallStart,
         mut body: PartialBody,
-        asks_for_report: bool,
         account: &Arc<Account>,
         in_flight: &InFlight,
     ) -> CallFuture {
-        let report_bytes = if asks_for_report { REPORT_BYTES } else { 0 };
-        let mut held = match HeldBytes::try_new(account, WAITING_BYTES + report_bytes) {
+        let mut held = match HeldBytes::try_new(account, WAITING_BYTES) {
             Ok(held) => held,
             Err(full) => {
                 return CallFuture::refused(refusal(&no_room(account, full)), account);
@@ -231,19 +209,12 @@ impl<M: UnaryMethod> Dispatcher<M> {
             let message = body.message(max_bytes, &mut held);
             let message = tokio::time::timeout(timeout, message).await;
             let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
-            let mut report = None;
             let answer = match message {
                 Ok(message) => {
                     held.account().record_message();
                     let _is_in_flight = in_flight.upgrade();
                     method.message_came(&mut start);
-                    if asks_for_report {
-                        let answered = Box::pin(method.call_with_report(start, message)).await;
-                        answered.map(|(reply, of_reply)| {
-                            report = of_reply;
-                            reply
-                        })
-                    } else if let Some(answer) = method.call_at_once(&start, &message) {
+                    if let Some(answer) = method.call_at_once(&start, &message) {
                         answer
                     } else {
                         method.call(start, message).await
@@ -251,11 +222,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
                 }
                 Err(status) => Err(status),
             };
-            let mut response = response(answer, held);
-            if let Some(report) = report {
-                response.headers_mut().insert(DEBUG, report);
-            }
-            Ok(response)
+            Ok(response(answer, held))
         }))
     }
 }

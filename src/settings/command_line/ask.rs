@@ -51,11 +51,11 @@ pub(crate) struct Ask {
     #[arg(long)]
     pub json: bool,
 
-    /// Also explain the decision, as `tollgate explain` does just before it
+    /// Also say why, as `tollgate explain` does just before the decision
     #[arg(long)]
-    pub explain: bool,
+    pub why: bool,
 
-    /// Address of the debug port of the server, for --explain
+    /// Address of the debug port of the server, for --why
     #[arg(long, default_value = "http://127.0.0.1:6070", value_name = "URL")]
     pub debug_server: String,
 

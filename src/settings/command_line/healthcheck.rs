@@ -18,7 +18,7 @@ use crate::settings::{
                   0 if the server is healthy, 1 if not or if there is no answer, 2 for a bad command line."
 )]
 pub(crate) struct HealthCheck {
-    /// Ask /healthcheck on the HTTP port; always the case if the gRPC port requires a client certificate
+    /// Ask /healthcheck on the HTTP port; always the case if the gRPC port has TLS
     #[arg(long)]
     pub http: bool,
 
@@ -38,13 +38,9 @@ pub(crate) struct HealthCheck {
     #[arg(long, env = "GRPC_PORT", default_value_t = 8081, value_parser = port, value_name = "PORT")]
     pub grpc_port: u16,
 
-    /// The gRPC port has TLS; its certificate is not verified, as with HTTPS probes of Kubernetes
+    /// The gRPC port has TLS, so the HTTP port is asked
     #[arg(long, env = "GRPC_SERVER_USE_TLS", boolean = false)]
     pub grpc_tls: bool,
-
-    /// The gRPC port requires a client certificate
-    #[arg(long, env = "GRPC_CLIENT_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
-    pub grpc_client_ca: Option<PathBuf>,
 
     /// Address of the HTTP port; an address that means all of them is replaced by loopback
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
@@ -58,18 +54,10 @@ pub(crate) struct HealthCheck {
 impl HealthCheck {
     /// The socket of the gRPC service, if it has one.
     pub(crate) fn grpc_socket(&self) -> Option<&Path> {
-        given(self.grpc_uds.as_deref())
+        // An empty variable counts as unset.
+        let path = self.grpc_uds.as_deref();
+        path.filter(|path| !path.as_os_str().is_empty())
     }
-
-    /// Whether callers of the gRPC port need a certificate.
-    pub(crate) fn needs_certificate(&self) -> bool {
-        self.grpc_tls && given(self.grpc_client_ca.as_deref()).is_some()
-    }
-}
-
-/// An empty variable counts as unset.
-fn given(path: Option<&Path>) -> Option<&Path> {
-    path.filter(|path| !path.as_os_str().is_empty())
 }
 
 #[cfg(test)]
@@ -96,6 +84,6 @@ mod tests {
             assert_eq!(shape(flag), shape(other.expect("a setting of serve")));
             compared += 1;
         }
-        assert_eq!(compared, 7);
+        assert_eq!(compared, 6);
     }
 }

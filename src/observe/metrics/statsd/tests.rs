@@ -288,8 +288,9 @@ fn sink(transport: Transport, port: u16) -> Sink {
 
 /// Runs a sink concurrently with `until`, which must end in time.
 async fn beside<T>(sink: Sink, samples: Vec<Sample>, until: impl Future<Output = T>) -> T {
+    let mut flusher = sink.flusher();
     tokio::select! {
-        _ = sink.run(move || samples.clone()) => unreachable!(),
+        _ = sink.run(&mut flusher, move || samples.clone()) => unreachable!(),
         done = timeout(Duration::from_secs(20), until) => done.expect("a collector that got all"),
     }
 }
@@ -407,7 +408,8 @@ async fn a_host_that_does_not_exist_is_no_reason_to_end() {
         let mut sink = sink(transport, 1);
         // This name fails without a query to a resolver.
         sink.options.host = "collector..invalid".to_owned();
-        let run = pin!(sink.run(|| vec![counter("c", 1)]));
+        let mut flusher = sink.flusher();
+        let run = pin!(sink.run(&mut flusher, || vec![counter("c", 1)]));
         assert!(timeout(Duration::from_millis(50), run).await.is_err());
     }
 }
@@ -415,5 +417,6 @@ async fn a_host_that_does_not_exist_is_no_reason_to_end() {
 #[test]
 fn the_server_can_own_the_task() {
     fn check(_: impl Future + Send + 'static) {}
-    check(sink(Transport::Tcp, 1).run(Vec::new));
+    let sink = sink(Transport::Tcp, 1);
+    check(async move { sink.run(&mut sink.flusher(), Vec::new).await });
 }

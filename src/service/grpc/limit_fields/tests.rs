@@ -38,7 +38,6 @@ fn fields(
     let counts: Vec<_> = counts.iter().copied().map(CounterState::from).collect();
     let decision = decide(&plan, &counts, Modes::default(), NOW);
     let basis = Basis {
-        matcher: &matcher,
         plan: &plan,
         counts: &counts,
     };

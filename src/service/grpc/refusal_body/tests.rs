@@ -72,7 +72,6 @@ fn body_for(changes: &[Change], counts: &[u64], modes: Modes) -> Option<RefusalT
     let counts: Vec<_> = counts.iter().copied().map(CounterState::from).collect();
     let decision = decide(&plan, &counts, modes, NOW);
     let basis = Basis {
-        matcher: &matcher,
         plan: &plan,
         counts: &counts,
     };

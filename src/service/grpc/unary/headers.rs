@@ -12,7 +12,7 @@ use super::{
     encoding::{self, Encoding},
     reply::{Reply, refusal},
 };
-use crate::service::grpc::{DEBUG, timeout};
+use crate::service::grpc::timeout;
 
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
@@ -21,8 +21,6 @@ pub(super) struct CheckedHeaders {
     pub(super) encoding: Encoding,
     pub(super) timeout: Option<Duration>,
     pub(super) header_bytes: usize,
-    /// Whether the caller asks for a report on the answer.
-    pub(super) asks_for_report: bool,
 }
 
 /// Largest header list of a call in bytes, as HTTP/2 counts them: each header adds 32 to the lengths of its name and
@@ -41,7 +39,6 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<CheckedHeaders, Box<Respo
         return refuse(StatusCode::METHOD_NOT_ALLOWED, status);
     }
     let (mut is_grpc, mut encoding, mut timeout, mut bytes) = (false, None, None, 0);
-    let mut asks_for_report = false;
     // Callers send a handful of headers: a linear search takes a third of the time of a hash lookup.
     for (name, value) in request.headers() {
         const OF_EACH: usize = 32;
@@ -51,7 +48,6 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<CheckedHeaders, Box<Respo
             "content-type" => is_grpc |= is_grpc_type(value.as_bytes()),
             "grpc-encoding" => encoding = Some(value),
             "grpc-timeout" => timeout = timeout::parse(value.as_bytes()),
-            DEBUG => asks_for_report = value == "true",
             _ => {}
         }
     }
@@ -73,7 +69,6 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<CheckedHeaders, Box<Respo
         encoding,
         timeout,
         header_bytes: bytes,
-        asks_for_report,
     };
     encoding.map(checked).ok_or_else(|| {
         let text = format!("unknown encoding; supported are: {}", encoding::ALL);
