@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, anyhow, ensure};
 use prost::Message as _;
 use tollgate::{
-    Basis, Batch, CounterStates, Decision, Entry as RequestEntry, Hits, Identity, Joined,
+    Basis, Batch, CounterStates, Deadline, Decision, Entry as RequestEntry, Hits, Identity, Joined,
     KeyFormat, LeaseBook, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request,
     Returns, Rule, RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp,
     decide, decide_into, fast_path, framed,
@@ -165,7 +165,6 @@ impl Rooms {
             leases: LeaseBook::of_memory(),
             returns: Returns::none(),
             rules: rules.clone(),
-            immediate: Some(store.clone()),
             store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
@@ -342,7 +341,10 @@ fn room_check(rooms: &Rooms) {
     let request = black_box(rooms.request);
     let limiter = &rooms.limiter;
     let render = |decision: &mut Decision, _: &Basis<'_, '_>| decision.overall;
-    let store = limiter.store.as_ref();
-    let checked = limiter.check_at_once(store, request, NOW, rooms.began, render);
-    black_box(checked.is_ok());
+    let deadline = Deadline::of_call(rooms.began, None);
+    let mut checking = pin!(limiter.check(request, NOW, &deadline, render));
+    let checked = checking
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    black_box(checked.is_ready());
 }

@@ -57,7 +57,6 @@ fn service(
     grpc::Service {
         limiter: Limiter {
             rules: parts.rules.clone(),
-            immediate: store.immediate(),
             store,
             modes: Modes {
                 shadow: decisions.shadow_mode,

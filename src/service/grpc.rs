@@ -151,29 +151,6 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
         start.began = now;
     }
 
-    fn call_at_once(&self, start: &CallStart, message: &Bytes) -> Option<Result<Bytes, Status>> {
-        if start.span.is_some() || !self.extras.is_none() {
-            return None;
-        }
-        let store = self.limiter.immediate.as_deref()?;
-        let mut request = Request::default();
-        fast_path::read_into(&mut request, message, self.bounds)?;
-        let (now, began) = (self.clock.at(start.began), start.began);
-        let reply = self
-            .limiter
-            .check_at_once(store, &request, now, began, |decision, basis| {
-                self.keep(start.stream.as_ref(), decision, now, || message[..].into());
-                self.plain(decision, basis, now)
-            })
-            .map_err(status);
-        self.record(start.began.elapsed(), start.timeout);
-        Some(reply)
-    }
-
-    fn answers_soon(&self) -> bool {
-        self.limiter.rules.has_slices()
-    }
-
     async fn call(&self, start: CallStart, message: Bytes) -> Result<Bytes, Status> {
         let CallStart {
             began,

@@ -1,11 +1,8 @@
 //! Answers requests: matcher, plan, store and decision meet here.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Instant,
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use arc_swap::{ArcSwapOption, Guard};
@@ -28,7 +25,7 @@ use crate::{
     },
     service::leases::LeaseBook,
     store::{
-        contract::{Deadline, ImmediateStore, Store, StoreError},
+        contract::{Deadline, Store, StoreError},
         returns::Returns,
     },
 };
@@ -46,8 +43,6 @@ pub struct Rules(Arc<LoadedRules>);
 #[derive(Debug, Default)]
 struct LoadedRules {
     current: ArcSwapOption<RuleSet>,
-    /// Whether any rule in use is counted in slices.
-    has_slices: AtomicBool,
     /// Whether any rule in use reserves hits or takes slots.
     has_leases: AtomicBool,
     /// Earlier sets that a request may still hold.
@@ -69,10 +64,7 @@ impl Rules {
     /// Takes `matcher` into use. Requests under way finish with the rules they began with.
     pub fn swap(&self, matcher: Matcher, metrics: &Metrics) {
         let stats = metrics.rule_set(&matcher);
-        let is_sliced = |rule: &Rule| rule.lease == Some(LeasePolicy::Slices);
-        let has_slices = matcher.rules().iter().any(is_sliced);
-        self.0.has_slices.store(has_slices, Relaxed);
-        let leases = |rule: &Rule| rule.lease.is_some() && !is_sliced(rule);
+        let leases = |rule: &Rule| rule.lease.is_some_and(|lease| lease != LeasePolicy::Slices);
         let has_leases = matcher.rules().iter().any(leases);
         self.0.has_leases.store(has_leases, Relaxed);
         let new = Arc::new(RuleSet { matcher, stats });
@@ -82,11 +74,6 @@ impl Rules {
 
     pub fn current(&self) -> Option<Arc<RuleSet>> {
         self.0.current.load_full()
-    }
-
-    /// Whether any rule in use is counted in slices, so that many requests need not wait for the store.
-    pub(crate) fn has_slices(&self) -> bool {
-        self.0.has_slices.load(Relaxed)
     }
 
     /// Whether any rule in use reserves hits or takes slots, so that answers carry leases.
@@ -107,8 +94,6 @@ impl Rules {
 pub struct Limiter<S> {
     pub rules: Rules,
     pub store: S,
-    /// The store once more, if it never waits.
-    pub immediate: Option<Arc<dyn ImmediateStore>>,
     pub modes: Modes,
     pub metrics: Recorder,
     pub decision_log: DecisionLog,
@@ -172,37 +157,6 @@ impl<S: Store + Clone> Limiter<S> {
             now,
             began: deadline.began,
         };
-        Ok(self.conclude(rules, request, &plan, &counts, times, render))
-    }
-
-    /// [`Self::check`] by `store`, which is [`Self::immediate`], without a future. The call began at `began`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::check`].
-    pub fn check_at_once<R>(
-        &self,
-        store: &dyn ImmediateStore,
-        request: &Request<'_>,
-        now: Timestamp,
-        began: Instant,
-        render: impl FnOnce(&mut Decision, &Basis<'_, '_>) -> R,
-    ) -> Result<R, NoDecision> {
-        let held = self.rules.0.current.load();
-        let rules = self.loaded(&held)?;
-        let mut plan = Plan::default();
-        self.plan(&mut plan, rules, request, now);
-        let mut counts = CounterStates::new();
-        let counted = store.add_at_once(&mut counts, &plan.batch, now);
-        if let Some(leases) = plan
-            .leases
-            .as_deref()
-            .filter(|leases| !leases.orders.is_empty())
-        {
-            self.carry_out_at_once(store, &leases.orders, rules, now);
-        }
-        counted.inspect_err(|_| self.metrics.record_store_failure())?;
-        let times = RequestTimes { now, began };
         Ok(self.conclude(rules, request, &plan, &counts, times, render))
     }
 

@@ -1,6 +1,6 @@
 //! The store that the settings chose, as one type.
 
-use super::contract::{Deadline, ImmediateStore, Store, StoreError, StoreState};
+use super::contract::{Deadline, Store, StoreError, StoreState};
 
 use std::sync::Arc;
 
@@ -65,14 +65,6 @@ impl AnyStore {
         match self {
             Self::Memory(_) => None,
             Self::Redis(store) => Some(store.tables()),
-        }
-    }
-
-    /// The store once more, if it never waits. Ask for it at start and not for each request.
-    pub(crate) fn immediate(&self) -> Option<Arc<dyn ImmediateStore>> {
-        match self {
-            Self::Memory(store) => Some(store.clone()),
-            Self::Redis(_) => None,
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The [`Store`] trait: how the limiter speaks to counters.
 
 use std::{
-    fmt,
     future::Future,
     sync::Arc,
     time::{Duration, Instant},
@@ -67,21 +66,6 @@ pub struct StoreState {
     /// Whether every request is judged in one step, whatever its keys. Then no charge is given back
     /// because another part of the request was refused.
     pub is_one_step: bool,
-}
-
-/// A store that answers without waiting, and so without a future.
-pub trait ImmediateStore: fmt::Debug + Send + Sync + 'static {
-    /// Applies the batch as [`Store::add_into`] does, before it returns.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::add_into`].
-    fn add_at_once(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-    ) -> Result<(), StoreError>;
 }
 
 /// How long the caller of one request waits for its decision.

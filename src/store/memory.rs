@@ -9,7 +9,7 @@ use std::{
 
 use foldhash::quality::RandomState;
 
-use super::contract::{Deadline, ImmediateStore, Store, StoreError, StoreState};
+use super::contract::{Deadline, Store, StoreError, StoreState};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
     counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
@@ -289,18 +289,6 @@ impl MemoryStore {
             now,
             begin,
         }
-    }
-}
-
-impl ImmediateStore for MemoryStore {
-    fn add_at_once(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-    ) -> Result<(), StoreError> {
-        self.apply_into(counts, batch, now);
-        Ok(())
     }
 }
 

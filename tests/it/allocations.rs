@@ -1,14 +1,20 @@
 //! Counts the allocations of a decision in memory, once tables have their final sizes. Counts, unlike times, are
 //! equal on every machine.
 
-use std::{fs, sync::Arc};
+use std::{
+    fs,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
-    LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns, RuleFiles,
-    RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _, WorkerLeases,
+    ConnectionLeases, LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock,
+    Returns, RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _,
+    WorkerLeases,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -36,7 +42,6 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
             leases: LeaseBook::of_memory(),
             returns: Returns::none(),
             rules,
-            immediate: Some(store.clone()),
             store,
             modes: Modes::default(),
             metrics: metrics.recorder(0),
@@ -71,22 +76,26 @@ fn message(descriptors: usize) -> Bytes {
 
 /// Answers `message` without a runtime: the memory store never waits.
 #[track_caller]
-fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
-    let noted = service.note(
-        &HeaderMap::new(),
-        None,
-        &WorkerLeases::default().of_connection(),
-    );
-    let reply = service.call_at_once(&noted, message);
-    reply.expect("a decision in memory waits").unwrap();
+fn answer(
+    service: &Service<Arc<MemoryStore>>,
+    connection: &Arc<ConnectionLeases>,
+    message: &Bytes,
+) {
+    let noted = service.note(&HeaderMap::new(), None, connection);
+    let mut call = pin!(service.call(noted, message.clone()));
+    match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(reply) => drop(reply.unwrap()),
+        Poll::Pending => panic!("a decision in memory waits"),
+    }
 }
 
 #[track_caller]
 fn check(descriptors: usize, most: u64) {
     let service = service(1000);
     let message = message(descriptors);
-    answer(&service, &message);
-    let counted = allocation_counter::measure(|| answer(&service, &message));
+    let connection = WorkerLeases::default().of_connection();
+    answer(&service, &connection, &message);
+    let counted = allocation_counter::measure(|| answer(&service, &connection, &message));
     assert!(
         counted.count_total <= most,
         "{} allocations instead of {most}",

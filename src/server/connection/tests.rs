@@ -51,10 +51,6 @@ impl UnaryMethod for NoMethod {
 
     fn message_came(&self, (): &mut ()) {}
 
-    fn call_at_once(&self, (): &(), _: &Bytes) -> Option<Result<Bytes, Status>> {
-        None
-    }
-
     async fn call(&self, (): (), _: Bytes) -> Result<Bytes, Status> {
         Err(Status::unimplemented("no test calls it"))
     }

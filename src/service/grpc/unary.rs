@@ -1,14 +1,7 @@
 //! Calls with one message in each direction, directly on hyper: a router, layers and boxed bodies would cost a third
 //! of a decision.
 
-use std::{
-    convert::Infallible,
-    fmt,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use hyper::{HeaderMap, Request, Response, body::Incoming};
 use prost::bytes::Bytes;
@@ -34,7 +27,7 @@ pub(crate) use other::{CallBounds, OtherServices};
 pub(crate) use reply::Reply;
 pub use reply::framed;
 
-use connection::{BoxedFuture, announce_answered};
+use connection::BoxedFuture;
 pub(crate) use headers::MAX_HEADER_BYTES;
 use headers::{CheckedHeaders, check};
 use message::{PartialBody, ReceivedBody, receive};
@@ -72,19 +65,6 @@ pub trait UnaryMethod: Send + Sync + 'static {
     /// Called when the message of a call arrives later than the call itself.
     fn message_came(&self, start: &mut Self::CallStart);
 
-    /// Answers `message` like [`Self::call`], or returns `None` if the answer has to wait or needs a future of its
-    /// own.
-    fn call_at_once(
-        &self,
-        start: &Self::CallStart,
-        message: &Bytes,
-    ) -> Option<Result<Bytes, Status>>;
-
-    /// Whether [`Self::call`] is likely to answer when it is polled first, so that a task of its own would be wasted.
-    fn answers_soon(&self) -> bool {
-        false
-    }
-
     /// Answers `message` with a message made by [`framed`].
     fn call(
         &self,
@@ -116,9 +96,6 @@ impl<M> Clone for Dispatcher<M> {
 
 impl<M: UnaryMethod> Dispatcher<M> {
     /// Answers one call. Failures are answers too.
-    ///
-    /// A message that has already arrived is answered before this returns, if possible: then no future stores it, and
-    /// consecutive calls find the same data in the caches.
     pub(crate) fn call(
         &self,
         mut request: Request<Incoming>,
@@ -132,16 +109,16 @@ impl<M: UnaryMethod> Dispatcher<M> {
             header_bytes,
         } = match check(&request) {
             Ok(checked) => checked,
-            Err(response) => return CallFuture::refused(*response, account),
+            Err(response) => return refused(*response, account),
         };
         let path = request.uri().path_and_query();
         if path.is_none_or(|path| path.as_str() != M::PATH) {
             return match HeldBytes::try_new(account, OTHER_BYTES + header_bytes) {
                 Ok(held) => {
                     let (others, in_flight) = (self.others.clone(), in_flight.clone());
-                    CallFuture::Waiting(Box::pin(other(others, request, held, in_flight)))
+                    Box::pin(other(others, request, held, in_flight))
                 }
-                Err(full) => CallFuture::refused(refusal(&no_room(account, full)), account),
+                Err(full) => refused(refusal(&no_room(account, full)), account),
             };
         }
         let start = self.method.note(request.headers(), timeout, leases);
@@ -161,7 +138,7 @@ impl<M: UnaryMethod> Dispatcher<M> {
         }
     }
 
-    /// Answers a call whose message is here, at once if possible.
+    /// Answers a call whose message is here.
     fn answer(
         &self,
         start: M::CallStart,
@@ -169,23 +146,12 @@ impl<M: UnaryMethod> Dispatcher<M> {
         account: &Arc<Account>,
         in_flight: &InFlight,
     ) -> CallFuture {
-        if let Some(answer) = self.method.call_at_once(&start, &message) {
-            announce_answered();
-            return CallFuture::Answered(Some((answer, account.clone())));
-        }
-        if self.method.answers_soon() {
-            announce_answered();
-        }
         let (method, in_flight) = (self.method.clone(), in_flight.clone());
         let held = HeldBytes::new(account, CALL_BYTES + message.len());
-        // Captured one by one, they would be laid out after the future that is awaited if its size is a multiple of
-        // theirs, and the compiler would copy both: see `CallFuture::waiting`.
-        let call = (start, message);
-        let place = Box::new_uninit();
-        CallFuture::waiting(Box::write(place, async move {
-            let (_is_in_flight, (start, message)) = (in_flight, call);
+        Box::pin(async move {
+            let _is_in_flight = in_flight;
             Ok(response(method.call(start, message).await, held))
-        }))
+        })
     }
 
     /// Answers a call when its message has arrived.
@@ -199,13 +165,12 @@ impl<M: UnaryMethod> Dispatcher<M> {
         let mut held = match HeldBytes::try_new(account, WAITING_BYTES) {
             Ok(held) => held,
             Err(full) => {
-                return CallFuture::refused(refusal(&no_room(account, full)), account);
+                return refused(refusal(&no_room(account, full)), account);
             }
         };
         let (method, in_flight) = (self.method.clone(), in_flight.begins_later());
         let (max_bytes, timeout) = (self.max_message_bytes, self.message_timeout);
-        let place = Box::new_uninit();
-        CallFuture::waiting(Box::write(place, async move {
+        Box::pin(async move {
             let message = body.message(max_bytes, &mut held);
             let message = tokio::time::timeout(timeout, message).await;
             let message = message.unwrap_or_else(|_| Err(late(held.account(), timeout)));
@@ -214,62 +179,20 @@ impl<M: UnaryMethod> Dispatcher<M> {
                     held.account().record_message();
                     let _is_in_flight = in_flight.upgrade();
                     method.message_came(&mut start);
-                    if let Some(answer) = method.call_at_once(&start, &message) {
-                        answer
-                    } else {
-                        method.call(start, message).await
-                    }
+                    method.call(start, message).await
                 }
                 Err(status) => Err(status),
             };
             Ok(response(answer, held))
-        }))
-    }
-}
-
-/// A call with one message in each direction. It is small, because it is moved several times before its first poll.
-pub(crate) enum CallFuture {
-    /// `None` after the answer was taken.
-    Answered(Option<(Result<Bytes, Status>, Arc<Account>)>),
-    Waiting(BoxedFuture<Result<Response<Reply>, Infallible>>),
-}
-
-impl CallFuture {
-    /// A call that waits. Write its `future` into memory that is already allocated: an allocation in between can fail,
-    /// so the compiler would first make the future on the stack and then copy its two kilobytes.
-    fn waiting<F>(future: Box<F>) -> Self
-    where
-        F: Future<Output = Result<Response<Reply>, Infallible>> + Send + 'static,
-    {
-        Self::Waiting(Box::into_pin(future))
-    }
-
-    /// A call that is refused with `response`.
-    fn refused(response: Response<Reply>, account: &Account) -> Self {
-        account.hold_until_flushed(CALL_BYTES);
-        Self::Waiting(Box::pin(async move { Ok(response) }))
-    }
-}
-
-impl fmt::Debug for CallFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Answered(_) => "Answered",
-            Self::Waiting(_) => "Waiting",
         })
     }
 }
 
-impl Future for CallFuture {
-    type Output = Result<Response<Reply>, Infallible>;
+/// A call with one message in each direction. It is small, because it is moved several times before its first poll.
+pub(crate) type CallFuture = BoxedFuture<Result<Response<Reply>, Infallible>>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut *self {
-            Self::Answered(answer) => {
-                let (answer, account) = answer.take().expect("a future that is over is not polled");
-                Poll::Ready(Ok(response(answer, HeldBytes::nothing(account))))
-            }
-            Self::Waiting(reply) => reply.as_mut().poll(context),
-        }
-    }
+/// A call that is refused with `response`.
+fn refused(response: Response<Reply>, account: &Account) -> CallFuture {
+    account.hold_until_flushed(CALL_BYTES);
+    Box::pin(async move { Ok(response) })
 }

@@ -26,11 +26,6 @@ impl HeldBytes {
         held
     }
 
-    /// An empty charge.
-    pub(crate) fn nothing(account: Arc<Account>) -> Self {
-        Self { account, bytes: 0 }
-    }
-
     /// Changes the charge to `bytes`, and closes the connection if there is no room for them. A charge that is slightly
     /// too large stays.
     pub(crate) fn resize(&mut self, bytes: usize) {

@@ -18,7 +18,7 @@ use crate::{
     foundation::object_pool::Pooled,
     observe::metrics::Recorder,
     store::{
-        contract::{Deadline, ImmediateStore, Store, StoreError},
+        contract::{Deadline, Store, StoreError},
         returns::{Returns, SentLease, free_slots, pause},
     },
 };
@@ -136,31 +136,6 @@ impl<S: Store + Clone> Limiter<S> {
         let (adds, added) = settling.end().await;
         self.metrics
             .record_beyond(&rules.stats, &outcomes, &adds, &added);
-    }
-
-    /// [`Self::carry_out`] without a future.
-    pub(super) fn carry_out_at_once(
-        &self,
-        store: &dyn ImmediateStore,
-        orders: &[Order<'_>],
-        rules: &RuleSet,
-        now: Timestamp,
-    ) {
-        let hits = self.leases.ordered_hits(orders, now);
-        self.metrics.record_orders(&rules.stats, &hits);
-        let count = |batch: &Batch| {
-            let mut counts = CounterStates::new();
-            if !batch.is_empty() && store.add_at_once(&mut counts, batch, now).is_err() {
-                self.metrics.record_lost_settlement();
-                counts.clear();
-            }
-            counts
-        };
-        let added = count(&hits.adds);
-        count(&hits.gives_back);
-        count(&hits.frees);
-        self.metrics
-            .record_beyond(&rules.stats, &hits.outcomes, &hits.adds, &added);
     }
 }
 

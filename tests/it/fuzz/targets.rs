@@ -15,9 +15,10 @@ use std::{
 use loona_hpack::Decoder;
 use prost::Message as _;
 use tollgate::{
-    DecisionCode, Entry, Hits, Joined, LeaseBook, Limiter, Loaded, Mapper, Matcher, MemoryStore,
-    Metrics, Modes, NearRatio, Plan, Problem, Push, Renderer, Request, Returns, Rule, RuleFiles,
-    RuleOptions, Rules, Sample, SampleValue, Store as _, Timestamp, fast_path,
+    Basis, Deadline, Decision, DecisionCode, Entry, Hits, Joined, LeaseBook, Limiter, Loaded,
+    Mapper, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Problem, Push, Renderer,
+    Request, Returns, Rule, RuleFiles, RuleOptions, Rules, Sample, SampleValue, Store as _,
+    Timestamp, fast_path,
     proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
     read_replies, rewrite, slot_owners,
     wire::{self, RequestBounds},
@@ -582,7 +583,6 @@ impl LeaseWorld {
         let store = Arc::new(MemoryStore::new(100));
         let limiter = Limiter {
             rules: rules.clone(),
-            immediate: Some(store.clone()),
             store,
             modes: Modes::default(),
             metrics: metrics.clone().recorder(0),
@@ -622,19 +622,21 @@ impl LeaseWorld {
     fn send(&self, entries: &[(&[u8], &[u8])], hits: Option<u64>) -> Vec<u32> {
         let request = Self::request(entries, hits);
         let began = Instant::now();
-        let checked = self.limiter.check_at_once(
-            &*self.limiter.store,
-            &request,
-            self.now,
-            began,
-            |decision, _| {
-                assert_eq!(decision.overall, DecisionCode::Ok);
-                let leased = decision.leased.iter();
-                let reserved = leased.flat_map(|leased| &leased.reserved);
-                reserved.map(|(_, part)| part.mark).collect()
-            },
-        );
-        checked.expect("memory answers")
+        let deadline = Deadline::of_call(began, None);
+        let render = |decision: &mut Decision, _: &Basis<'_, '_>| {
+            assert_eq!(decision.overall, DecisionCode::Ok);
+            let leased = decision.leased.iter();
+            let reserved = leased.flat_map(|leased| &leased.reserved);
+            reserved.map(|(_, part)| part.mark).collect()
+        };
+        let mut checking = pin!(self.limiter.check(&request, self.now, &deadline, render));
+        match checking
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(checked) => checked.expect("memory answers"),
+            Poll::Pending => unreachable!("memory never waits"),
+        }
     }
 
     /// The hits of a tenant in the hour and in the day of `at`.

@@ -190,7 +190,6 @@ impl History {
             limiter: Limiter {
                 rules,
                 store,
-                immediate: None,
                 modes: Default::default(),
                 metrics: metrics.clone().recorder(0),
                 decision_log: Default::default(),
