@@ -333,7 +333,7 @@ pub use observe::{
 };
 pub use server::{authority::rewrite, bench::serve_method};
 pub use service::{
-    answered_leases::WorkerLeases,
+    answered_leases::{ConnectionLeases, WorkerLeases},
     grpc::{
         RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto,
         unary::{UnaryMethod, framed},

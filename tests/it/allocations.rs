@@ -7,8 +7,9 @@ use hyper::HeaderMap;
 use prost::{Message as _, bytes::Bytes};
 use tempfile::TempDir;
 use tollgate::{
-    LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns, RuleFiles,
-    RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _, WorkerLeases,
+    ConnectionLeases, LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock,
+    Returns, RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer, UnaryMethod as _,
+    WorkerLeases,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -71,12 +72,12 @@ fn message(descriptors: usize) -> Bytes {
 
 /// Answers `message` without a runtime: the memory store never waits.
 #[track_caller]
-fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
-    let noted = service.note(
-        &HeaderMap::new(),
-        None,
-        &WorkerLeases::default().of_connection(),
-    );
+fn answer(
+    service: &Service<Arc<MemoryStore>>,
+    connection: &Arc<ConnectionLeases>,
+    message: &Bytes,
+) {
+    let noted = service.note(&HeaderMap::new(), None, connection);
     let reply = service.call_at_once(&noted, message);
     reply.expect("a decision in memory waits").unwrap();
 }
@@ -85,8 +86,9 @@ fn answer(service: &Service<Arc<MemoryStore>>, message: &Bytes) {
 fn check(descriptors: usize, most: u64) {
     let service = service(1000);
     let message = message(descriptors);
-    answer(&service, &message);
-    let counted = allocation_counter::measure(|| answer(&service, &message));
+    let connection = WorkerLeases::default().of_connection();
+    answer(&service, &connection, &message);
+    let counted = allocation_counter::measure(|| answer(&service, &connection, &message));
     assert!(
         counted.count_total <= most,
         "{} allocations instead of {most}",
