@@ -267,7 +267,7 @@ async fn a_slot_is_freed_once_and_only_by_its_own_token() {
             "x",
             &forged,
             &"1".repeat(65_536),
-            &tokens[0].replace("1.", "2."),
+            &tokens[0].replacen("2.", "3.", 1),
         ] {
             free(&mut client, bad).await;
         }
@@ -333,6 +333,46 @@ async fn a_call_that_is_dropped_or_late_holds_no_slot() {
     let (token, _) = take(&mut client).await;
     free(&mut client, &token.unwrap()).await;
     assert_eq!(held(&server), 1);
+}
+
+/// Two and three slots of five are five.
+#[tokio::test]
+async fn a_request_that_names_its_counter_twice_takes_the_slots_of_both() {
+    let cluster = Cluster::start(0);
+    let in_cluster = tollgate::with_rules(&rules("1h")).redis_at(&cluster.url(), "10s");
+    check_twice(in_cluster, "cluster").await;
+    each_store(check_twice).await;
+}
+
+async fn check_twice(server: Builder, store: &str) {
+    let server = server.start();
+    let mut client = connect(server.grpc).await;
+    let twice = |hits: [u64; 2]| {
+        let part = |hits| RateLimitDescriptor {
+            hits_addend: Some(hits),
+            ..descriptor(&[("user", "a")])
+        };
+        hits.map(part).into()
+    };
+    let reply = send_parts(&mut client, twice([3, 3])).await;
+    assert_eq!((token(&reply), held(&server)), (None, 0), "{store}");
+    let reply = send_parts(&mut client, twice([2, 3])).await;
+    let left: Vec<_> = reply
+        .statuses
+        .iter()
+        .map(|status| status.limit_remaining)
+        .collect();
+    assert_eq!(
+        (reply.overall_code(), &*left),
+        (Code::Ok, &[3, 0][..]),
+        "{store}"
+    );
+    assert_eq!((held(&server), slots(&server, "taken")), (5, 1), "{store}");
+    assert_eq!(take(&mut client).await.0, None, "{store}");
+    for _ in 0..2 {
+        free(&mut client, &token(&reply).unwrap()).await;
+        assert_eq!((held(&server), slots(&server, "freed")), (0, 1), "{store}");
+    }
 }
 
 /// A release waits for Redis, because it can be repeated.

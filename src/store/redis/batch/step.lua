@@ -420,6 +420,12 @@ function algorithms.c()
     return index == 1 and c.extra_text or c.extra_text .. ':' .. index
   end
 
+  local function own_slots(c)
+    local own = 0
+    while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
+    return own
+  end
+
   return {
     look = function(c)
       c.now = server_time()
@@ -432,17 +438,16 @@ function algorithms.c()
       c.held = redis.call('ZCARD', c.key)
     end,
     held_after = function(c, ahead)
-      local own = 0
-      while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
-      return c.held - own + ahead
+      return c.held - own_slots(c) + ahead
     end,
     charge = function(c)
       if c.hits < 0 then
         local index = 1
         while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
-      elseif not redis.call('ZSCORE', c.key, c.extra_text) then
-        local latest = text(c.now + c.period)
-        for index = 1, c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
+      else
+        -- A request that names the counter twice has slots already.
+        local latest, own = text(c.now + c.period), own_slots(c)
+        for index = own + 1, own + c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
         redis.call('PEXPIRE', c.key, text(c.period + GRACE))
       end
       c.held = redis.call('ZCARD', c.key)
