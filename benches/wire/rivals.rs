@@ -7,6 +7,7 @@ use std::{
     io::{self, Write as _},
     net::{SocketAddr, TcpListener},
     pin::Pin,
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -23,7 +24,8 @@ use tokio::{
     task::JoinSet,
 };
 use tollgate::{
-    Decision, DecisionCode, DecisionStatus, SHOULD_RATE_LIMIT, UnaryMethod, fast_path, framed,
+    ConnectionLeases, Decision, DecisionCode, DecisionStatus, SHOULD_RATE_LIMIT, UnaryMethod,
+    fast_path, framed,
     proto::envoy::service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
         rate_limit_response::{Code, DescriptorStatus},
@@ -251,7 +253,7 @@ impl UnaryMethod for Bare {
 
     type CallStart = ();
 
-    fn note(&self, _headers: &HeaderMap, _timeout: Option<Duration>) {}
+    fn note(&self, _: &HeaderMap, _: Option<Duration>, _: &Arc<ConnectionLeases>) {}
 
     fn message_came(&self, (): &mut ()) {}
 
