@@ -36,15 +36,15 @@ pub(super) fn readable(
             .collect();
         let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
         let report = report.and_then(|report| report.descriptors.get(index));
+        let limits = report.map_or(&[][..], |report| &report.limits);
         if status.current_limit.is_some() {
-            let _ = write!(text, ", {}", Standing::from(status));
+            let _ = write!(text, ", {}", Standing::of_status(status, limits));
         } else {
             text.push_str(", no limit");
             if let Some(no_limit) = report.and_then(|report| report.no_limit.as_ref()) {
                 let _ = write!(text, ": {}", on_one_line(&no_limit.why));
             }
         }
-        let limits = report.map_or(&[][..], |report| &report.limits);
         // If there is only one limit, the line above shows it.
         for limit in limits.iter().filter(|_| limits.len() > 1) {
             let over = if limit.over { "over, " } else { "" };
@@ -62,12 +62,24 @@ pub(super) fn readable(
     text
 }
 
+/// The unit of a limit of the requests in flight, which has none.
+const NO_UNIT: &str = "unknown";
+
 /// A count next to its limit.
 struct Standing {
     requests: u64,
+    /// `per minute`, or `in flight` for a limit without a unit; with the name of the limit if it has one.
     per: String,
     left: u64,
-    resets_in_secs: u64,
+    change: NextChange,
+}
+
+/// The next change of a count by itself, in seconds from now.
+enum NextChange {
+    ResetsIn(u64),
+    /// Slots that the request needs leave in this time, if their requests do not free them before.
+    PassesIn(u64),
+    Unknown,
 }
 
 impl fmt::Display for Standing {
@@ -76,26 +88,36 @@ impl fmt::Display for Standing {
             requests,
             per,
             left,
-            resets_in_secs,
+            change,
         } = self;
-        let resets_in = duration(*resets_in_secs);
-        write!(
-            f,
-            "{left} of {requests} per {} left, resets in {resets_in}",
-            on_one_line(per)
-        )
+        write!(f, "{left} of {requests} {} left", on_one_line(per))?;
+        match change {
+            NextChange::ResetsIn(secs) => write!(f, ", resets in {}", duration(*secs)),
+            NextChange::PassesIn(secs) => {
+                write!(f, ", would pass at the latest in {}", duration(*secs))
+            }
+            NextChange::Unknown => Ok(()),
+        }
     }
 }
 
-impl From<&DescriptorStatus> for Standing {
-    fn from(status: &DescriptorStatus) -> Self {
+impl Standing {
+    /// That of a status; `limits` are those of its descriptor in the report.
+    fn of_status(status: &DescriptorStatus, limits: &[ReportedLimit]) -> Self {
         let limit = status.current_limit.as_ref();
+        let is_slots = limit.is_some_and(|limit| limit.unit() == rate_limit::Unit::Unknown);
         let reset = status.duration_until_reset.as_ref();
+        let slots = || limits.iter().find(|limit| limit.over && limit.has_slots());
         Self {
             requests: limit.map_or(0, |limit| limit.requests_per_unit.into()),
             per: limit.map_or_else(String::new, period),
             left: status.limit_remaining.into(),
-            resets_in_secs: reset.map_or(0, |reset| reset.seconds.unsigned_abs()),
+            change: match is_slots {
+                true => slots().map_or(NextChange::Unknown, |limit| Self::from(limit).change),
+                false => {
+                    NextChange::ResetsIn(reset.map_or(0, |reset| reset.seconds.unsigned_abs()))
+                }
+            },
         }
     }
 }
@@ -105,24 +127,37 @@ impl From<&ReportedLimit> for Standing {
         let unit = limit.unit.to_ascii_lowercase();
         Self {
             requests: limit.requests_per_unit,
-            per: named(
+            per: per(
                 &unit,
                 limit.unit_multiplier.into(),
                 limit.name.as_deref().unwrap_or_default(),
             ),
             left: limit.remaining,
-            resets_in_secs: limit.reset_secs,
+            change: match limit.retry_secs {
+                _ if !limit.has_slots() => NextChange::ResetsIn(limit.reset_secs),
+                Some(secs) if limit.over => NextChange::PassesIn(secs),
+                _ => NextChange::Unknown,
+            },
         }
     }
 }
 
 fn period(limit: &RateLimit) -> String {
     let unit = match limit.unit() {
-        rate_limit::Unit::Unknown => "unknown unit".to_owned(),
+        rate_limit::Unit::Unknown => NO_UNIT.to_owned(),
         known => known.as_str_name().to_ascii_lowercase(),
     };
     let multiplier = limit.unit_multiplier.unwrap_or(1);
-    named(&unit, multiplier.into(), &limit.name)
+    per(&unit, multiplier.into(), &limit.name)
+}
+
+/// The words between a limit and what is left of it.
+fn per(unit: &str, multiplier: u64, name: &str) -> String {
+    match (unit, name) {
+        (NO_UNIT, "") => "in flight".to_owned(),
+        (NO_UNIT, name) => format!("in flight ({name})"),
+        _ => format!("per {}", named(unit, multiplier, name)),
+    }
 }
 
 fn code(number: i32) -> &'static str {

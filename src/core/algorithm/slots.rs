@@ -4,10 +4,6 @@ use std::collections::VecDeque;
 
 use crate::core::counter::{CounterKind, IncrementSpec};
 
-/// A caller of a full counter is to come back after this many milliseconds, or when the oldest slot leaves: most slots
-/// are freed by their requests and not by time.
-pub(super) const LONGEST_RETRY_MILLIS: u64 = 1_000;
-
 /// The slots that are taken.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Slots {
@@ -75,6 +71,17 @@ impl Slots {
     /// Milliseconds until the oldest one leaves; 0 if none is taken.
     pub(super) fn oldest_leaves_in(&self, now: u64) -> u64 {
         self.live(now).next().map_or(0, |one| one.leave_at - now)
+    }
+
+    /// Milliseconds until so many have left that the hits of `spec` fit. Most are freed earlier, by their requests.
+    pub(super) fn leaves_room_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let wanted = self.held(now).saturating_add(spec.added());
+        let mut short = wanted.saturating_sub(spec.limit);
+        let last = self.live(now).find(|one| {
+            short = short.saturating_sub(one.slots);
+            short == 0
+        });
+        last.map_or(0, |one| one.leave_at - now)
     }
 
     pub(super) fn last_leaves_at(&self) -> u64 {
@@ -197,13 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_is_asked_again_after_a_second_at_most() {
-        for (lease, passed, retry_in) in [(1, 0, 1_000), (2, 400, 600)] {
-            let mut state = slots();
-            let full = spec(lease, 5);
-            state.charge(&full, START);
-            let ends = state.ends(&spec(9, 1), 5, START + passed);
-            assert_eq!(ends.retry_in, Some(retry_in));
+    fn hits_pass_at_the_latest_when_enough_slots_have_left() {
+        let mut state = slots();
+        for (lease, hits) in [(1, 1), (2, 2), (3, 2)] {
+            state.charge(&spec(lease, hits), START + 100 * lease);
+        }
+        let now = START + 400;
+        for (hits, retry_in) in [(1, 700), (2, 800), (3, 800), (4, 900), (5, 900)] {
+            let ends = state.ends(&spec(9, hits), 5, now);
+            assert_eq!(ends.retry_in, Some(retry_in), "{hits}");
         }
         let ends = slots().ends(&spec(9, 6), 0, START);
         assert_eq!(ends.retry_in, None);

@@ -244,6 +244,7 @@ impl<'a> OrdersOfTarget<'a> {
             hits.strays += 1;
         }
         for text in tokens {
+            let mut was_reset = false;
             let Some(token) = LeaseToken::parse(text) else {
                 hits.strays += 1;
                 continue;
@@ -253,9 +254,13 @@ impl<'a> OrdersOfTarget<'a> {
                 let (back, outcome) = (Hits::give_back(1), hits.outcomes.len());
                 target.push(limit, back, now, outcome, &mut one);
                 one.name_slots(token.id.0);
-                one.iter().for_each(|free| hits.frees.append_one(free));
+                for free in one.iter() {
+                    was_reset |= memory.was_reset(free.key, token.at);
+                    hits.frees.append_one(free);
+                }
             }
-            let is_first = memory.is_first(token.id, target.mark());
+            // A reset has freed them already.
+            let is_first = memory.is_first(token.id, target.mark()) && !was_reset;
             let outcome = OrderOutcome::Freed {
                 is_first,
                 age: Duration::from_millis(now.millis().saturating_sub(token.at.millis())),

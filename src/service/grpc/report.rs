@@ -66,8 +66,21 @@ pub(crate) struct ReportedLimit {
     pub(crate) name: Option<String>,
     pub(crate) remaining: u64,
     pub(crate) reset_secs: u64,
+    /// Whole seconds until slots have left that the request needs, if it is over a limit of the requests in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) retry_secs: Option<u64>,
     pub(crate) over: bool,
 }
+
+impl ReportedLimit {
+    /// Whether it limits the requests in flight.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.unit == NO_UNIT
+    }
+}
+
+/// The unit of a limit that has none.
+const NO_UNIT: &str = "UNKNOWN";
 
 /// The report on a decision, descriptor by descriptor.
 pub(super) fn report(
@@ -146,12 +159,15 @@ fn limit(report: LimitReport<'_>) -> ReportedLimit {
         requests_per_unit: limit.requests_per_unit,
         unit: limit
             .unit()
-            .map_or("UNKNOWN", Unit::name)
+            .map_or(NO_UNIT, Unit::name)
             .to_ascii_uppercase(),
         unit_multiplier: limit.unit_multiplier(),
         name: limit.name.as_deref().map(str::to_owned),
         remaining: report.remaining,
         reset_secs: report.reset_secs,
+        retry_secs: report
+            .retry_secs
+            .filter(|_| report.is_over && limit.is_concurrency()),
         over: report.is_over,
     }
 }

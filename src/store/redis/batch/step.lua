@@ -462,9 +462,10 @@ function algorithms.c()
       local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
       return oldest[2] and oldest[2] - c.now or 0
     end,
-    -- Most slots are freed by their requests, and not by time.
+    -- Until so many have left that the hits fit. Most are freed earlier, by their requests.
     retry_in = function(c)
-      return math.min(c.algorithm.resets_in(c), 1000)
+      local last = c.held + c.added - c.limit - 1
+      return redis.call('ZRANGE', c.key, last, last, 'WITHSCORES')[2] - c.now
     end,
   }
 end
