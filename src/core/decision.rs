@@ -200,7 +200,7 @@ fn leased(
     is_any.then(|| Box::new(leased))
 }
 
-/// What the limits of a descriptor were charged.
+/// The charges of the limits of a descriptor.
 fn lease_part(
     counted: &PlannedDescriptor<'_>,
     plan: &Plan<'_>,

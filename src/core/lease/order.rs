@@ -270,7 +270,7 @@ impl<'a> OrdersOfTarget<'a> {
     }
 }
 
-/// What the token of a lease says about one descriptor.
+/// The part of a token that is about one descriptor.
 struct DescriptorLease {
     id: LeaseId,
     at: Timestamp,
@@ -285,7 +285,7 @@ impl DescriptorLease {
         hits.fold(0, u64::saturating_add).min(MOST_COST)
     }
 
-    /// What the counter of this mark was charged: nothing if its limit was replaced, and `None` if it did not exist.
+    /// The charge of the counter of this mark: of no hits if its limit was replaced, and `None` if it did not exist.
     fn charged(&self, mark: u32) -> Option<ChargedHits> {
         let mut charged = None;
         for part in &self.parts {
@@ -329,8 +329,8 @@ impl OrderTarget<'_> {
         self.limits.iter().any(is_settled).then_some(lease)
     }
 
-    /// Replaces the hits of a lease by their cost. A limit that is new since then gets the whole cost. Returns whether a
-    /// window has ended.
+    /// Replaces the hits of a lease by their cost. A limit that is new since then gets the whole cost. Returns whether
+    /// a window has ended.
     fn settle(
         &self,
         lease: &DescriptorLease,

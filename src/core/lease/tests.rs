@@ -832,7 +832,7 @@ proptest! {
         }
     }
 
-    /// What was missing after a charge includes the reservations of others, which may be given back first.
+    /// The tokens that were missing after a charge include the reservations of others, which may be given back first.
     #[test]
     fn a_bucket_is_fuller_than_its_truth_by_no_more_than_requests_at_once_did_not_need(
         leases in prop::collection::vec((0_u64..20_000, 1_u64..300, 0_u64..=100, 0_u64..20_000), 1..6),

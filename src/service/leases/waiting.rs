@@ -34,10 +34,10 @@ const TOGETHER: usize = 128;
 
 /// The costs that wait. All workers share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WaitingCosts(Arc<Mutex<Waiting>>);
+pub(crate) struct WaitingCosts(Arc<Mutex<CostTable>>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct CostTable {
     by_key: HashMap<Box<[u8]>, WaitingCost>,
     /// Whether a task sends them.
     is_in_work: bool,
@@ -75,7 +75,7 @@ impl WaitingCost {
     }
 }
 
-impl Waiting {
+impl CostTable {
     /// Adds a cost. Returns whether there was room.
     fn add(&mut self, key: &[u8], cost: WaitingCost) -> bool {
         let is_full = self.by_key.len() >= MAX_COUNTERS;

@@ -33,9 +33,12 @@ local now = tonumber(ARGV[1])
 local is_one_clock = now < 0
 if is_one_clock then now = server_time() end
 
--- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is empty.
+-- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is this time.
 local ends = tonumber(ARGV[3 + FIELDS * #KEYS] or '0')
-if ends > 0 and (is_one_clock and now or server_time()) > ends then return {} end
+if ends > 0 then
+  local time = is_one_clock and now or server_time()
+  if time > ends then return { time, 0 } end
+end
 
 -- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
 local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
