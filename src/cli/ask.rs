@@ -1,11 +1,14 @@
-//! `tollgate ask`: calls a running server as Envoy would and prints the decision.
+//! `tollgate ask`: calls a running server as Envoy would and prints the decision. Slots that the call takes and hits
+//! that it reserves are given back at once, because no stream follows whose end would do that.
 
 use std::{process::ExitCode, time::Duration};
 
-use tonic::{Code as GrpcCode, Status};
+use tonic::{Code as GrpcCode, Status, transport::Channel};
 
 use crate::{
     cli::explain::{self, ExplainError},
+    core::{descriptor_text::Entries, lease::token::LeaseToken},
+    foundation::printable::{CountOf, on_one_line},
     net::dial::{self, Dial, DialError, Symptom},
     service::{
         explain::question,
@@ -15,6 +18,7 @@ use crate::{
                 RateLimitResponse, rate_limit_response::Code,
                 rate_limit_service_client::RateLimitServiceClient,
             },
+            wire,
         },
     },
     settings::command_line::Ask,
@@ -103,7 +107,52 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
         Ok(response) => response,
         Err(status) => return Err(failure(&ask, &dial, status).await),
     };
-    answer(&ask, response.get_ref(), explained.as_deref())
+    let lease = match wire::lease(response.get_ref()) {
+        None => None,
+        Some(token) if ask.keep => Some((token, LeaseEnd::Kept)),
+        Some(token) => {
+            let end = give_back(&mut client, &ask, &token).await;
+            Some((token, end))
+        }
+    };
+    answer(&ask, response.get_ref(), explained.as_deref(), lease.as_ref())
+}
+
+/// The end of the slots or the reservation of the request.
+enum LeaseEnd {
+    GivenBack,
+    Kept,
+    NotGivenBack(Status),
+}
+
+impl LeaseEnd {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::GivenBack => "given_back",
+            Self::Kept => "kept",
+            Self::NotGivenBack(_) => "not_given_back",
+        }
+    }
+}
+
+/// Settles what the request leased with a cost of 0, as Envoy does for an answer that costs nothing. That frees slots,
+/// too, and gives hits back whatever the rule does with streams without a cost.
+async fn give_back(
+    client: &mut RateLimitServiceClient<Channel>,
+    ask: &Ask,
+    token: &LeaseToken,
+) -> LeaseEnd {
+    let order = ("tollgate.reservation".to_owned(), token.to_string());
+    let descriptors = ask.of.descriptors.iter().map(|Entries(entries)| {
+        let entries = entries.iter().chain([&order]);
+        Entries(entries.cloned().collect())
+    });
+    let descriptors: Vec<_> = descriptors.collect();
+    let request = question(&ask.of.domain, &descriptors, Some(0));
+    match client.should_rate_limit(request).await {
+        Ok(_) => LeaseEnd::GivenBack,
+        Err(status) => LeaseEnd::NotGivenBack(status),
+    }
 }
 
 /// The explanation of the decision to come, as JSON.
@@ -131,15 +180,24 @@ fn answer(
     ask: &Ask,
     response: &RateLimitResponse,
     explained: Option<&str>,
+    lease: Option<&(LeaseToken, LeaseEnd)>,
 ) -> Result<Answer, AskError> {
     let text = if ask.json {
         let mut text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
-        if let (Some(json), Some(fields)) = (explained, text.strip_suffix('}')) {
-            text = format!("{fields},\"explanation\":{json}}}");
-        }
+        let mut add = |name: &str, json: Option<&str>| {
+            if let (Some(json), Some(fields)) = (json, text.strip_suffix('}')) {
+                text = format!("{fields},\"{name}\":{json}}}");
+            }
+        };
+        add("explanation", explained);
+        let lease = lease.map(|(_, end)| format!("\"{}\"", end.name()));
+        add("lease", lease.as_deref());
         text
     } else {
-        let text = readable(ask, response);
+        let mut text = readable(ask, response);
+        if let Some((token, end)) = lease {
+            text = format!("{text}\n{}", lease_line(token, end));
+        }
         match explained {
             Some(json) => format!("{text}\n\nexplained: {}", explain::readable(json)?),
             None => text,
@@ -152,4 +210,34 @@ fn answer(
         ExitCode::SUCCESS
     };
     Ok(Answer { text, code })
+}
+
+/// The line on the end of the slots or the reservation of the request.
+fn lease_line(token: &LeaseToken, end: &LeaseEnd) -> String {
+    let hits = token
+        .parts()
+        .iter()
+        .fold(0, |sum: u64, part| sum.saturating_add(part.hits));
+    let (took, lasts) = match hits {
+        0 => ("took slots".to_owned(), "ttl"),
+        hits => (
+            format!(
+                "reserved {}",
+                CountOf(usize::try_from(hits).unwrap_or(usize::MAX), "hit")
+            ),
+            "window",
+        ),
+    };
+    match end {
+        LeaseEnd::GivenBack => format!("it {took}, and gave them back at once; --keep leaves them"),
+        LeaseEnd::Kept => {
+            format!(
+                "it {took}, and keeps them until their {lasts} ends, or the end of {token} is sent"
+            )
+        }
+        LeaseEnd::NotGivenBack(status) => {
+            let why = on_one_line(status.message());
+            format!("it {took}, and could not give them back: {why}")
+        }
+    }
 }

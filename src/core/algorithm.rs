@@ -222,7 +222,7 @@ impl AlgorithmState {
             Self::SlidingWindow(state) => state.at(spec, now).retry_in(spec, now),
             Self::SlidingLog(state) => state.retry_in(spec, now),
             Self::TokenBucket(state) => state.retry_in(spec, now),
-            Self::Slots(_) => resets_in.min(slots::LONGEST_RETRY_MILLIS),
+            Self::Slots(state) => state.leaves_room_in(spec, now),
         };
         ResetTimes {
             resets_in,

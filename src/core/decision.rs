@@ -1,16 +1,20 @@
 //! Counts → statuses and the overall code.
 
-use std::{cell::OnceCell, cmp::Reverse, collections::HashMap};
+use std::{cell::OnceCell, cmp::Reverse, collections::HashMap, ptr};
 
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use crate::core::{
     counter::{Batch, CounterState, IncrementSpec},
-    lease::token::{LeaseId, LeasePart},
-    limit::{Limit, Modes, NearRatio},
+    kind::Algorithm,
+    lease::{
+        mark,
+        token::{LeaseCharge, LeaseId, LeasePart, LeasedCounter},
+    },
+    limit::{Allows, Limit, Modes, NearRatio},
     metadata::Metadata,
-    plan::{Outcome, Plan, PlannedDescriptor, PlannedLease, PlannedLeases},
+    plan::{Outcome, Plan, PlannedDescriptor, PlannedLeases},
     request::InlineList,
     window::Timestamp,
 };
@@ -152,27 +156,79 @@ fn leased(
     counts: &[CounterState],
 ) -> Option<Box<Leased>> {
     let was_counted = |at: usize| counts[at].was_counted(plan.batch.spec(at));
-    let charged_hits = |descriptor: u32| match plan.outcomes.get(descriptor as usize) {
+    let charged = |descriptor: &u32| match plan.outcomes.get(*descriptor as usize) {
         Some(Outcome::Counted(counted)) if counted.counters.clone().all(was_counted) => {
-            Some((descriptor as usize, counted.hits.added()))
+            Some((*descriptor as usize, counted))
         }
         _ => None,
     };
-    let part = |lease: &PlannedLease| {
-        let (index, hits) = charged_hits(lease.descriptor).filter(|_| !lease.is_ambiguous)?;
-        let mark = lease.mark;
-        Some((index, LeasePart { mark, hits }))
-    };
-    let slots = leases.slots.iter();
-    let leased = Leased {
+    let identity =
+        |counted: &PlannedDescriptor<'_>| plan.batch.increment(counted.counters.start).identity();
+    let reserved: Vec<_> = leases.reserved.iter().filter_map(charged).collect();
+    let mut slots = Vec::<(usize, &[u8])>::new();
+    for (index, counted) in leases.slots.iter().filter_map(charged) {
+        // A request that names its counters twice has one lease of them.
+        let identity = identity(counted);
+        if slots.iter().all(|(_, other)| *other != identity) {
+            slots.push((index, identity));
+        }
+    }
+    let mut leased = Leased {
         id: leases.id,
-        reserved: leases.reserved.iter().filter_map(part).collect(),
-        slots: slots
-            .filter_map(|descriptor| Some(charged_hits(*descriptor)?.0))
-            .collect(),
+        reserved: Vec::with_capacity(reserved.len()),
+        slots: slots.into_iter().map(|(index, _)| index).collect(),
     };
+    for (index, counted) in &reserved {
+        leased
+            .reserved
+            .push((*index, lease_part(counted, plan, counts)));
+    }
+    // A mark that names counters of two descriptors would settle both, so it settles none of them.
+    let parts = leased.reserved.clone();
+    let is_clear = |at: usize| {
+        let (_, part) = &parts[at];
+        let others = parts.iter().zip(&reserved);
+        let mut others =
+            others.filter(|(_, (_, other))| identity(other) != identity(reserved[at].1));
+        !others.any(|((_, other), _)| part.shares_a_mark(other))
+    };
+    if parts.len() > 1 {
+        let mut at = 0..parts.len();
+        leased.reserved.retain(|_| at.next().is_some_and(&is_clear));
+    }
     let is_any = !leased.reserved.is_empty() || !leased.slots.is_empty();
     is_any.then(|| Box::new(leased))
+}
+
+/// The charges of the limits of a descriptor.
+fn lease_part(
+    counted: &PlannedDescriptor<'_>,
+    plan: &Plan<'_>,
+    counts: &[CounterState],
+) -> LeasePart {
+    let identity = plan.batch.increment(counted.counters.start).identity();
+    let limits = match counted.rule.map(|rule| &rule.allows) {
+        Some(Allows::Within(limits)) => &**limits,
+        Some(Allows::Unlimited) | None => &[],
+    };
+    let counter = |limit: &Limit| {
+        let mut counters = counted.counters.clone();
+        let own = counters.find(|at| ptr::eq(plan.limits[*at], limit));
+        LeasedCounter {
+            mark: mark::of_counter(identity, limit),
+            charge: match (own, &limit.algorithm) {
+                (None, _) => LeaseCharge::Replaced,
+                (Some(at), Algorithm::TokenBucket { .. }) => LeaseCharge::Bucket {
+                    full_in: counts[at].ends.map_or(0, |ends| ends.resets_in),
+                },
+                (Some(_), _) => LeaseCharge::Window,
+            },
+        }
+    };
+    LeasePart {
+        hits: counted.hits.added(),
+        counters: limits.iter().map(counter).collect(),
+    }
 }
 
 fn status(

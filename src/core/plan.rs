@@ -8,8 +8,7 @@ use crate::{
     core::{
         counter::{Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation},
         lease::{
-            mark::mark,
-            order::{Order, OrderKind, OrderTarget},
+            order::{MOST_COST, Order, OrderKind, OrderTarget},
             token::{LeaseId, LeaseToken},
         },
         limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, Modes, Reserve, Rule},
@@ -38,7 +37,8 @@ pub struct Plan<'a> {
 pub struct PlannedLeases<'a> {
     /// Names all leases of the request.
     pub id: LeaseId,
-    pub reserved: SmallVec<[PlannedLease; 2]>,
+    /// The descriptors whose hits are reserved, by index.
+    pub reserved: SmallVec<[u32; 2]>,
     /// The descriptors that take slots, by index.
     pub slots: SmallVec<[u32; 2]>,
     pub orders: Vec<Order<'a>>,
@@ -49,17 +49,6 @@ impl PlannedLeases<'_> {
     pub fn leases(&self) -> bool {
         !self.reserved.is_empty() || !self.slots.is_empty()
     }
-}
-
-/// A descriptor whose hits are reserved.
-#[derive(Clone, Copy, Debug)]
-pub struct PlannedLease {
-    /// Its index in the request.
-    pub descriptor: u32,
-    pub mark: u32,
-    /// Whether other counters of the request have this mark, too. Then a token could not tell them apart, so none of
-    /// them has a part in it.
-    pub is_ambiguous: bool,
 }
 
 #[derive(Debug)]
@@ -247,7 +236,7 @@ impl<'a> PlanBuilder<'a, '_> {
         {
             match lease {
                 LeasePolicy::Reserve(reserve) => {
-                    hits = self.reserve(index, reserve, limits, descriptor);
+                    hits = self.reserve(index, reserve, descriptor);
                 }
                 LeasePolicy::Slots => self.slots(index, descriptor),
                 LeasePolicy::Slices => is_sliced = true,
@@ -285,39 +274,15 @@ impl<'a> PlanBuilder<'a, '_> {
         }
     }
 
-    /// Plans the lease of a descriptor whose identity is set, and returns its hits. No more descriptors lease than a
+    /// Plans the lease of a descriptor, and returns its hits. No more descriptors lease than a
     /// token has parts; the others are charged as sent.
     #[cold]
-    fn reserve(
-        &mut self,
-        index: u32,
-        reserve: &Reserve,
-        limits: &[Limit],
-        descriptor: &Descriptor<'_>,
-    ) -> Hits {
+    fn reserve(&mut self, index: u32, reserve: &Reserve, descriptor: &Descriptor<'_>) -> Hits {
         let leases = self.leases.get_or_insert_default();
         if descriptor.hits.added() == 0 || leases.reserved.len() == LeaseToken::MAX_PARTS {
             return descriptor.hits;
         }
-        let mut lease = PlannedLease {
-            descriptor: index,
-            mark: mark(&self.identity, limits),
-            is_ambiguous: false,
-        };
-        let has_mark = |other: &&mut PlannedLease| other.mark == lease.mark;
-        for other in leases.reserved.iter_mut().filter(has_mark) {
-            let mut increments = self.batch.iter();
-            let first = increments.find(|increment| increment.descriptor == other.descriptor);
-            let identity = first.map(|first| &first.key[..first.descriptor_bytes as usize]);
-            lease.is_ambiguous |= other.is_ambiguous || identity != Some(self.identity.bytes());
-        }
-        if lease.is_ambiguous {
-            let others = leases.reserved.iter_mut();
-            others
-                .filter(|other| other.mark == lease.mark)
-                .for_each(|other| other.is_ambiguous = true);
-        }
-        leases.reserved.push(lease);
+        leases.reserved.push(index);
         match reserve.estimate {
             Some(estimate) if !descriptor.has_addend => Hits::add(estimate),
             _ => descriptor.hits,
@@ -353,12 +318,13 @@ impl<'a> PlanBuilder<'a, '_> {
                 rule,
                 lease,
                 limits,
-                mark: mark(&identity, limits),
                 identity,
             })
         });
         // A cost has no sign.
-        let cost = descriptor.has_addend.then(|| descriptor.hits.count());
+        let cost = descriptor
+            .has_addend
+            .then(|| descriptor.hits.count().min(MOST_COST));
         let leases = self.leases.get_or_insert_default();
         leases.orders.push(Order { kind, cost, target });
     }

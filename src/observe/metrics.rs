@@ -111,6 +111,13 @@ impl RuleSetStats {
         self.rules.get(rule.0)?.totals()
     }
 
+    /// Counts a reset that freed `slots` of a rule.
+    pub(crate) fn reset_slots(&self, rule: RuleId, slots: u64) {
+        if let Some(stats) = self.rules.get(rule.0) {
+            stats.slots().reset(slots);
+        }
+    }
+
     /// The label and the totals of each limit of a rule.
     pub(crate) fn limits(&self, rule: RuleId) -> impl Iterator<Item = (&str, LimitTotals)> {
         let stats = self.rules.get(rule.0).into_iter();

@@ -43,7 +43,7 @@ pub(crate) struct AnsweredLease {
 }
 
 /// Ends leases that no request uses.
-pub(crate) trait LeaseEnd: Send + Sync {
+pub(crate) trait EndLeases: Send + Sync {
     /// Whether any rule in use leases, so that streams have to be named.
     fn has_leases(&self) -> bool;
 
@@ -54,7 +54,7 @@ pub(crate) trait LeaseEnd: Send + Sync {
 /// The leases that one worker keeps.
 #[derive(Clone, Default)]
 pub struct WorkerLeases {
-    end: Option<Arc<dyn LeaseEnd>>,
+    end: Option<Arc<dyn EndLeases>>,
     kept: Arc<AtomicUsize>,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Debug for WorkerLeases {
 }
 
 impl WorkerLeases {
-    pub(crate) fn new(end: Arc<dyn LeaseEnd>) -> Self {
+    pub(crate) fn new(end: Arc<dyn EndLeases>) -> Self {
         Self {
             end: Some(end),
             kept: Arc::default(),
@@ -208,7 +208,7 @@ mod tests {
     #[derive(Default)]
     struct Ended(Mutex<Vec<u64>>);
 
-    impl LeaseEnd for Ended {
+    impl EndLeases for Ended {
         fn has_leases(&self) -> bool {
             true
         }

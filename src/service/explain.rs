@@ -34,8 +34,13 @@ mod writer;
 
 use writer::explain;
 
-/// The request with these descriptors, each with `hits`. Negative hits are given back.
-pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: i64) -> RateLimitRequest {
+/// The request with these descriptors, each with `hits`. Negative hits are given back. Without a number it is as most
+/// requests of Envoy: one hit, or the estimate of the rule.
+pub(crate) fn question(
+    domain: &str,
+    descriptors: &[Entries],
+    hits: Option<i64>,
+) -> RateLimitRequest {
     let descriptor = |Entries(entries): &Entries| RateLimitDescriptor {
         entries: entries
             .iter()
@@ -44,8 +49,8 @@ pub(crate) fn question(domain: &str, descriptors: &[Entries], hits: i64) -> Rate
                 value: value.clone().into(),
             })
             .collect(),
-        hits_addend: Some(hits.unsigned_abs()),
-        is_negative_hits: hits < 0,
+        hits_addend: hits.map(i64::unsigned_abs),
+        is_negative_hits: hits.is_some_and(i64::is_negative),
         ..RateLimitDescriptor::default()
     };
     RateLimitRequest {

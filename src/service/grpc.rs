@@ -22,7 +22,7 @@ use crate::{
         traces::{CallSummary, TracedCall, Tracer},
     },
     service::{
-        answered_leases::{AnsweredLease, CallStream, ConnectionLeases, LeaseEnd, WorkerLeases},
+        answered_leases::{AnsweredLease, CallStream, ConnectionLeases, EndLeases, WorkerLeases},
         limiter::{Basis, Limiter, NoDecision},
     },
     store::{
@@ -171,7 +171,7 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
     }
 }
 
-impl<S: Store + Clone> LeaseEnd for Service<S> {
+impl<S: Store + Clone> EndLeases for Service<S> {
     fn has_leases(&self) -> bool {
         self.limiter.rules.has_leases()
     }

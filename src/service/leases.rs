@@ -24,17 +24,22 @@ const REMEMBERED: usize = 8_192;
 /// This many counters that were reset lately are remembered, or up to twice as many.
 const RESETS: usize = 1_024;
 
+mod waiting;
+
+use waiting::WaitingCosts;
+
 /// Makes tokens, and remembers which were settled lately. All workers share it.
 #[derive(Clone, Debug)]
 pub struct LeaseBook {
     /// 0 if the counters outlive this process; otherwise a number for their life.
     epoch: u32,
     latest: Arc<Mutex<LatestLeases>>,
+    pub(crate) waiting: WaitingCosts,
 }
 
 #[derive(Debug)]
 struct LatestLeases {
-    /// By lease and mark: a lease of two descriptors is settled for each.
+    /// By lease and the mark of the descriptor: a lease of two is settled for each.
     settled: Generations<(LeaseId, u32), (), RandomState>,
     /// When counters were reset, by key.
     resets: Generations<Box<[u8]>, Timestamp, RandomState>,
@@ -61,6 +66,7 @@ impl LeaseBook {
         Self {
             epoch,
             latest: Arc::new(Mutex::new(latest)),
+            waiting: WaitingCosts::default(),
         }
     }
 
@@ -71,7 +77,7 @@ impl LeaseBook {
 
     /// The token of what was leased at `at`; `None` if that is too much for one.
     pub(crate) fn token(&self, leased: &Leased, at: Timestamp) -> Option<LeaseToken> {
-        let parts = leased.reserved.iter().map(|(_, part)| *part);
+        let parts = leased.reserved.iter().map(|(_, part)| part.clone());
         LeaseToken::new(at, leased.id, self.epoch, parts)
     }
 
@@ -101,11 +107,11 @@ impl LeaseMemory for OpenBook<'_> {
         self.epoch
     }
 
-    fn is_first(&mut self, id: LeaseId, mark: u32) -> bool {
+    fn is_first(&mut self, id: LeaseId, descriptor: u32) -> bool {
         let settled = &mut self.latest.settled;
-        let is_first = settled.get(&(id, mark)).is_none();
+        let is_first = settled.get(&(id, descriptor)).is_none();
         if is_first {
-            settled.insert(&(id, mark), (), 1);
+            settled.insert(&(id, descriptor), (), 1);
         }
         is_first
     }

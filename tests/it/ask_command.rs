@@ -10,6 +10,8 @@ use std::{
 use crate::support::{
     certificates::{Authority, Pair, Secret, self_signed},
     finish, free_port,
+    http::post_json,
+    redis::Redis,
     tollgate::{self, Tollgate, program},
 };
 
@@ -176,6 +178,90 @@ descriptors:
     assert!(said.starts_with("OK, degraded: true"), "{said}");
     assert!(said.contains("\n  header RateLimit-Limit: 7"), "{said}");
     assert!(said.contains("\n  header RateLimit-Reset: "), "{said}");
+}
+
+// --- leases --------------------------------------------------------------------------------------
+
+const LEASES: &str = "
+domain: d
+descriptors:
+  - key: kept
+    reserve: { estimate: 200, missing: estimate }
+    rate_limits: [1000/year, 5000/2y]
+  - key: zero
+    reserve: { estimate: 200, missing: zero }
+    rate_limits: [1000/year]
+  - key: tokens
+    reserve: { estimate: 200 }
+    rate_limits: [{ algorithm: token_bucket, unit: year, requests_per_unit: 1000 }]
+  - key: slots
+    rate_limits: [{ algorithm: concurrency, requests_per_unit: 3, ttl: 1h }]
+  - key: few
+    rate_limits: [5/year]
+";
+
+/// The hits that the first counter of a key holds.
+#[track_caller]
+fn held(server: &Tollgate, key: &str) -> u64 {
+    let body = format!(
+        r#"{{"domain":"d","descriptors":[{{"entries":[{{"key":"{key}","value":"x"}}]}}]}}"#
+    );
+    let reply = post_json(server.debug, "/counters/get", &body).unwrap();
+    let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
+    let hits = reply["descriptors"][0]["counters"][0]["hits"].as_u64();
+    hits.unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// No stream follows, so nothing else would end what the call holds.
+#[test]
+fn what_the_call_leases_is_given_back_at_once_unless_it_is_to_be_kept() {
+    let redis = Redis::start();
+    for builder in [
+        tollgate::with_rules(LEASES),
+        tollgate::with_rules(LEASES).redis(&redis),
+    ] {
+        let server = builder.start();
+        let url = url(&server);
+        let ask = |descriptors: &[&str], more: &[&str]| {
+            let mut args = vec!["--server", &url, "--domain", "d"];
+            args.extend(descriptors.iter().flat_map(|one| ["-d", one]));
+            args.extend(more);
+            let (code, said, errors) = run(&args);
+            assert_eq!(code, Some(0), "{said}{errors}");
+            said
+        };
+        for (key, line) in [
+            ("kept", "it reserved 200 hits, and gave them back at once"),
+            ("zero", "it reserved 200 hits, and gave them back at once"),
+            ("tokens", "it reserved 200 hits, and gave them back at once"),
+            ("slots", "it took slots, and gave them back at once"),
+        ] {
+            let descriptor = format!("{key}=x");
+            for _ in 0..6 {
+                let said = ask(&[&descriptor], &[]);
+                assert!(said.contains(line), "{said}");
+                // A bucket may keep a token of each, for the clocks of replicas.
+                assert!(held(&server, key) <= 6, "{key}");
+            }
+            let said = ask(&[&descriptor], &["--json"]);
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+            assert_eq!(said["lease"], "given_back", "{said}");
+        }
+        assert_eq!([held(&server, "kept"), held(&server, "slots")], [0; 2]);
+        let said = ask(&["kept=x", "zero=x", "few=x"], &["--hits", "5"]);
+        assert!(said.contains("it reserved 10 hits, and gave"), "{said}");
+        let held_now = ["kept", "zero", "few"].map(|key| held(&server, key));
+        assert_eq!(held_now, [0, 0, 5]);
+        let said = ask(&["slots=x"], &["--keep"]);
+        assert!(said.contains("it took slots, and keeps them"), "{said}");
+        let said = ask(&["kept=x"], &["--keep", "--json"]);
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(said["lease"], "kept", "{said}");
+        assert_eq!([held(&server, "slots"), held(&server, "kept")], [1, 200]);
+        // Nothing was leased.
+        let said = ask(&["few=x"], &["--any-decision", "--json"]);
+        assert!(!said.contains("lease"), "{said}");
+    }
 }
 
 // --- servers that do not answer ------------------------------------------------------------------

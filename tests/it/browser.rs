@@ -204,7 +204,7 @@ async fn values_of_clients_are_shown_as_text() {
 
 /// Domains of one rule and of several, of which all decisions come over `/json`.
 const RULES_OF_JSON: [&str; 2] = [
-    "{ domain: one, descriptors: [{ key: only, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 } }] }",
+    "{ domain: one, descriptors: [{ key: only, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 }, reserve: { estimate: 9 } }] }",
     "
 domain: several
 descriptors:

@@ -322,6 +322,13 @@ async function truths(browser, url, json, mode) {
   await page.type("#explain-descriptor .entry-row input", "only");
   await isGone();
   await explain("OK");
+  // Without a number of hits the estimate of the rule counts, as for Envoy.
+  const descriptors = [{ entries: [{ key: "only" }], hitsAddend: 1 }];
+  await fetch(json, { method: "POST", body: JSON.stringify({ domain: "one", descriptors }) });
+  await explain("is over the limit");
+  await page.type("#explain-form [name=hits]", "8");
+  await isGone();
+  await explain("no limit is over");
   await page.type("#explain-form [name=hits]", "10");
   await isGone();
   await explain("is over the limit");

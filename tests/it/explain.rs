@@ -1,6 +1,15 @@
 //! `tollgate explain`, offline and with a server: its account and the decision agree, and asking costs nothing.
 
-use std::{fmt::Write as _, fs, net::SocketAddr, process::Output};
+use std::{
+    fmt::Write as _,
+    fs,
+    net::SocketAddr,
+    process::Output,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
 
 use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
@@ -8,12 +17,13 @@ use ::tollgate::proto::envoy::{
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 use crate::{
     papers,
     support::{
-        ask::{ask, connect, descriptor, request, send},
-        finish, free_port,
+        ask::{ask, connect, descriptor, is_ok, request, send},
+        eventually, finish, free_port,
         http::get,
         json,
         redis::Redis,
@@ -257,6 +267,154 @@ fn a_question_is_asked_by_a_query_or_by_json() {
         assert_eq!(reply.status, status, "{body}");
     }
     assert_eq!(json::send(debug, "PUT", "/explain", b"").status, 405);
+}
+
+/// Rules whose requests hold something until their end.
+const LEASES: &str = "
+domain: d
+descriptors:
+  - key: budget
+    reserve: { estimate: 200 }
+    rate_limit: { unit: year, requests_per_unit: 1000 }
+  - key: slots
+    rate_limits: [{ algorithm: concurrency, requests_per_unit: 3, ttl: 1h }]
+  - key: hot
+    accuracy: exact-leased
+    rate_limit: { unit: hour, requests_per_unit: 20000 }
+";
+
+/// A request of one descriptor with this number of hits.
+fn with_hits(key: &str, hits: u64) -> RateLimitRequest {
+    let mut one = descriptor(&[(key, "x")]);
+    one.hits_addend = Some(hits);
+    request("d", vec![one])
+}
+
+/// Envoy sends no number of hits, unless it is told to.
+#[tokio::test]
+async fn without_a_number_of_hits_the_estimate_of_the_rule_counts() {
+    let server = tollgate::with_rules(LEASES).start();
+    let mut client = connect(server.grpc).await;
+    let used = send(&mut client, with_hits("budget", 900)).await;
+    assert!(is_ok(&used));
+    let folder = TempDir::new().unwrap();
+    let (debug, grpc) = (
+        format!("http://{}", server.debug),
+        format!("http://{}", server.grpc),
+    );
+    let of = ["--domain", "d", "-d", "budget=x"];
+    let explained = |more: &[&str]| {
+        let (code, said, errors) = run(&folder, &[&of[..], more].concat());
+        assert_eq!(code, Some(0), "{errors}");
+        said
+    };
+    let said = explained(&["--server", &debug]);
+    assert!(said.starts_with("would be refused: "), "{said}");
+    assert!(said.contains("budget=x (hits 200)\n"), "{said}");
+    let said = explained(&["--server", &debug, "--hits", "1"]);
+    assert!(said.starts_with("would pass: "), "{said}");
+    let rules = server.rules().display().to_string();
+    let said = explained(&["--rules", &rules]);
+    assert!(said.contains("budget=x (hits 200)\n"), "{said}");
+    for (query, code) in [("", "OVER_LIMIT"), ("&hits=100", "OK")] {
+        let path = format!("/explain?domain=d&descriptor=budget=x{query}");
+        let account: Value = serde_json::from_str(&get(server.debug, &path).body).unwrap();
+        assert_eq!(account["code"], code, "{account}");
+    }
+    let asked = |more: &[&str]| {
+        let what = [&["ask", "--server", &grpc], &of[..], more].concat();
+        finish(program().args(what)).status.code()
+    };
+    assert_eq!(asked(&[]), Some(3));
+    assert_eq!(asked(&["--hits", "1"]), Some(0));
+    let reply = ask(&mut client, "d", &[("budget", "x")]).await;
+    assert!(!is_ok(&reply));
+}
+
+/// Requests free most slots before these leave by themselves.
+#[tokio::test]
+async fn a_slot_is_said_to_be_free_at_the_latest_when_it_leaves_by_itself() {
+    let redis = Redis::start();
+    let started = [
+        tollgate::with_rules(LEASES),
+        tollgate::with_rules(LEASES).redis(&redis),
+    ];
+    for builder in started {
+        let server = builder.args(["--retry-after"]).start();
+        let mut client = connect(server.grpc).await;
+        for hits in [1, 2] {
+            assert!(is_ok(&send(&mut client, with_hits("slots", hits)).await));
+        }
+        let folder = TempDir::new().unwrap();
+        let (debug, grpc) = (
+            format!("http://{}", server.debug),
+            format!("http://{}", server.grpc),
+        );
+        let of = ["--domain", "d", "-d", "slots=x"];
+        let (_, said, errors) = run(&folder, &[&["--server", &debug], &of[..]].concat());
+        assert_eq!(
+            said.matches("would pass at the latest in ").count(),
+            2,
+            "{said}{errors}"
+        );
+        assert!(!said.contains("would pass at the latest in 1s"), "{said}");
+        let output = finish(program().args(["ask", "--server", &grpc]).args(of));
+        let said = String::from_utf8(output.stdout).unwrap();
+        let expected = "OVER_LIMIT, 0 of 3 in flight left, would pass at the latest in ";
+        assert!(said.contains(expected), "{said}");
+        for hits in [1, 3] {
+            let account = explain(server.debug, &with_hits("slots", hits));
+            let reply = send(&mut client, with_hits("slots", hits)).await.unwrap();
+            let headers = &reply.response_headers_to_add;
+            let retry = headers.iter().find(|header| header.key == "Retry-After");
+            let retry: u64 = retry.unwrap().value.parse().unwrap();
+            assert!((1_800..=3_600).contains(&retry), "{retry}");
+            let explained = account["retrySecs"].as_u64().unwrap();
+            assert!(retry <= explained && explained <= 3_600, "{account}");
+        }
+    }
+}
+
+/// A process that has charged hits in advance admits requests however full the counter is.
+#[tokio::test]
+async fn hits_that_this_process_has_charged_in_advance_let_a_request_pass() {
+    let redis = Redis::start();
+    let server = tollgate::with_rules(LEASES)
+        .args(["--workers", "1"])
+        .redis(&redis)
+        .start();
+    let mut clients = JoinSet::new();
+    let has_enough = Arc::new(AtomicBool::new(false));
+    for _ in 0..8 {
+        let (grpc, has_enough) = (server.grpc, has_enough.clone());
+        clients.spawn(async move {
+            let mut client = connect(grpc).await;
+            while !has_enough.load(SeqCst) {
+                let _ = ask(&mut client, "d", &[("hot", "x")]).await;
+            }
+        });
+    }
+    eventually("enough hits are free", async || {
+        server.metric("tollgate_slice_free_hits") >= 12
+    })
+    .await;
+    has_enough.store(true, SeqCst);
+    clients.join_all().await;
+    // Others use up the rest.
+    let key = redis.keys().pop().unwrap();
+    let counted: u64 = redis.cli(&["GET", &key]).trim().parse().unwrap();
+    redis.cli(&["INCRBY", &key, &(20_000 - counted).to_string()]);
+    let asked = with_hits("hot", 3);
+    let explained = Explained::of(server.debug, &asked);
+    let mut client = connect(server.grpc).await;
+    let reply = send(&mut client, asked).await;
+    explained.agrees(&reply).unwrap();
+    assert!(is_ok(&reply));
+    let all = with_hits("hot", 20_000);
+    let explained = Explained::of(server.debug, &all);
+    let reply = send(&mut client, all).await;
+    explained.agrees(&reply).unwrap();
+    assert!(!is_ok(&reply));
 }
 
 // --- the commands --------------------------------------------------------------------------------

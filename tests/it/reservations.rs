@@ -243,17 +243,25 @@ fn the_cost_of_a_request_that_passed_without_a_decision_is_counted() {
     assert_eq!(reservations(&server, "made"), 0);
 }
 
-/// The hits that the counter of a tenant holds.
+/// The hits that the first counter of a tenant holds.
 fn held(server: &Tollgate, tenant: &str) -> u64 {
+    held_by_all(server, tenant)[0]
+}
+
+/// The hits that the counters of a tenant hold.
+fn held_by_all(server: &Tollgate, tenant: &str) -> Vec<u64> {
     let asked = format!(
         r#"{{"domain":"llm","descriptors":[{{"entries":[{{"key":"tenant","value":"{tenant}"}}]}}]}}"#
     );
     let reply = post_json(server.debug, "/counters/get", &asked).unwrap();
     let reply: serde_json::Value = serde_json::from_str(&reply.body).unwrap();
-    let counter = &reply["descriptors"][0]["counters"][0];
-    counter["hits"]
-        .as_u64()
+    let counters = reply["descriptors"][0]["counters"].as_array();
+    let hits = |counter: &serde_json::Value| counter["hits"].as_u64().unwrap();
+    counters
         .unwrap_or_else(|| panic!("{reply}"))
+        .iter()
+        .map(hits)
+        .collect()
 }
 
 #[test]
@@ -536,6 +544,187 @@ async fn a_reload_with_another_limit_settles_and_one_with_another_period_charges
     reload(&server, "900/10years");
     settle(&mut client, "a", &unknown.unwrap(), 10).await;
     assert_eq!(held(&server, "a"), 10);
+}
+
+/// The store of each kind.
+async fn each_store(test: impl AsyncFn(&dyn Fn(&str) -> Builder)) {
+    test(&|text| tollgate::with_rules(text)).await;
+    let redis = Redis::start();
+    test(&|text| tollgate::with_rules(text).redis(&redis)).await;
+    let cluster = Cluster::start(0);
+    test(&|text| tollgate::with_rules(text).redis_at(&cluster.url(), "10s")).await;
+}
+
+/// An open reservation is settled in each limit that it was charged to, whatever else changes.
+#[tokio::test]
+async fn a_reload_may_change_the_order_and_the_numbers_of_limits_under_open_reservations() {
+    const LIMITS: &str = "[1000/year, 9000/10years]";
+    let text = |limits: &str, reload: usize| {
+        // An estimate must fit into each limit.
+        let estimate = if limits.contains("150/") { 100 } else { 200 };
+        format!(
+            "{}  - {{ key: reload, rate_limits: [{}/year] }}\n",
+            rules(estimate).replace("[1000/year]", limits),
+            reload + 1
+        )
+    };
+    each_store(async |start| {
+        let server = start(&text(LIMITS, 0)).start();
+        let mut client = connect(server.grpc).await;
+        let mut reloads = 0;
+        let mut reload = async |limits: &str| {
+            reloads += 1;
+            fs::write(server.rules().join("rules.yaml"), text(limits, reloads)).unwrap();
+            let rate = format!(r#""rate":"{}/year""#, reloads + 1);
+            eventually("the new limits are in force", async || {
+                server.page("/rules").contains(&rate)
+            })
+            .await;
+        };
+        for (tenant, limits, expected) in [
+            ("order", "[9000/10years, 1000/year]", &[50, 50][..]),
+            ("low", "[150/year, 9000/10years]", &[50, 50]),
+            ("gone", "[9000/10years]", &[50]),
+            // A limit that is new since then gets the whole cost.
+            (
+                "new",
+                "[1000/year, 9000/10years, 5000/5years]",
+                &[50, 50, 50],
+            ),
+        ] {
+            reload(LIMITS).await;
+            let token = reserve(&mut client, tenant).await.unwrap();
+            reload(limits).await;
+            settle(&mut client, tenant, &token, 50).await;
+            assert_eq!(held_by_all(&server, tenant), expected, "{tenant}");
+        }
+        assert_eq!(reservations(&server, "unknown"), 0);
+    })
+    .await;
+}
+
+/// A bucket that was empty, and a stream that lasts until more has flowed in than it did not cost.
+#[tokio::test]
+async fn a_busy_bucket_gets_back_what_a_long_stream_did_not_cost() {
+    let bucket = |terms: &str| {
+        let limit = format!("{{ algorithm: token_bucket, {terms} }}");
+        rules(100).replace("1000/year", &limit)
+    };
+    each_store(async |start| {
+        let busy = bucket("unit: second, requests_per_unit: 100, burst: 10000");
+        let server = start(&busy).start();
+        let mut client = connect(server.grpc).await;
+        let others = [("tenant", "a"), ("tollgate.unreserved", "1")];
+        ask_for(&mut client, vec![part(&others, Some(10_000))]).await;
+        let mut token = None;
+        eventually("there is room for a request", async || {
+            token = reserve(&mut client, "a").await;
+            token.is_some()
+        })
+        .await;
+        let missing = held(&server, "a");
+        assert!(missing > 9_800);
+        eventually("as many have flowed in", async || {
+            held(&server, "a") < missing - 100
+        })
+        .await;
+        let before = held(&server, "a");
+        settle(&mut client, "a", &token.unwrap(), 10).await;
+        let after = held(&server, "a");
+        assert!(before - after >= 90, "{before} {after}");
+    })
+    .await;
+    // No token is lost to rounding.
+    each_store(async |start| {
+        let slow = bucket("unit: day, requests_per_unit: 1000, burst: 1000");
+        let server = start(&slow).start();
+        let mut client = connect(server.grpc).await;
+        for (tenant, hits, cost) in [("some", 250, 50), ("none", 200, 0)] {
+            let reply = ask_for(&mut client, vec![part(&[("tenant", tenant)], Some(hits))]).await;
+            settle(&mut client, tenant, &token(&reply).unwrap(), cost).await;
+            assert_eq!(held(&server, tenant), cost);
+        }
+    })
+    .await;
+}
+
+/// Charges a cost of which tollgate knew nothing.
+async fn charge(client: &mut Client, tenant: &str, cost: u64) {
+    let entries = [("tenant", tenant), ("tollgate.unreserved", "1")];
+    ask_for(client, vec![part(&entries, Some(cost))]).await;
+}
+
+/// The hits that the counter of tenant `a` holds, from a Redis of its own.
+fn counted(redis: &Redis) -> i64 {
+    let keys = redis.keys();
+    let key = keys.iter().find(|key| key.contains("tenant1:a"));
+    key.map_or(0, |key| redis.number(&["get", key]))
+}
+
+/// Only the first is on its way when Redis stops; the others wait for its connection.
+#[tokio::test]
+async fn costs_that_were_not_sent_in_time_are_counted_once_redis_answers() {
+    for policy in ["error", "allow"] {
+        let redis = Redis::start();
+        let text = format!("{}    on_store_loss: {policy}\n", rules(200));
+        let server = tollgate::with_rules(&text).redis_at(&redis.url(), "100ms");
+        let server = server.args(["--workers", "1"]).start();
+        let mut client = connect(server.grpc).await;
+        charge(&mut client, "a", 1).await;
+        redis.freeze();
+        for _ in 0..8 {
+            charge(&mut client, "a", 100).await;
+        }
+        redis.thaw();
+        eventually("all costs are counted", async || counted(&redis) == 801).await;
+    }
+}
+
+/// More than there may be other work for a worker.
+#[tokio::test]
+async fn costs_of_one_counter_wait_as_one_sum() {
+    const COSTS: u64 = 4_500;
+    let mut redis = Redis::start();
+    let server = tollgate::with_rules(&rules(200)).redis(&redis);
+    let server = server.args(["--workers", "1"]).start();
+    let mut client = connect(server.grpc).await;
+    charge(&mut client, "a", 1).await;
+    redis.cli(&["SAVE"]);
+    redis.kill();
+    eventually("the loss is known", async || {
+        let asked = request("llm", vec![part(&[("tenant", "probe")], Some(0))]);
+        send(&mut client, asked).await.is_err()
+    })
+    .await;
+    for _ in 0..COSTS / 50 {
+        let mut calls = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let mut client = client.clone();
+            calls.spawn(async move { charge(&mut client, "a", 1).await });
+        }
+        calls.join_all().await;
+    }
+    redis.restart();
+    let all = i64::try_from(COSTS).unwrap() + 1;
+    eventually("all costs are counted", async || counted(&redis) == all).await;
+    let stats = server.page("/stats");
+    assert!(
+        stats.contains("tollgate.lost_settlements_total: 0\n"),
+        "{stats}"
+    );
+}
+
+#[tokio::test]
+async fn a_cost_is_counted_as_the_largest_limit_at_most() {
+    let server = tollgate::with_rules(&rules(200)).start();
+    let mut client = connect(server.grpc).await;
+    let token = reserve(&mut client, "a").await.unwrap();
+    settle(&mut client, "a", &token, u64::MAX).await;
+    assert_eq!(held(&server, "a"), (1 << 53) - 1);
+    let stats = server.page("/stats");
+    let overshoot = (1_u64 << 53) - 201;
+    let line = format!("tollgate.reservation_hits_total.llm.tenant.overshoot: {overshoot}\n");
+    assert!(stats.contains(&line), "{stats}");
 }
 
 /// Any caller of tollgate can send orders; none of them takes more off than a limit, fails or counts less than a

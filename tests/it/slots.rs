@@ -111,6 +111,11 @@ fn slots(server: &Tollgate, event: &str) -> u64 {
     line.map_or(0, |value| value.parse().unwrap())
 }
 
+/// The requests that hold slots, as the server counts them.
+fn held_by_metrics(server: &Tollgate) -> u64 {
+    server.metric("tollgate_slots_held{domain=\"shop\",rule=\"user\"}")
+}
+
 /// A client that sends requests which end in all ways, and that leaves at any time.
 fn client(front: SocketAddr, seed: u64, requests: u64) {
     let mut random = Random::new(seed);
@@ -267,7 +272,7 @@ async fn a_slot_is_freed_once_and_only_by_its_own_token() {
             "x",
             &forged,
             &"1".repeat(65_536),
-            &tokens[0].replace("1.", "2."),
+            &tokens[0].replacen("2.", "3.", 1),
         ] {
             free(&mut client, bad).await;
         }
@@ -290,15 +295,47 @@ async fn a_slot_is_freed_once_and_only_by_its_own_token() {
         send_parts(&mut client, orders.into()).await;
         assert_eq!(held(&server), 3, "{store}");
         let events = ["taken", "freed", "repeated", "expired"].map(|event| slots(&server, event));
-        // The forged token is of 1970.
-        assert_eq!(events, [5, 2, 2, 1], "{store}");
+        // The forged token is of 1970: no slot of then could be freed.
+        assert_eq!(events, [5, 2, 2, 0], "{store}");
+        assert_eq!(held_by_metrics(&server), 3, "{store}");
         let reset = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"a"}]}]}"#;
         post_json(server.debug, "/counters/reset", reset).unwrap();
         assert_eq!(held(&server), 0, "{store}");
+        assert_eq!(held_by_metrics(&server), 0, "{store}");
         free(&mut client, &tokens[2]).await;
         assert_eq!(held(&server), 0, "{store}");
+        // The reset has freed the last three.
+        let events = ["taken", "freed", "repeated", "expired"].map(|event| slots(&server, event));
+        assert_eq!(events, [5, 5, 3, 0], "{store}");
+        take(&mut client).await;
+        assert_eq!(held_by_metrics(&server), 1, "{store}");
     })
     .await;
+}
+
+/// Their ends get lost.
+#[tokio::test]
+async fn slots_that_leave_by_themselves_are_counted() {
+    let redis = Redis::start();
+    for builder in [
+        tollgate::with_rules(&rules("2s")),
+        tollgate::with_rules(&rules("2s")).redis(&redis),
+    ] {
+        let server = builder.start();
+        let mut client = connect(server.grpc).await;
+        let mut tokens = Vec::new();
+        for _ in 0..4 {
+            let (token, _) = take(&mut client).await;
+            tokens.push(token.unwrap());
+        }
+        free(&mut client, &tokens[0]).await;
+        eventually("three have left", async || slots(&server, "expired") == 3).await;
+        // One ends later.
+        free(&mut client, &tokens[1]).await;
+        let events = ["taken", "freed", "repeated", "expired"].map(|event| slots(&server, event));
+        assert_eq!(events, [4, 1, 0, 3]);
+        assert_eq!((held(&server), held_by_metrics(&server)), (0, 0));
+    }
 }
 
 #[tokio::test]
@@ -333,6 +370,46 @@ async fn a_call_that_is_dropped_or_late_holds_no_slot() {
     let (token, _) = take(&mut client).await;
     free(&mut client, &token.unwrap()).await;
     assert_eq!(held(&server), 1);
+}
+
+/// Two and three slots of five are five.
+#[tokio::test]
+async fn a_request_that_names_its_counter_twice_takes_the_slots_of_both() {
+    let cluster = Cluster::start(0);
+    let in_cluster = tollgate::with_rules(&rules("1h")).redis_at(&cluster.url(), "10s");
+    check_twice(in_cluster, "cluster").await;
+    each_store(check_twice).await;
+}
+
+async fn check_twice(server: Builder, store: &str) {
+    let server = server.start();
+    let mut client = connect(server.grpc).await;
+    let twice = |hits: [u64; 2]| {
+        let part = |hits| RateLimitDescriptor {
+            hits_addend: Some(hits),
+            ..descriptor(&[("user", "a")])
+        };
+        hits.map(part).into()
+    };
+    let reply = send_parts(&mut client, twice([3, 3])).await;
+    assert_eq!((token(&reply), held(&server)), (None, 0), "{store}");
+    let reply = send_parts(&mut client, twice([2, 3])).await;
+    let left: Vec<_> = reply
+        .statuses
+        .iter()
+        .map(|status| status.limit_remaining)
+        .collect();
+    assert_eq!(
+        (reply.overall_code(), &*left),
+        (Code::Ok, &[3, 0][..]),
+        "{store}"
+    );
+    assert_eq!((held(&server), slots(&server, "taken")), (5, 1), "{store}");
+    assert_eq!(take(&mut client).await.0, None, "{store}");
+    for _ in 0..2 {
+        free(&mut client, &token(&reply).unwrap()).await;
+        assert_eq!((held(&server), slots(&server, "freed")), (0, 1), "{store}");
+    }
 }
 
 /// A release waits for Redis, because it can be repeated.

@@ -50,26 +50,42 @@ pub(super) fn readable(ask: &Ask, response: &RateLimitResponse) -> String {
     text
 }
 
+/// The unit of a limit of the requests in flight, which has none.
+const NO_UNIT: &str = "unknown";
+
 /// The count of a status next to its limit.
 fn standing(status: &DescriptorStatus) -> String {
     let limit = status.current_limit.as_ref();
-    let reset = status.duration_until_reset.as_ref();
-    format!(
-        "{} of {} per {} left, resets in {}",
+    let left = format!(
+        "{} of {} {} left",
         status.limit_remaining,
         limit.map_or(0, |limit| limit.requests_per_unit),
-        on_one_line(&limit.map_or_else(String::new, period)),
-        duration(reset.map_or(0, |reset| reset.seconds.unsigned_abs()))
-    )
+        on_one_line(&limit.map_or_else(String::new, per)),
+    );
+    match &status.duration_until_reset {
+        // Slots leave when their requests end.
+        _ if limit.is_some_and(|limit| limit.unit() == rate_limit::Unit::Unknown) => left,
+        reset => {
+            let secs = reset.as_ref().map_or(0, |reset| reset.seconds.unsigned_abs());
+            format!("{left}, resets in {}", duration(secs))
+        }
+    }
 }
 
-fn period(limit: &RateLimit) -> String {
+/// The words between a limit and what is left of it.
+fn per(limit: &RateLimit) -> String {
     let unit = match limit.unit() {
-        rate_limit::Unit::Unknown => "unknown unit".to_owned(),
+        rate_limit::Unit::Unknown => NO_UNIT.to_owned(),
         known => known.as_str_name().to_ascii_lowercase(),
     };
-    let multiplier = limit.unit_multiplier.unwrap_or(1);
-    named(&unit, multiplier.into(), &limit.name)
+    match (&*unit, &*limit.name) {
+        (NO_UNIT, "") => "in flight".to_owned(),
+        (NO_UNIT, name) => format!("in flight ({name})"),
+        (unit, name) => {
+            let multiplier = limit.unit_multiplier.unwrap_or(1);
+            format!("per {}", named(unit, multiplier.into(), name))
+        }
+    }
 }
 
 fn code(number: i32) -> &'static str {

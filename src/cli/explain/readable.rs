@@ -21,7 +21,9 @@ pub(super) fn readable(explanation: &Explanation) -> String {
     };
     let mut text = on_one_line(&format!("{outcome}: {}", explanation.why));
     if let Some(Some(secs)) = explanation.retry_secs {
-        let _ = write!(text, "; would pass in {}", duration(secs));
+        let limits = explanation.descriptors.iter().flat_map(|one| &one.limits);
+        let latest = at_the_latest(limits.filter(|limit| is_over(limit)).any(has_slots));
+        let _ = write!(text, "; would pass {latest}in {}", duration(secs));
     }
     for (one, number) in explanation.descriptors.iter().zip(1_usize..) {
         let _ = write!(text, "\n\ndescriptor {number}: {}", entries(one));
@@ -34,6 +36,24 @@ pub(super) fn readable(explanation: &Explanation) -> String {
         let _ = write!(text, "\n\n… {} more descriptors", explanation.omitted);
     }
     text
+}
+
+/// Whether it limits the requests in flight. Their slots can be free before they leave by themselves.
+fn has_slots(limit: &ExplainedLimit) -> bool {
+    limit.unit.is_none()
+}
+
+/// Whether the request's hits would be over the limit.
+fn is_over(limit: &ExplainedLimit) -> bool {
+    match &limit.effect {
+        LimitEffect::Counted(counter) => counter.hits.as_ref().is_some_and(|hits| hits.over),
+        LimitEffect::Replaced { .. } => false,
+    }
+}
+
+/// The words before a wait that can end earlier.
+const fn at_the_latest(can_be_earlier: bool) -> &'static str {
+    if can_be_earlier { "at the latest " } else { "" }
 }
 
 /// Writes the lines of one descriptor.
@@ -126,11 +146,7 @@ fn step(step: &ExplainedStep, has_limit: bool, text: &mut String) {
 
 /// Writes the lines of one limit.
 fn limit(limit: &ExplainedLimit, text: &mut String) {
-    let hits = match &limit.effect {
-        LimitEffect::Counted(counter) => counter.hits.as_ref(),
-        LimitEffect::Replaced { .. } => None,
-    };
-    let is_over = hits.is_some_and(|hits| hits.over);
+    let is_over = is_over(limit);
     let name = limit.name.as_ref();
     let named = name.map_or_else(String::new, |name| format!(" `{name}`"));
     let over = if is_over { ", over" } else { "" };
@@ -150,7 +166,7 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
         let left = left(before.remaining, before.beyond_limit);
         let (count, resets) = (before.count, duration(before.reset_secs));
         let _ = match before.oldest_secs {
-            _ if limit.unit.is_some() => {
+            _ if !has_slots(limit) => {
                 let leased = before.leased.map_or_else(String::new, slice);
                 write!(
                     text,
@@ -168,7 +184,10 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
         };
         if is_over {
             let _ = match before.retry_secs {
-                Some(secs) => write!(text, ", would pass in {}", duration(secs)),
+                Some(secs) => {
+                    let latest = at_the_latest(has_slots(limit));
+                    write!(text, ", would pass {latest}in {}", duration(secs))
+                }
                 None => write!(text, ", would never pass"),
             };
         }

@@ -4,10 +4,6 @@ use std::collections::VecDeque;
 
 use crate::core::counter::{CounterKind, IncrementSpec};
 
-/// A caller of a full counter is to come back after this many milliseconds, or when the oldest slot leaves: most slots
-/// are freed by their requests and not by time.
-pub(super) const LONGEST_RETRY_MILLIS: u64 = 1_000;
-
 /// The slots that are taken.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Slots {
@@ -15,7 +11,7 @@ pub(crate) struct Slots {
     taken: VecDeque<SlotsOfLease>,
 }
 
-/// The slots of one request.
+/// Slots that a request took at once. One that names its descriptor twice takes some twice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SlotsOfLease {
     lease: u64,
@@ -39,31 +35,28 @@ impl Slots {
 
     /// Those of the lease that `spec` names.
     pub(super) fn of_lease(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let mut live = self.live(now);
-        live.find(|one| one.lease == lease_of(spec))
-            .map_or(0, |one| one.slots)
+        let lease = lease_of(spec);
+        let own = self.live(now).filter(|one| one.lease == lease);
+        own.map(|one| one.slots).sum()
     }
 
     fn live(&self, now: u64) -> impl Iterator<Item = &SlotsOfLease> {
         self.taken.iter().filter(move |one| one.leave_at > now)
     }
 
-    /// Takes slots for the lease that `spec` names, unless it has some, or frees all of them. Hits that are given back
-    /// without a lease free none.
+    /// Takes slots for the lease that `spec` names, beside those that it has, or frees all of them. Hits that are given
+    /// back without a lease free none.
     pub(super) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
         self.taken.retain(|one| one.leave_at > now);
         let lease = lease_of(spec);
-        let place = self.taken.iter().position(|one| one.lease == lease);
-        match place {
-            Some(place) if spec.taken_off() > 0 && lease != 0 => {
-                self.taken.remove(place);
-            }
-            None if spec.added() > 0 => self.taken.push_back(SlotsOfLease {
+        if spec.added() > 0 {
+            self.taken.push_back(SlotsOfLease {
                 lease,
                 slots: spec.added(),
                 leave_at: now.saturating_add(spec.period_millis),
-            }),
-            _ => {}
+            });
+        } else if spec.taken_off() > 0 && lease != 0 {
+            self.taken.retain(|one| one.lease != lease);
         }
     }
 
@@ -80,6 +73,17 @@ impl Slots {
         self.live(now).next().map_or(0, |one| one.leave_at - now)
     }
 
+    /// Milliseconds until so many have left that the hits of `spec` fit. Most are freed earlier, by their requests.
+    pub(super) fn leaves_room_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        let wanted = self.held(now).saturating_add(spec.added());
+        let mut short = wanted.saturating_sub(spec.limit);
+        let last = self.live(now).find(|one| {
+            short = short.saturating_sub(one.slots);
+            short == 0
+        });
+        last.map_or(0, |one| one.leave_at - now)
+    }
+
     pub(super) fn last_leaves_at(&self) -> u64 {
         self.taken.back().map_or(0, |one| one.leave_at)
     }
@@ -92,8 +96,6 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use proptest::prelude::*;
 
     use crate::core::{
@@ -128,22 +130,18 @@ mod tests {
         AlgorithmState::new(spec(0, 0).method).unwrap()
     }
 
-    /// The slots of each lease, and when they leave.
+    /// The lease of each slot that is taken, and when it leaves.
     #[derive(Debug, Default)]
-    struct Model(HashMap<u64, (u64, u64)>);
+    struct Model(Vec<(u64, u64)>);
 
     impl Model {
         fn held(&mut self, now: u64) -> i64 {
-            self.0.retain(|_, (_, leave_at)| {
+            self.0.retain_mut(|(_, leave_at)| {
                 // Taken by a clock that was ahead.
                 *leave_at = (*leave_at).min(now + TTL);
                 *leave_at > now
             });
-            self.0
-                .values()
-                .map(|(slots, _)| slots)
-                .sum::<u64>()
-                .cast_signed()
+            self.0.len().try_into().unwrap()
         }
     }
 
@@ -160,17 +158,14 @@ mod tests {
                 let held = model.held(now);
                 prop_assert_eq!(state.held(&spec, now), held);
                 if hits < 0 {
-                    let own = model.0.get(&lease).map_or(0, |(slots, _)| *slots);
-                    prop_assert_eq!(state.held_after(&spec, 2, now), held - own.cast_signed() + 2);
-                    model.0.remove(&lease);
-                } else if hits > 0 {
-                    let new = (hits.unsigned_abs(), now + TTL);
-                    model.0.entry(lease).or_insert(new);
+                    model.0.retain(|(other, _)| *other != lease);
+                    prop_assert_eq!(state.held_after(&spec, 2, now), model.held(now) + 2);
                 }
+                model.0.extend((0..hits).map(|_| (lease, now + TTL)));
                 state.charge(&spec, now);
                 prop_assert_eq!(state.held(&spec, now), model.held(now));
                 let held = model.held(now);
-                let leaves = model.0.values().map(|(_, leave_at)| *leave_at);
+                let leaves = model.0.iter().map(|(_, leave_at)| *leave_at);
                 prop_assert_eq!(state.expires_at(&spec, now), leaves.clone().max().unwrap_or(0));
                 let ends = state.ends(&spec, held, now);
                 prop_assert_eq!(ends.resets_in, leaves.min().map_or(0, |leave_at| leave_at - now));
@@ -209,13 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_is_asked_again_after_a_second_at_most() {
-        for (lease, passed, retry_in) in [(1, 0, 1_000), (2, 400, 600)] {
-            let mut state = slots();
-            let full = spec(lease, 5);
-            state.charge(&full, START);
-            let ends = state.ends(&spec(9, 1), 5, START + passed);
-            assert_eq!(ends.retry_in, Some(retry_in));
+    fn hits_pass_at_the_latest_when_enough_slots_have_left() {
+        let mut state = slots();
+        for (lease, hits) in [(1, 1), (2, 2), (3, 2)] {
+            state.charge(&spec(lease, hits), START + 100 * lease);
+        }
+        let now = START + 400;
+        for (hits, retry_in) in [(1, 700), (2, 800), (3, 800), (4, 900), (5, 900)] {
+            let ends = state.ends(&spec(9, hits), 5, now);
+            assert_eq!(ends.retry_in, Some(retry_in), "{hits}");
         }
         let ends = slots().ends(&spec(9, 6), 0, START);
         assert_eq!(ends.retry_in, None);

@@ -46,6 +46,14 @@ pub struct Increment<'a> {
     pub spec: IncrementSpec,
 }
 
+impl<'a> Increment<'a> {
+    /// The part of its key that names the descriptor.
+    pub(crate) fn identity(&self) -> &'a [u8] {
+        let length = self.descriptor_bytes as usize;
+        self.key.get(..length).unwrap_or(self.key)
+    }
+}
+
 impl Deref for Increment<'_> {
     type Target = IncrementSpec;
 

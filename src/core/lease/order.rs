@@ -6,8 +6,9 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{
-    settlement::{is_settled_by, settle},
-    token::{LeaseId, LeaseToken},
+    mark,
+    settlement::{ChargedHits, is_settled_by, settle},
+    token::{LeaseCharge, LeaseId, LeasePart, LeaseToken},
 };
 use crate::core::{
     counter::{Batch, Charge, Enforcement, Identity, IncrementSpec},
@@ -21,6 +22,9 @@ pub(crate) const PREFIX: &[u8] = b"tollgate.";
 
 /// The key of the entry that settles a lease.
 pub(crate) const SETTLE: &[u8] = b"tollgate.reservation";
+
+/// A cost above the largest limit counts as this: more would say nothing, and could not be added up.
+pub(crate) const MOST_COST: u64 = Limit::MAX_REQUESTS;
 
 /// An order of Envoy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +58,7 @@ impl<'a> OrderKind<'a> {
 #[derive(Debug)]
 pub struct Order<'a> {
     pub kind: OrderKind<'a>,
-    /// The cost; `None` if the descriptor brings none.
+    /// The cost, at most [`MOST_COST`]; `None` if the descriptor brings none.
     pub cost: Option<u64>,
     /// `None` if its entries name no rule that leases.
     pub target: Option<OrderTarget<'a>>,
@@ -67,7 +71,6 @@ pub struct OrderTarget<'a> {
     pub lease: LeasePolicy,
     pub limits: &'a [Limit],
     pub identity: Identity,
-    pub mark: u32,
 }
 
 /// The result of the orders for one descriptor.
@@ -110,8 +113,8 @@ pub(crate) trait LeaseMemory {
     /// That of the store.
     fn epoch(&self) -> u32;
 
-    /// Whether this lease and mark are settled for the first time. It remembers them.
-    fn is_first(&mut self, id: LeaseId, mark: u32) -> bool;
+    /// Whether this lease is settled for the first time for the descriptor of this mark. It remembers both.
+    fn is_first(&mut self, id: LeaseId, descriptor: u32) -> bool;
 
     /// Whether the counter of this key was reset at that time or later: then it no longer has what was charged before.
     fn was_reset(&self, key: &[u8], since: Timestamp) -> bool;
@@ -159,7 +162,9 @@ struct OrdersOfTarget<'a> {
 
 impl<'a> OrdersOfTarget<'a> {
     fn add(&mut self, order: &Order<'a>) {
-        let sum = |one: Option<u64>, other: u64| Some(one.unwrap_or(0).saturating_add(other));
+        let sum = |one: Option<u64>, other: u64| {
+            Some(one.unwrap_or(0).saturating_add(other).min(MOST_COST))
+        };
         match order.kind {
             OrderKind::Settle(token) => {
                 let known = self.settles.iter_mut().find(|(other, _)| *other == token);
@@ -194,10 +199,11 @@ impl<'a> OrdersOfTarget<'a> {
         let ends = settles.chain(releases.map(|&text| (text, Some(0), true)));
         for (text, cost, is_release) in ends {
             let (outcome, is_late) = match target.lease(text, memory.epoch(), now) {
-                Some((token, leased)) if memory.is_first(token.id, target.mark) => {
+                Some(lease) if memory.is_first(lease.id, target.mark()) => {
                     // Without a number the cost is what was reserved.
+                    let leased = lease.hits();
                     let cost = cost.unwrap_or(leased);
-                    let is_late = target.settle((leased, cost), token.at, memory, now, hits);
+                    let is_late = target.settle(&lease, cost, memory, now, hits);
                     let outcome = match is_release {
                         true => OrderOutcome::Released { leased },
                         false => OrderOutcome::Settled { leased, cost },
@@ -238,6 +244,7 @@ impl<'a> OrdersOfTarget<'a> {
             hits.strays += 1;
         }
         for text in tokens {
+            let mut was_reset = false;
             let Some(token) = LeaseToken::parse(text) else {
                 hits.strays += 1;
                 continue;
@@ -247,9 +254,13 @@ impl<'a> OrdersOfTarget<'a> {
                 let (back, outcome) = (Hits::give_back(1), hits.outcomes.len());
                 target.push(limit, back, now, outcome, &mut one);
                 one.name_slots(token.id.0);
-                one.iter().for_each(|free| hits.frees.append_one(free));
+                for free in one.iter() {
+                    was_reset |= memory.was_reset(free.key, token.at);
+                    hits.frees.append_one(free);
+                }
             }
-            let is_first = memory.is_first(token.id, target.mark);
+            // A reset has freed them already.
+            let is_first = memory.is_first(token.id, target.mark()) && !was_reset;
             let outcome = OrderOutcome::Freed {
                 is_first,
                 age: Duration::from_millis(now.millis().saturating_sub(token.at.millis())),
@@ -259,40 +270,95 @@ impl<'a> OrdersOfTarget<'a> {
     }
 }
 
-impl OrderTarget<'_> {
-    /// The lease of these counters that `text` names, and its hits; `None` if it was made by another process, for
-    /// other counters or in the future, or if no window of it can matter any more.
-    fn lease(&self, text: &[u8], epoch: u32, now: Timestamp) -> Option<(LeaseToken, u64)> {
-        let token = LeaseToken::parse(text).filter(|token| token.epoch == epoch)?;
-        let leased = token.hits(self.mark);
-        // More than a limit admits was never charged.
-        let most = self.limits.iter().map(Limit::capacity).min()?;
-        let is_any_settled = |limit: &Limit| is_settled_by(limit, token.at, now);
-        let is_known = (1..=most).contains(&leased) && self.limits.iter().any(is_any_settled);
-        is_known.then_some((token, leased))
+/// The part of a token that is about one descriptor.
+struct DescriptorLease {
+    id: LeaseId,
+    at: Timestamp,
+    /// Never empty.
+    parts: SmallVec<[LeasePart; 1]>,
+}
+
+impl DescriptorLease {
+    /// The hits that were reserved.
+    fn hits(&self) -> u64 {
+        let hits = self.parts.iter().map(|part| part.hits);
+        hits.fold(0, u64::saturating_add).min(MOST_COST)
     }
 
-    /// Replaces hits that were charged at `at` by their cost. Returns whether a window has ended since.
+    /// The charge of the counter of this mark: of no hits if its limit was replaced, and `None` if it did not exist.
+    fn charged(&self, mark: u32) -> Option<ChargedHits> {
+        let mut charged = None;
+        for part in &self.parts {
+            let Some(charge) = part.charge(mark) else {
+                continue;
+            };
+            let sum = charged.get_or_insert(ChargedHits {
+                hits: 0,
+                at: self.at,
+                full_in: 0,
+            });
+            match charge {
+                LeaseCharge::Replaced => continue,
+                LeaseCharge::Window => {}
+                LeaseCharge::Bucket { full_in } => sum.full_in = sum.full_in.max(full_in),
+            }
+            sum.hits = sum.hits.saturating_add(part.hits).min(MOST_COST);
+        }
+        charged
+    }
+}
+
+impl OrderTarget<'_> {
+    fn mark(&self) -> u32 {
+        mark::of_descriptor(self.identity.bytes())
+    }
+
+    /// The lease of these counters that `text` names; `None` if it was made by another process, for other counters or
+    /// in the future, or if no window of it can matter any more.
+    fn lease(&self, text: &[u8], epoch: u32, now: Timestamp) -> Option<DescriptorLease> {
+        let token = LeaseToken::parse(text).filter(|token| token.epoch == epoch)?;
+        let lease = DescriptorLease {
+            id: token.id,
+            at: token.at,
+            parts: token.parts_of(self.identity.bytes(), self.limits),
+        };
+        let is_settled = |limit: &Limit| {
+            let mark = mark::of_counter(self.identity.bytes(), limit);
+            is_settled_by(limit, token.at, now) && lease.charged(mark).is_some()
+        };
+        self.limits.iter().any(is_settled).then_some(lease)
+    }
+
+    /// Replaces the hits of a lease by their cost. A limit that is new since then gets the whole cost. Returns whether
+    /// a window has ended.
     fn settle(
         &self,
-        (leased, cost): (u64, u64),
-        at: Timestamp,
+        lease: &DescriptorLease,
+        cost: u64,
         memory: &impl LeaseMemory,
         now: Timestamp,
         hits: &mut OrderedHits<'_>,
     ) -> bool {
         let mut is_late = false;
         for limit in self.limits {
-            let settlement = settle(limit, leased, cost, at, now);
+            let mark = mark::of_counter(self.identity.bytes(), limit);
+            let Some(charged) = lease.charged(mark) else {
+                self.charge_limit(limit, cost, now, hits);
+                continue;
+            };
+            if charged.hits == 0 {
+                continue;
+            }
+            let settlement = settle(limit, charged, cost, now);
             is_late |= settlement.is_late;
-            for (change, window) in [(settlement.then, at), (settlement.now, now)] {
+            for (change, window) in [(settlement.then, lease.at), (settlement.now, now)] {
                 let mut one = Batch::default();
                 self.push(limit, change, window, hits.outcomes.len(), &mut one);
                 let changes = one.iter();
                 for change in changes {
                     if change.added() > 0 {
                         hits.adds.append_one(change);
-                    } else if !memory.was_reset(change.key, at) {
+                    } else if !memory.was_reset(change.key, lease.at) {
                         hits.gives_back.append_one(change);
                     }
                 }
@@ -304,14 +370,13 @@ impl OrderTarget<'_> {
     /// Charges a cost to the present windows.
     fn charge(&self, cost: u64, now: Timestamp, hits: &mut OrderedHits<'_>) {
         for limit in self.limits {
-            self.push(
-                limit,
-                Hits::add(cost),
-                now,
-                hits.outcomes.len(),
-                &mut hits.adds,
-            );
+            self.charge_limit(limit, cost, now, hits);
         }
+    }
+
+    fn charge_limit(&self, limit: &Limit, cost: u64, now: Timestamp, hits: &mut OrderedHits<'_>) {
+        let outcome = hits.outcomes.len();
+        self.push(limit, Hits::add(cost), now, outcome, &mut hits.adds);
     }
 
     /// Appends a change for the next outcome, if there is any.

@@ -1,23 +1,27 @@
 //! A lease as text: hits that were charged before they are used, which a request carries in Envoy's dynamic metadata.
 //!
 //! ```text
-//! 1.1jqk9q2ns0.a0f3k2m9t1c4.0.1v7c2ab-p0
-//! ^ ^          ^            ^ ^       ^ hits
-//! | |          |            | mark of a descriptor that reserved hits, at most eight of them
+//! 2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-0f3k2m_2n9c0
+//! ^ ^          ^            ^ ^  ^      ^      ^ milliseconds until a bucket is full, if no others come
+//! | |          |            | |  |      mark of the counter of its next limit
+//! | |          |            | |  mark of the counter of its first limit
+//! | |          |            | hits that a descriptor reserved; there are at most eight such words
 //! | |          |            epoch of the store: 0, or a random number in memory
 //! | |          id
 //! | milliseconds since 1970
 //! version
 //! ```
 //!
-//! Numbers have the digits 0 to 9 and a to v (base 32), without zeros in front. The text needs no signature: whoever
-//! reaches the gRPC port can give back hits anyway.
+//! `_` without a number follows the mark of a limit that was not charged. Numbers have the digits 0 to 9 and a to v
+//! (base 32), without zeros in front. The text needs no signature: whoever reaches the gRPC port can give back hits
+//! anyway. Tokens of version 1 are still read: one mark for all limits of a descriptor, and then its hits.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::core::window::Timestamp;
+use super::mark;
+use crate::core::{limit::Limit, window::Timestamp};
 
 /// Hits that were charged to counters at `at`, for one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +31,36 @@ pub(crate) struct LeaseToken {
     /// The store that was charged: 0 for Redis, and a random number for the memory of a process.
     pub epoch: u32,
     /// One for each descriptor that reserved hits, at most [`Self::MAX_PARTS`]. Slots have none: the id frees them.
-    parts: SmallVec<[LeasePart; 2]>,
+    parts: SmallVec<[LeasePart; 1]>,
+    is_version_1: bool,
 }
 
 /// The lease of one descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeasePart {
-    /// Names the counters; see [`mark`](super::mark::mark).
-    pub mark: u32,
-    /// At least 1.
+    /// At least 1, and at most what a limit can admit.
     pub hits: u64,
+    /// Those of all limits of its rule.
+    pub counters: SmallVec<[LeasedCounter; 2]>,
+}
+
+/// The counter of one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeasedCounter {
+    /// Its name; see [`mark`].
+    pub mark: u32,
+    pub charge: LeaseCharge,
+}
+
+/// How a counter was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseCharge {
+    /// Not at all: another rule of the request replaced the limit.
+    Replaced,
+    /// A window was. Version 1 says this of buckets as well, to which nothing is given back then.
+    Window,
+    /// A bucket was. Without others it is full after so many milliseconds.
+    Bucket { full_in: u64 },
 }
 
 /// The random name of a lease.
@@ -47,9 +71,6 @@ impl LeaseToken {
     /// The most descriptors of a message that lease.
     pub(crate) const MAX_PARTS: usize = 8;
 
-    /// The longest text: 33 bytes before the parts, and 20 for each at 2^53.
-    pub(crate) const MAX_BYTES: usize = 200;
-
     /// A lease of `parts`; `None` if there are too many.
     pub(crate) fn new(
         at: Timestamp,
@@ -57,59 +78,155 @@ impl LeaseToken {
         epoch: u32,
         parts: impl IntoIterator<Item = LeasePart>,
     ) -> Option<Self> {
-        let parts: SmallVec<[_; 2]> = parts.into_iter().collect();
+        let parts: SmallVec<[_; 1]> = parts.into_iter().collect();
         (parts.len() <= Self::MAX_PARTS).then_some(Self {
             at,
             id,
             epoch,
             parts,
+            is_version_1: false,
         })
     }
 
-    /// Reads a text that [`fmt::Display`] wrote; `None` for any other.
+    /// Reads a text that [`fmt::Display`] or version 1 wrote; `None` for any other.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
-        if text.len() > Self::MAX_BYTES {
-            return None;
-        }
         let mut words = text.split(|byte| *byte == b'.');
-        if words.next()? != b"1" {
-            return None;
-        }
+        let (is_version_1, part): (_, fn(&[u8]) -> Option<LeasePart>) = match words.next()? {
+            b"1" => (true, LeasePart::parse_version_1),
+            b"2" => (false, LeasePart::parse),
+            _ => return None,
+        };
         let at = Timestamp::from_millis(number(words.next()?)?);
         let id = LeaseId(number(words.next()?)?);
         let epoch = u32::try_from(number(words.next()?)?).ok()?;
-        let mut parts = SmallVec::<[_; 2]>::new();
+        let mut parts = SmallVec::<[_; 1]>::new();
         for word in words {
-            let dash = word.iter().position(|byte| *byte == b'-')?;
-            let mark = u32::try_from(number(&word[..dash])?).ok()?;
-            let hits = number(&word[dash + 1..]).filter(|hits| *hits > 0)?;
-            parts.push(LeasePart { mark, hits });
+            if parts.len() == Self::MAX_PARTS {
+                return None;
+            }
+            parts.push(part(word)?);
         }
-        Self::new(at, id, epoch, parts)
-    }
-
-    /// The hits that the descriptor of this mark leased; 0 if it leased none. A descriptor that stands twice has two
-    /// parts, which are one lease.
-    pub(crate) fn hits(&self, mark: u32) -> u64 {
-        let own = self.parts.iter().filter(|part| part.mark == mark);
-        own.fold(0, |sum, part| part.hits.saturating_add(sum))
+        Some(Self {
+            at,
+            id,
+            epoch,
+            parts,
+            is_version_1,
+        })
     }
 
     /// The leases of the descriptors, in their order.
     pub(crate) fn parts(&self) -> &[LeasePart] {
         &self.parts
     }
+
+    /// The leases of the descriptor of `identity`, in a rule of these limits. There are two if it stood twice in the
+    /// request.
+    pub(super) fn parts_of(&self, identity: &[u8], limits: &[Limit]) -> SmallVec<[LeasePart; 1]> {
+        let mark_1 = self
+            .is_version_1
+            .then(|| mark::of_version_1(identity, limits));
+        let counters = limits.iter().map(|limit| LeasedCounter {
+            mark: mark::of_counter(identity, limit),
+            charge: LeaseCharge::Window,
+        });
+        let counters: SmallVec<[_; 2]> = counters.collect();
+        let mut own = SmallVec::new();
+        for part in &self.parts {
+            match mark_1 {
+                None if counters.iter().any(|one| part.charge(one.mark).is_some()) => {
+                    own.push(part.clone());
+                }
+                Some(mark) if part.charge(mark).is_some() => own.push(LeasePart {
+                    hits: part.hits,
+                    counters: counters.clone(),
+                }),
+                _ => {}
+            }
+        }
+        own
+    }
+}
+
+impl LeasePart {
+    /// How the counter of this mark was charged; `None` if its limit did not exist.
+    pub(super) fn charge(&self, mark: u32) -> Option<LeaseCharge> {
+        let found = self.counters.iter().find(|counter| counter.mark == mark);
+        found.map(|counter| counter.charge)
+    }
+
+    /// Whether a mark names a counter of both.
+    pub(crate) fn shares_a_mark(&self, other: &Self) -> bool {
+        let mut counters = self.counters.iter();
+        counters.any(|counter| other.charge(counter.mark).is_some())
+    }
+
+    fn parse(word: &[u8]) -> Option<Self> {
+        let mut words = word.split(|byte| *byte == b'-');
+        let hits = hits(words.next()?)?;
+        let counters: Option<SmallVec<_>> = words.map(LeasedCounter::parse).collect();
+        let counters = counters.filter(|counters| !counters.is_empty())?;
+        Some(Self { hits, counters })
+    }
+
+    fn parse_version_1(word: &[u8]) -> Option<Self> {
+        let dash = word.iter().position(|byte| *byte == b'-')?;
+        let counter = LeasedCounter {
+            mark: u32::try_from(number(&word[..dash])?).ok()?,
+            charge: LeaseCharge::Window,
+        };
+        Some(Self {
+            hits: hits(&word[dash + 1..])?,
+            counters: SmallVec::from_slice(&[counter]),
+        })
+    }
+}
+
+impl LeasedCounter {
+    fn parse(word: &[u8]) -> Option<Self> {
+        let (mark, charge) = match word.iter().position(|byte| *byte == b'_') {
+            None => (word, LeaseCharge::Window),
+            Some(end) if end + 1 == word.len() => (&word[..end], LeaseCharge::Replaced),
+            Some(end) => {
+                let full_in = number(&word[end + 1..])?;
+                (&word[..end], LeaseCharge::Bucket { full_in })
+            }
+        };
+        let mark = number(mark).filter(|mark| *mark >> mark::BITS == 0)?;
+        let mark = u32::try_from(mark).ok()?;
+        Some(Self { mark, charge })
+    }
 }
 
 impl fmt::Display for LeaseToken {
+    /// Writes it as version 2.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (at, id) = (Digits(self.at.millis()), Digits(self.id.0));
-        write!(f, "1.{at}.{id}.{}", Digits(self.epoch.into()))?;
-        for LeasePart { mark, hits } in &self.parts {
-            write!(f, ".{}-{}", Digits((*mark).into()), Digits(*hits))?;
+        write!(f, "2.{at}.{id}.{}", Digits(self.epoch.into()))?;
+        for LeasePart { hits, counters } in &self.parts {
+            write!(f, ".{}", Digits(*hits))?;
+            for LeasedCounter { mark, charge } in counters {
+                write!(f, "-{}", Digits((*mark).into()))?;
+                match charge {
+                    LeaseCharge::Window => {}
+                    LeaseCharge::Replaced => f.write_str("_")?,
+                    LeaseCharge::Bucket { full_in } => write!(f, "_{}", Digits(*full_in))?,
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// The text of a token of version 1.
+#[cfg(test)]
+pub(crate) fn version_1(at: Timestamp, id: LeaseId, epoch: u32, parts: &[(u32, u64)]) -> String {
+    let (at, id) = (Digits(at.millis()), Digits(id.0));
+    let parts: Vec<_> = parts
+        .iter()
+        .map(|(mark, hits)| format!(".{}-{}", Digits((*mark).into()), Digits(*hits)))
+        .collect();
+    format!("1.{at}.{id}.{}{}", Digits(epoch.into()), parts.concat())
 }
 
 /// A number in base 32.
@@ -142,6 +259,11 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
+/// The hits that these digits write. A limit admits no more, so no more were charged.
+fn hits(digits: &[u8]) -> Option<u64> {
+    number(digits).filter(|hits| (1..=Limit::MAX_REQUESTS).contains(hits))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -149,8 +271,19 @@ mod tests {
     use super::*;
 
     fn any_token() -> impl Strategy<Value = LeaseToken> {
-        let hits = prop_oneof![1_u64..10_000, 1..=1_u64 << 53];
-        let part = (any::<u32>(), hits).prop_map(|(mark, hits)| LeasePart { mark, hits });
+        let hits = prop_oneof![1_u64..10_000, 1..1_u64 << 53];
+        let charge = prop_oneof![
+            Just(LeaseCharge::Window),
+            Just(LeaseCharge::Replaced),
+            any::<u64>().prop_map(|full_in| LeaseCharge::Bucket { full_in }),
+        ];
+        let counter = (0..1_u32 << mark::BITS, charge);
+        let counter = counter.prop_map(|(mark, charge)| LeasedCounter { mark, charge });
+        let part = (hits, prop::collection::vec(counter, 1..4));
+        let part = part.prop_map(|(hits, counters)| LeasePart {
+            hits,
+            counters: counters.into(),
+        });
         let parts = prop::collection::vec(part, 0..=LeaseToken::MAX_PARTS);
         let at = 0_u64..253_402_300_800_000;
         (at, any::<u64>(), any::<u32>(), parts).prop_map(|(at, id, epoch, parts)| {
@@ -162,8 +295,7 @@ mod tests {
         #[test]
         fn a_token_is_read_as_it_was_written(token in any_token()) {
             let text = token.to_string();
-            prop_assert!(text.len() <= LeaseToken::MAX_BYTES, "{text}");
-            prop_assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte)));
+            prop_assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte)));
             prop_assert_eq!(LeaseToken::parse(text.as_bytes()), Some(token));
         }
 
@@ -178,7 +310,8 @@ mod tests {
             let place = at.index(text.len());
             text[place] = byte;
             for text in [&text, &noise] {
-                if let Some(read) = LeaseToken::parse(text) {
+                let read = LeaseToken::parse(text).filter(|read| !read.is_version_1);
+                if let Some(read) = read {
                     let written = read.to_string();
                     prop_assert_eq!(written.as_bytes(), &text[..]);
                 }
@@ -188,40 +321,37 @@ mod tests {
 
     #[test]
     fn texts_that_no_token_has_are_none() {
-        let good = "1.1jqk9q2ns0.a0f3k2m9t1c4.0.1v7c2ab-p0";
-        assert!(LeaseToken::parse(good.as_bytes()).is_some());
-        let nine = format!("1.1.1.0{}", ".1-1".repeat(9));
-        let long = format!("1.1.1.0.1-{}1", "0".repeat(300));
-        let bad = "1 1.1.1 1.1.1.0. 2.1.1.0.1-1 1.1.1.0.1 1.1.1.0.1-0 1.1.1.0.1- 1.1.1.0.-1 1.01.1.0.1-1 1.A.1.0.1-1 \
-                   1.w.1.0.1-1 1.1.1.4000000.1-1 1.1.1.0.4000000-1 1..1.0.1-1 1.g000000000000.1.0.1-1 1.1.1.0.1-1-1";
-        let more = ["", "1.1.1.0.1-1 ", " 1.1.1.0.1-1", &nine, &long];
+        for good in [
+            "2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-f3k2m_2n9c0-1_",
+            "2.1.1.0",
+            "1.1jqk9q2ns0.a0f3k2m9t1c4.0.1v7c2ab-p0",
+        ] {
+            assert!(LeaseToken::parse(good.as_bytes()).is_some(), "{good}");
+        }
+        let nine = format!("2.1.1.0{}", ".1-1".repeat(9));
+        let bad = "2 2.1.1 2.1.1.0. 3.1.1.0.1-1 2.1.1.0.1 2.1.1.0.0-1 2.1.1.0.1- 2.1.1.0.-1 2.01.1.0.1-1 2.A.1.0.1-1 \
+                   2.w.1.0.1-1 2.1.1.4000000.1-1 2.1.1.0.1-1000000 2..1.0.1-1 2.g000000000000.1.0.1-1 2.1.1.0.1-1_0_0 \
+                   2.1.1.0.1-_ 2.1.1.0.1-1__ 2.1.1.0.80000000000-1 1.1.1.0.1-0 1.1.1.0.1 1.1.1.0.4000000-1 1.1.1.0.1-1-1";
+        let more = ["", "2.1.1.0.1-1 ", " 2.1.1.0.1-1", &nine];
         for text in bad.split(' ').chain(more) {
             assert_eq!(LeaseToken::parse(text.as_bytes()), None, "{text}");
         }
     }
 
+    /// Eight descriptors of two windows each, which reserve millions of hits.
     #[test]
-    fn a_text_is_read_up_to_its_bound() {
-        for (last, bytes) in [([1 << 55, 1], LeaseToken::MAX_BYTES), ([u64::MAX, 1], 201)] {
-            let hits = [u64::MAX; 6].into_iter().chain(last);
-            let mark = u32::MAX;
-            let parts = hits.map(|hits| LeasePart { mark, hits });
-            let (at, id) = (Timestamp::from_millis(u64::MAX), LeaseId(u64::MAX));
-            let token = LeaseToken::new(at, id, u32::MAX, parts).unwrap();
-            let text = token.to_string();
-            assert_eq!(text.len(), bytes);
-            let expected = (bytes <= LeaseToken::MAX_BYTES).then_some(token);
-            assert_eq!(LeaseToken::parse(text.as_bytes()), expected);
-        }
-    }
-
-    #[test]
-    fn parts_of_one_mark_are_one_lease() {
-        let part = |mark, hits| LeasePart { mark, hits };
-        let parts = [part(1, 5), part(2, 7), part(1, 5)];
-        let token = LeaseToken::new(Timestamp::from_millis(1), LeaseId(1), 0, parts).unwrap();
-        assert_eq!([1, 2, 3].map(|mark| token.hits(mark)), [10, 7, 0]);
-        let nine = LeaseToken::new(Timestamp::from_millis(1), LeaseId(1), 0, [part(1, 5); 9]);
-        assert_eq!(nine, None);
+    fn a_usual_token_has_at_most_two_hundred_bytes() {
+        let counter = LeasedCounter {
+            mark: (1 << mark::BITS) - 1,
+            charge: LeaseCharge::Window,
+        };
+        let part = LeasePart {
+            hits: 30_000_000,
+            counters: SmallVec::from_elem(counter, 2),
+        };
+        let (at, id) = (Timestamp::from_secs(2_000_000_000), LeaseId(u64::MAX));
+        let token = LeaseToken::new(at, id, 0, vec![part.clone(); 8]).unwrap();
+        assert!(token.to_string().len() <= 200, "{token}");
+        assert_eq!(LeaseToken::new(at, id, 0, vec![part; 9]), None);
     }
 }

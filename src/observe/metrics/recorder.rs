@@ -96,8 +96,8 @@ impl Recorder {
             Outcome::Counted(counted) => counted.rule,
             _ => None,
         };
-        for &(index, part) in &leased.reserved {
-            if let Some(rule) = rule_of(index) {
+        for (index, part) in &leased.reserved {
+            if let Some(rule) = rule_of(*index) {
                 stats.rules[rule.id.0].reservations().made(part.hits);
             }
         }
@@ -141,7 +141,12 @@ impl Recorder {
 
     /// Records costs, or hits to give back, that the store has perhaps not counted.
     pub(crate) fn record_lost_settlement(&self) {
-        self.stats().add(CallCount::LostSettlements, 1);
+        self.record_lost_settlements(1);
+    }
+
+    /// [`Self::record_lost_settlement`] for so many.
+    pub(crate) fn record_lost_settlements(&self, count: u64) {
+        self.stats().add(CallCount::LostSettlements, count);
     }
 
     /// Records an answer with a lease that its caller did not use.

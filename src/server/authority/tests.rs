@@ -20,7 +20,7 @@ use crate::{
         window::Timestamp,
     },
     foundation::log_throttle::LogThrottle,
-    service::answered_leases::{AnsweredLease, LeaseEnd},
+    service::answered_leases::{AnsweredLease, EndLeases},
 };
 
 /// Those of a worker without rules that lease.
@@ -32,7 +32,7 @@ fn leases() -> Arc<ConnectionLeases> {
 #[derive(Default)]
 struct Ended(Mutex<Vec<u64>>);
 
-impl LeaseEnd for Ended {
+impl EndLeases for Ended {
     fn has_leases(&self) -> bool {
         true
     }

@@ -25,8 +25,8 @@ use crate::{
 /// The reply to a call that names no request to explain.
 pub(super) const USAGE: &str = "\
 Explains how a request would be decided, without counting it. Ask by
-  /explain?domain=D&descriptor=K=V,K=V&descriptor=K=V&hits=1
-with values percent-encoded, or POST the JSON that /json takes.
+  /explain?domain=D&descriptor=K=V,K=V&descriptor=K=V&hits=N
+with values percent-encoded, and hits only if Envoy sends a number, or POST the JSON that /json takes.
 ";
 
 /// A request to explain.
@@ -42,7 +42,7 @@ pub(super) enum Question {
 ///
 /// The parameter that cannot be read.
 pub(super) fn url_question(query: &str) -> Result<Question, String> {
-    let (mut domain, mut descriptors, mut hits) = (None, Vec::new(), 1);
+    let (mut domain, mut descriptors, mut hits) = (None, Vec::new(), None);
     for (name, value) in parameters(query) {
         let value = String::from_utf8(value);
         let value = value.map_err(|_| format!("the value of {name} is not UTF-8"))?;
@@ -54,7 +54,7 @@ pub(super) fn url_question(query: &str) -> Result<Question, String> {
             }
             "hits" => {
                 let number = value.parse();
-                hits = number.map_err(|_| "hits: expected a whole number".to_owned())?;
+                hits = Some(number.map_err(|_| "hits: expected a whole number".to_owned())?);
             }
             _ => return Err("expected domain, descriptor and hits".to_owned()),
         }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_question_is_read_from_a_query() {
-        let two = r#"{"domain":"a b","descriptors":[{"entries":[{"key":"k","value":"v=1"},{"key":"l","value":"é"}],"hitsAddend":"1"},{"entries":[{"key":"m"}],"hitsAddend":"1"}]}"#;
+        let two = r#"{"domain":"a b","descriptors":[{"entries":[{"key":"k","value":"v=1"},{"key":"l","value":"é"}]},{"entries":[{"key":"m"}]}]}"#;
         let query = "domain=a+b&descriptor=k%3Dv%3D1,l=%C3%A9&descriptor=m=";
         check(query, Ok(two));
         let hits = r#"{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"%"}],"hitsAddend":"7"}]}"#;

@@ -121,7 +121,7 @@ fn check_requests(
             .iter()
             .map(|pairs| Entries(pairs.clone()))
             .collect();
-        let message = question("d", &entries, hits.cast_signed());
+        let message = question("d", &entries, Some(hits.cast_signed()));
         let request = wire::request(&message, NO_BOUNDS).unwrap();
         let mut look = Plan::new(matcher, &request, modes, NOW).batch;
         look.look();
@@ -179,7 +179,7 @@ fn pairs(descriptors: &[&str]) -> Vec<Entries> {
 /// The explanation of a request by rules alone.
 #[track_caller]
 fn account(rules: &str, domain: &str, descriptors: &[&str]) -> Value {
-    let message = question(domain, &pairs(descriptors), 1);
+    let message = question(domain, &pairs(descriptors), None);
     serde_json::from_str(&by_rules(&matcher(rules), &message, NOW).unwrap()).unwrap()
 }
 
@@ -303,7 +303,7 @@ fn hostile_texts_are_escaped_and_cut() {
     let message = question(
         &hostile,
         &[Entries(vec![(hostile.clone(), hostile.clone())])],
-        1,
+        None,
     );
     let rules = matcher(
         &format!("domain: {hostile:?}\ndescriptors:\n  - key: a\n")
@@ -337,9 +337,9 @@ fn many_descriptors_are_explained_in_part() {
 fn a_request_without_a_domain_or_descriptors_is_refused() {
     let matcher = matcher(SHOP);
     let refused = |message: &RateLimitRequest| by_rules(&matcher, message, NOW).unwrap_err();
-    let bad = refused(&question("", &pairs(&["a=b"]), 1));
+    let bad = refused(&question("", &pairs(&["a=b"]), None));
     assert_eq!(bad, Unexplained::BadRequest(BadRequest::EmptyDomain));
-    let bad = refused(&question("shop", &[], 1));
+    let bad = refused(&question("shop", &[], None));
     assert_eq!(bad, Unexplained::BadRequest(BadRequest::NoDescriptors));
 }
 
@@ -405,7 +405,7 @@ fn looked_account(
 ) -> Value {
     let descriptors: Vec<_> = keys.iter().map(|key| format!("{key}=x")).collect();
     let descriptors: Vec<_> = descriptors.iter().map(String::as_str).collect();
-    let message = question("d", &pairs(&descriptors), hits.cast_signed());
+    let message = question("d", &pairs(&descriptors), Some(hits.cast_signed()));
     let request = wire::request(&message, NO_BOUNDS).unwrap();
     serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(known(looked)))).json())
         .unwrap()
@@ -555,7 +555,7 @@ fn no_refusal_is_predicted_that_a_grant_prevents() {
 fn an_account_can_be_read() {
     let rules = matcher(FIVES);
     let descriptors = pairs(&["a=x", "none=x", "log=x"]);
-    let written = by_rules(&rules, &question("d", &descriptors, 1), NOW).unwrap();
+    let written = by_rules(&rules, &question("d", &descriptors, None), NOW).unwrap();
     let read: Explanation = serde_json::from_str(&written).unwrap();
     assert_eq!(read.json(), written);
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     core::{
         calendar,
-        counter::{CounterState, KeyFormat},
+        counter::{Batch, CounterState, CounterStates, IncrementSpec, KeyFormat},
         decision::{Code, LimitReport, Status, all_limits, decide, is_quota},
         kind::Algorithm,
         limit::{Allows, Limit, Modes, Rule},
@@ -54,7 +54,11 @@ pub(super) fn explain<'a>(
         Some(Ok(look)) if look.counts.len() == empty.len() => look.counts,
         _ => &empty,
     };
-    let counts = predicted(&plan.batch, looked);
+    let from_slices = match look {
+        Some(Ok(look)) => in_slices(&plan.batch, looked, look.leased),
+        _ => None,
+    };
+    let counts = predicted(&plan.batch, from_slices.as_deref().unwrap_or(looked));
     let decision = decide(&plan, &counts, modes, now);
     let (settled_by, mut why) = settled(&plan, &decision, modes);
     let (counters, error) = match look {
@@ -101,6 +105,23 @@ pub(super) fn explain<'a>(
         error,
         retry_secs: refuses.then_some(decision.retry_secs),
     }
+}
+
+/// The counts without the hits that this process has charged in advance, if the request takes all of its hits from
+/// those: slices admit it, however full the counters are.
+fn in_slices(batch: &Batch, looked: &[CounterState], leased: &[u64]) -> Option<CounterStates> {
+    let mut takes = batch.all_specs().zip(leased);
+    let is_free = |(spec, free): (&IncrementSpec, &u64)| {
+        spec.is_sliced && spec.hits > 0 && spec.added() <= *free
+    };
+    if leased.len() != batch.len() || !takes.all(is_free) {
+        return None;
+    }
+    let counts = looked.iter().zip(leased);
+    let unused = |(count, free): (&CounterState, &u64)| {
+        count.with_count(count.count().saturating_sub_unsigned(*free))
+    };
+    Some(counts.map(unused).collect())
 }
 
 /// The rule that matches, even if its limits do not apply.
@@ -155,7 +176,11 @@ impl<'a> AccountBasis<'a, '_> {
                 .take(MAX_ENTRIES)
                 .map(entry)
                 .collect(),
-            hits: descriptor.hits.signed(),
+            hits: match outcome {
+                Outcome::Counted(counted) => counted.hits,
+                _ => descriptor.hits,
+            }
+            .signed(),
             code: is_decided.then(|| status.code.name().to_owned()),
             over: is_decided.then_some(is_over(status)),
             quota: is_quota(outcome, self.modes),

@@ -299,6 +299,15 @@ pub(super) fn add_lease(reply: &mut RateLimitResponse, lease: &LeaseToken) {
     }
 }
 
+/// The token that [`add_lease`] wrote into `reply`.
+pub(crate) fn lease(reply: &RateLimitResponse) -> Option<LeaseToken> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reservation")?.kind.as_ref()? {
+        Kind::StringValue(text) => LeaseToken::parse(text.as_bytes()),
+        _ => None,
+    }
+}
+
 /// A header, unless Envoy could not send it unchanged.
 fn header(name: &str, value: String) -> Option<HeaderValue> {
     (is_free_name(name) && is_value(&value)).then(|| HeaderValue {

@@ -73,7 +73,7 @@ fn a_slot_is_freed_by_the_id_of_its_request_alone() {
     // A refused request takes none, and no hit of the other limit.
     let (refused, token) = take_slot(&matcher, &store, 3, NOW);
     assert_eq!((refused.overall, token), (Code::OverLimit, None));
-    assert_eq!(refused.retry_secs, Some(1));
+    assert_eq!(refused.retry_secs, Some(60));
     let binding = refused.statuses[0].binding.as_ref().unwrap();
     assert_eq!(binding.shown_reset_secs(), None);
     assert_eq!(held(&matcher, &store, NOW), [2, 2]);

@@ -1,11 +1,6 @@
 //! Counts requests that lease hits, and carries out their orders for earlier ones. Both go on if the caller gives up.
 
-use std::{
-    future::pending,
-    mem,
-    pin::Pin,
-    time::{Duration, Instant},
-};
+use std::{future::pending, mem, pin::Pin};
 
 use super::{Limiter, RuleSet};
 use crate::{
@@ -17,14 +12,12 @@ use crate::{
     },
     foundation::object_pool::Pooled,
     observe::metrics::Recorder,
+    service::leases::LeaseBook,
     store::{
         contract::{Deadline, Store, StoreError},
         returns::{Returns, SentLease, free_slots, pause},
     },
 };
-
-/// Costs wait for a store no longer than this: a day.
-const MAX_KEPT_MILLIS: u64 = 86_400_000;
 
 type BoxedWork<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -127,6 +120,7 @@ impl<S: Store + Clone> Limiter<S> {
         let settler = Settler {
             store: self.store.clone(),
             returns: self.returns.clone(),
+            leases: self.leases.clone(),
             metrics: self.metrics.clone(),
             now,
         };
@@ -143,6 +137,7 @@ impl<S: Store + Clone> Limiter<S> {
 struct Settler<S> {
     store: S,
     returns: Returns,
+    leases: LeaseBook,
     metrics: Recorder,
     now: Timestamp,
 }
@@ -174,29 +169,24 @@ impl<S: Store + Clone> Settler<S> {
         (adds, added)
     }
 
-    /// Sends costs again that were certainly not sent, until the store is back or their windows have ended.
+    /// Sends costs later that were certainly not sent.
     fn keep_or_lose(&self, error: StoreError, costs: &Batch) {
-        let mut batch = Batch::default();
-        batch.append(costs);
-        let ends = costs.all_specs().map(|spec| spec.expires_at.millis());
-        let lasts = ends.max().unwrap_or(0).saturating_sub(self.now.millis());
-        let end = Instant::now() + Duration::from_millis(lasts.min(MAX_KEPT_MILLIS));
-        let (store, metrics, now) = (self.store.clone(), self.metrics.clone(), self.now);
-        let keeping = async move {
-            loop {
-                pause().await;
-                let mut counts = CounterStates::new();
-                let deadline = Deadline::of_store_itself();
-                let charged = store.add_into(&mut counts, &batch, now, &deadline);
-                match charged.await {
-                    Ok(()) => return,
-                    Err(error) if error.is_unsent() && Instant::now() < end => {}
-                    Err(_) => return metrics.record_lost_settlement(),
-                }
-            }
+        if !error.is_unsent() {
+            return self.metrics.record_lost_settlement();
+        }
+        let (lost, has_to_be_sent) = self.leases.waiting.add(costs, self.now);
+        self.metrics.record_lost_settlements(lost);
+        if !has_to_be_sent {
+            return;
+        }
+        let (store, metrics) = (self.store.clone(), self.metrics.clone());
+        let waiting = self.leases.waiting.clone();
+        let sending = async move {
+            let lost = |costs| metrics.record_lost_settlements(costs);
+            waiting.send(store, lost).await;
         };
-        if !error.is_unsent() || !self.returns.take(keeping) {
-            self.metrics.record_lost_settlement();
+        if !self.returns.take(sending) {
+            self.leases.waiting.put_off();
         }
     }
 }

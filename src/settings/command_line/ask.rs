@@ -39,9 +39,14 @@ pub(crate) struct Ask {
     #[command(flatten)]
     pub of: Descriptors,
 
-    /// Hits of each descriptor; 0 reads without counting, and -2 gives two hits back
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub hits: i64,
+    /// Hits of each descriptor; 0 reads without counting, and -2 gives two hits back [default: none, as Envoy: one
+    /// hit, or the `estimate` of the rule]
+    #[arg(long, value_name = "N")]
+    pub hits: Option<i64>,
+
+    /// Keep the slots that the request takes and the hits that it reserves, instead of giving them back at once
+    #[arg(long)]
+    pub keep: bool,
 
     /// Exit with 0 for OVER_LIMIT too: any decision is a success
     #[arg(long)]

@@ -31,9 +31,10 @@ pub(crate) struct Explain {
     #[command(flatten)]
     pub of: Descriptors,
 
-    /// Hits of each descriptor; -2 gives two hits back
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub hits: i64,
+    /// Hits of each descriptor; -2 gives two hits back [default: none, as Envoy: one hit, or the `estimate` of the
+    /// rule]
+    #[arg(long, value_name = "N")]
+    pub hits: Option<i64>,
 
     /// Print the JSON of docs/run/explain.md
     #[arg(long)]

@@ -129,19 +129,31 @@ impl Loss {
         self.stats.lost.fetch_add(1, Relaxed);
         if let Some(omitted) = self.losses.may_log_loss() {
             self.reminders.may_log();
-            self.warn(&error, Omitted(omitted, "losses"));
+            match error {
+                StoreError::Refused => self.warn_of_refusals(Omitted(omitted, "losses")),
+                _ => self.warn(&error, Omitted(omitted, "losses")),
+            }
         }
         self.reconcile_requested.notify_one();
     }
 
     /// Logs once a minute what clients get while the store does not answer; `failures` are those of its servers.
     pub(crate) fn remind(&self, failures: Option<String>) {
-        let error = failures.or_else(|| self.is_lost().then(|| "it refuses commands".to_owned()));
-        if let Some(error) = error
-            && self.reminders.may_log()
-        {
-            self.warn(&error, Omitted(0, ""));
+        match failures {
+            None if !self.is_lost() => {}
+            _ if !self.reminders.may_log() => {}
+            Some(error) => self.warn(&error, Omitted(0, "")),
+            None => self.warn_of_refusals(Omitted(0, "")),
         }
+    }
+
+    /// Warns of commands that the store refuses while its servers are well. Which rules need them is not known.
+    fn warn_of_refusals(&self, omitted: Omitted) {
+        tracing::warn!(
+            store = self.name,
+            "the counter store refuses commands; a request that needs one is answered as its rule's `on_store_loss` \
+             says, and all others are counted{omitted}"
+        );
     }
 
     fn warn(&self, error: &dyn fmt::Display, omitted: Omitted) {

@@ -87,7 +87,7 @@ fn the_service_limits_behind_contour() {
 #[test]
 fn the_service_counts_in_a_redis_cluster() {
     let cluster = Cluster::start(0);
-    let [.., user] = documented_users();
+    let [user, _] = documented_users();
     let user: Vec<_> = user.iter().map(String::as_str).collect();
     for node in &cluster.nodes {
         node.cli(&user);

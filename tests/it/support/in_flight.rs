@@ -91,7 +91,7 @@ fn answer(mut stream: &TcpStream, requests: &Mutex<Requests>) -> Option<()> {
         if path.is_empty() {
             line.split(' ').nth(1)?.clone_into(&mut path);
         } else if let Some(value) = line.strip_prefix("x-slot: ") {
-            has_slot = value.starts_with("1.");
+            has_slot = value.starts_with("2.");
         } else if line.is_empty() {
             break;
         }

@@ -100,6 +100,9 @@ pub(super) async fn change(
         }
     }
     take_states(&mut answer.reports, &counts);
+    if change == Change::Reset {
+        answer.count_freed_slots();
+    }
     for (descriptor, reports) in answer.parts(&request) {
         log(change, allowed, &request, descriptor, reports);
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::KeyFormat,
+        counter::{CounterKind, IncrementSpec, KeyFormat},
         request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
@@ -131,6 +131,20 @@ impl CounterAnswer {
     /// The format of the counters' keys.
     pub(super) fn key_format(&self) -> KeyFormat {
         self.rules.matcher.key_format
+    }
+
+    /// Counts the slots that a reset freed in the metrics of their rules.
+    pub(super) fn count_freed_slots(&self) {
+        for report in &self.reports {
+            let has_slots = |spec: &IncrementSpec| matches!(spec.method, CounterKind::Slots { .. });
+            if let (Some(rule), Some(before), Some(true)) = (
+                report.rule_id,
+                report.before,
+                report.spec.as_ref().map(has_slots),
+            ) {
+                self.rules.stats.reset_slots(rule, before.after);
+            }
+        }
     }
 
     /// Calls `change` with each counter and the hits of its descriptor.

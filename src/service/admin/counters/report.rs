@@ -9,7 +9,7 @@ use crate::core::{
         name::{CounterName, NamedCounting, NamedDescriptor, NamedEntry},
     },
     kind::Algorithm,
-    limit::{Limit, Modes, OnStoreLoss},
+    limit::{Limit, Modes, OnStoreLoss, RuleId},
     matcher::Matcher,
     plan::{Outcome, Plan},
     request::{Entry, Hits, Request},
@@ -22,6 +22,7 @@ pub(super) struct CounterReport {
     pub(super) key: Box<[u8]>,
     /// The path of the counter's rule; `None` if it belongs to no rule in use, or the request brought the limit.
     pub(super) rule: Option<Arc<str>>,
+    pub(super) rule_id: Option<RuleId>,
     pub(super) limit: Option<Limit>,
     /// The peek at it; `None` if the store cannot be asked without knowing the limit.
     pub(super) spec: Option<IncrementSpec>,
@@ -93,6 +94,7 @@ pub(super) fn counters_of(
     let counters = plan.batch.iter().zip(&plan.limits);
     let report = |(increment, limit): (Increment<'_>, &&Limit)| CounterReport {
         rule: rule.map(|rule| rule.path.clone()),
+        rule_id: rule.map(|rule| rule.id),
         limit: Some((*limit).clone()),
         spec: Some(peek(increment.spec)),
         ..CounterReport::without_rule(increment.key.into(), None)
@@ -157,6 +159,7 @@ impl CounterReport {
         Self {
             key,
             rule: None,
+            rule_id: None,
             limit: None,
             // The hits of a bucket follow from its limit and rate, which its key does not contain.
             spec: spec.filter(|spec| spec.limit > 0),

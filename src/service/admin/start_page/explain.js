@@ -31,8 +31,8 @@ export function open(domain, list) {
 
 async function explain() {
   const output = find("explanation");
-  const hitsAddend = find("explain-form").elements.hits.value || "1";
-  const descriptors = fields.descriptors().map((list) => ({ entries: list, hitsAddend }));
+  const hitsAddend = find("explain-form").elements.hits.value;
+  const descriptors = fields.descriptors().map((list) => ({ entries: list, ...(hitsAddend && { hitsAddend }) }));
   clear();
   const own = version;
   const answer = await ask("explain", { domain: fields.domain(), descriptors }).then(account, problem);
@@ -51,7 +51,10 @@ function badge(code) {
 
 function account({ code, why, retrySecs, descriptors, omitted, error }) {
   const head = [badge(code), " ", shown(why, 600)];
-  if (retrySecs != null) head.push(make("span", { class: "muted" }, ` Retry in ${seconds(retrySecs)}.`));
+  if (retrySecs != null) {
+    const isLatest = descriptors.some(({ limits }) => limits.some((limit) => limit.over && !limit.unit));
+    head.push(make("span", { class: "muted" }, ` Retry in ${wait(retrySecs, isLatest)}.`));
+  }
   return make(
     "div",
     { class: "panel" },
@@ -63,6 +66,9 @@ function account({ code, why, retrySecs, descriptors, omitted, error }) {
     omitted > 0 && make("p", { class: "muted" }, `${many(omitted, "more descriptor")} of the request`),
   );
 }
+
+/** A wait; slots can be free before they leave by themselves. */
+const wait = (secs, isLatest) => `${seconds(secs)}${isLatest ? " at the latest" : ""}`;
 
 function descriptor(one, nth, refuses) {
   return [
@@ -154,7 +160,7 @@ function limitTable(limits, areRefused) {
       amount(limit.count),
       amount(limit.remaining, limit.beyondLimit),
       cell(limit.unit ? seconds(limit.resetSecs) : oldest(limit)),
-      cell(limit.over ? seconds(limit.retrySecs) : "–"),
+      cell(limit.over ? wait(limit.retrySecs, !limit.unit) : "–"),
       cell(
         make("code", { class: "counter-key" }, shown(limit.counter, 200)),
         make("span", { class: "muted" }, limit.charged ? " charged" : " not charged"),

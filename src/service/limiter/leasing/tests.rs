@@ -359,11 +359,8 @@ impl History {
         let cost = self.random.u64(0..500);
         let limits = LIMITS[self.variant];
         let age = now.saturating_sub(lease.at);
-        let is_known = lease.epoch == self.epoch
-            && lease.periods == limits.map(|(_, period)| period)
-            && lease.at <= now + 1000
-            && age <= 86_400_000
-            && limits.iter().all(|(limit, _)| lease.hits <= *limit);
+        // The limit of a day is in all rules.
+        let is_known = lease.epoch == self.epoch && lease.at <= now + 1000 && age <= 86_400_000;
         let (treatment, patience) = (self.treat(), self.patience());
         let order = if is_release {
             "tollgate.release"
@@ -376,31 +373,38 @@ impl History {
             .await;
         assert!(!matches!(answer, Some(Err(()))), "an order has no limit");
         let is_zero = self.missing == MissingCost::Zero;
-        let (leased, cost) = match (is_known, lease.is_settled, is_release) {
+        let cost = match (is_known, lease.is_settled, is_release) {
             (true, true, _) => return self.note("repeated"),
-            (true, false, true) if is_zero => (lease.hits, 0),
+            (true, false, true) if is_zero => 0,
             (_, _, true) => return self.note("nothing to release"),
-            (true, false, false) => (lease.hits, cost),
-            (false, _, false) => (0, cost),
+            (_, _, false) => cost,
         };
         self.leases[index].is_settled |= is_known;
         self.note(if is_known { "settled" } else { "unknown" });
-        // A cost that was not sent is sent later, but nothing is given back later.
-        match (treatment.failure, cost < leased) {
-            (Some(Failure::Refused), _) | (Some(Failure::Unsent), true) => {
-                return self.note("lost");
-            }
-            _ => {}
-        }
+        let charged = |period| is_known && lease.periods.contains(&period);
+        // A limit that is new since then gets the whole cost.
+        let leased = |period| if charged(period) { lease.hits } else { 0 };
+        let is_any_add = limits.iter().any(|(_, period)| cost > leased(*period));
         for (_, period) in limits {
-            let at = if is_known { lease.at } else { now };
+            let (is_charged, leased) = (charged(period), leased(period));
+            // Costs are sent first, and later if they were not sent. Nothing is given back later.
+            let is_lost = match treatment.failure {
+                Some(Failure::Refused) => cost > leased || !is_any_add,
+                Some(Failure::Unsent) => !is_any_add,
+                Some(Failure::Unanswered) | None => false,
+            };
+            if is_lost && cost != leased {
+                self.note("lost");
+                continue;
+            }
+            let at = if is_charged { lease.at } else { now };
             let ends = (start(at, period) + period) * 1000;
             if ends <= now {
                 *self.count(lease.tenant, period, now) += cost.saturating_sub(leased).cast_signed();
                 continue;
             }
             let key = (lease.tenant, period, start(at, period));
-            let was_reset = is_known
+            let was_reset = is_charged
                 && self
                     .model
                     .resets

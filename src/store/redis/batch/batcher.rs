@@ -305,6 +305,9 @@ impl Batcher {
             Ok(mut replies) => {
                 self.follow_redirects(&commands.packed, &mut replies).await;
                 self.run_unknown(connection, &commands, &mut replies).await;
+                if taken.leases() {
+                    self.run_refused(connection, &commands, &mut replies).await;
+                }
                 self.scripts_on = None;
                 if commands.has_script && !connection.is_broken() {
                     self.node.scripts.record_answer();
@@ -383,6 +386,27 @@ impl Batcher {
             for (command, reply) in unknown.into_iter().zip(late) {
                 replies[command] = reply;
             }
+        }
+    }
+
+    /// Sends leases again that the server refused for their time although their callers wait.
+    async fn run_refused(
+        &mut self,
+        connection: &mut Connection,
+        commands: &Commands<'_>,
+        replies: &mut [Value],
+    ) {
+        let refused = commands.refused(replies, Instant::now());
+        let mut again = PackedCommands::default();
+        for (command, ends) in &refused {
+            again.copy_with_last(&commands.packed, *command, ends.millis());
+        }
+        let longest = self.options.deadline;
+        let asked = self.round_trip(connection, &again, Instant::now(), longest);
+        let Ok(mut late) = asked.await else { return };
+        self.follow_redirects(&again, &mut late).await;
+        for ((command, _), reply) in refused.into_iter().zip(late) {
+            replies[command] = reply;
         }
     }
 
@@ -603,9 +627,11 @@ impl Batcher {
             |hash| self.known.contains(hash),
         );
         for (request, leaves) in taken.requests() {
-            let ends =
-                leaves.and_then(|leaves| self.node.time_at(process, leaves.into_std().into()));
-            builder.request(batch.range(request), ends);
+            let leaves = leaves.and_then(|leaves| {
+                let ends = self.node.time_at(process, leaves.into_std().into())?;
+                Some((ends, leaves))
+            });
+            builder.request(batch.range(request), leaves);
         }
         builder.finish()
     }

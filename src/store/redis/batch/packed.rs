@@ -119,6 +119,20 @@ impl PackedCommands {
         }
     }
 
+    /// Adds a copy of one of the commands of `other` whose last word is a number, with another number.
+    pub(crate) fn copy_with_last(&mut self, other: &Self, command: usize, number: u64) {
+        let mut kept = other.bytes_of(command);
+        // The last word has a line for its length and one for itself.
+        for _ in 0..2 {
+            let end = kept[..kept.len() - 1]
+                .iter()
+                .rposition(|byte| *byte == b'\n');
+            kept = &kept[..end.map_or(0, |end| end + 1)];
+        }
+        self.bytes.extend_from_slice(kept);
+        CommandWriter { packed: self }.number(number);
+    }
+
     /// The first word of a command, for operators.
     pub(crate) fn name(&self, command: usize) -> &str {
         let word = self.bytes_of(command).split(|byte| *byte == b'\n').nth(2);
@@ -214,6 +228,16 @@ mod tests {
         let expected = PackedCommands::one(&[b"EVAL", b"return\n1", b"1", b"k\r\ny"]);
         assert_eq!((other.bytes(), other.len()), (expected.bytes(), 1));
         assert_eq!((packed.name(0), packed.name(1)), ("PING", "EVALSHA"));
+    }
+
+    #[test]
+    fn a_command_can_get_another_last_number() {
+        let mut packed = PackedCommands::one(&[b"PING"]);
+        packed.push(&[b"EVALSHA", b"k\r\ny", b"1700000000000"]);
+        let mut other = PackedCommands::default();
+        other.copy_with_last(&packed, 1, 7);
+        let expected = PackedCommands::one(&[b"EVALSHA", b"k\r\ny", b"7"]);
+        assert_eq!((other.bytes(), other.len()), (expected.bytes(), 1));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{iter, mem, time::Duration};
 
 use bb8_redis::redis::Value;
 use hashbrown::{HashTable, hash_table::Entry};
+use tokio::time::Instant;
 
 use super::{
     packed::PackedCommands,
@@ -85,6 +86,8 @@ struct Group<'a> {
     hash: u64,
     ends_at: Timestamp,
     hits: u64,
+    /// When the caller of leased hits leaves.
+    leaves: Option<Instant>,
 }
 
 /// Gathers the increments of a batch. They are applied in their order.
@@ -130,16 +133,17 @@ where
         }
     }
 
-    /// Adds the increments of one request. Those of a lease are not charged after `ends`, by the clock of the server.
+    /// Adds the increments of one request. Those of a lease are not charged after the moment when their caller leaves,
+    /// which `leaves` has by the clock of the server too.
     pub(crate) fn request(
         &mut self,
         increments: impl Iterator<Item = Increment<'a>> + Clone,
-        ends: Option<Timestamp>,
+        leaves: Option<(Timestamp, Instant)>,
     ) {
         if increments.clone().all(|increment| increment.stands_alone()) {
             increments.for_each(|increment| self.increment(increment));
         } else {
-            self.step(increments, ends);
+            self.step(increments, leaves);
         }
     }
 
@@ -175,6 +179,7 @@ where
                     hash,
                     ends_at: ends_at(self.options, increment),
                     hits: 0,
+                    leaves: None,
                 });
                 group
             }
@@ -185,7 +190,7 @@ where
     fn step(
         &mut self,
         increments: impl Iterator<Item = Increment<'a>> + Clone,
-        ends: Option<Timestamp>,
+        leaves: Option<(Timestamp, Instant)>,
     ) {
         let count = increments.clone().count();
         if self.script == ScriptForm::None {
@@ -193,6 +198,7 @@ where
             return self.sources.extend(omitted);
         }
         let command = self.scripts.len();
+        let ends = leaves.map(|(ends, _)| ends);
         // Hits that come late are a request of one increment.
         let ages = increments.clone().map(|increment| increment.age_millis);
         let age_millis = ages.max().unwrap_or(0);
@@ -231,6 +237,7 @@ where
             hash: 0,
             ends_at: self.now,
             hits: 0,
+            leaves: leaves.map(|(_, leaves)| leaves),
         });
         let together = increments
             .enumerate()
@@ -400,6 +407,17 @@ impl Commands<'_> {
     /// How many counters scripts have dropped because they were too far ahead of the clock.
     pub(crate) fn reset_counters(replies: &[Value]) -> u64 {
         replies.iter().filter_map(step::reset_counters).sum()
+    }
+
+    /// The scripts that were refused because their callers had left by the clock of the server, though they wait at
+    /// `now`: that clock was set. Each comes with the time that it shows when its caller leaves.
+    pub(crate) fn refused(&self, replies: &[Value], now: Instant) -> Vec<(usize, Timestamp)> {
+        let refused = |group: &Group<'_>| {
+            let waits = group.leaves?.checked_duration_since(now)?;
+            let server = step::refused_at(&replies[group.command])?;
+            Some((group.command, server.plus(waits)))
+        };
+        self.groups.iter().filter_map(refused).collect()
     }
 
     /// The indexes of scripts that the server did not know and so did not run.

@@ -33,9 +33,12 @@ local now = tonumber(ARGV[1])
 local is_one_clock = now < 0
 if is_one_clock then now = server_time() end
 
--- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is empty.
+-- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is this time.
 local ends = tonumber(ARGV[3 + FIELDS * #KEYS] or '0')
-if ends > 0 and (is_one_clock and now or server_time()) > ends then return {} end
+if ends > 0 then
+  local time = is_one_clock and now or server_time()
+  if time > ends then return { time, 0 } end
+end
 
 -- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
 local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
@@ -420,6 +423,12 @@ function algorithms.c()
     return index == 1 and c.extra_text or c.extra_text .. ':' .. index
   end
 
+  local function own_slots(c)
+    local own = 0
+    while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
+    return own
+  end
+
   return {
     look = function(c)
       c.now = server_time()
@@ -432,17 +441,16 @@ function algorithms.c()
       c.held = redis.call('ZCARD', c.key)
     end,
     held_after = function(c, ahead)
-      local own = 0
-      while redis.call('ZSCORE', c.key, slot(c, own + 1)) do own = own + 1 end
-      return c.held - own + ahead
+      return c.held - own_slots(c) + ahead
     end,
     charge = function(c)
       if c.hits < 0 then
         local index = 1
         while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
-      elseif not redis.call('ZSCORE', c.key, c.extra_text) then
-        local latest = text(c.now + c.period)
-        for index = 1, c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
+      else
+        -- A request that names the counter twice has slots already.
+        local latest, own = text(c.now + c.period), own_slots(c)
+        for index = own + 1, own + c.hits do redis.call('ZADD', c.key, latest, slot(c, index)) end
         redis.call('PEXPIRE', c.key, text(c.period + GRACE))
       end
       c.held = redis.call('ZCARD', c.key)
@@ -457,9 +465,10 @@ function algorithms.c()
       local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
       return oldest[2] and oldest[2] - c.now or 0
     end,
-    -- Most slots are freed by their requests, and not by time.
+    -- Until so many have left that the hits fit. Most are freed earlier, by their requests.
     retry_in = function(c)
-      return math.min(c.algorithm.resets_in(c), 1000)
+      local last = c.held + c.added - c.limit - 1
+      return redis.call('ZRANGE', c.key, last, last, 'WITHSCORES')[2] - c.now
     end,
   }
 end

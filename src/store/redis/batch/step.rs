@@ -145,13 +145,24 @@ pub(crate) fn write_times(
     }
 }
 
-/// The script's reply for the counter at `index`. It is empty if the caller had left.
+/// The time of the server if the script refused hits whose caller had left by it.
+pub(crate) fn refused_at(reply: &Value) -> Option<Timestamp> {
+    match reply {
+        Value::Array(reply) => match reply[..] {
+            [Value::Int(at), _] => u64::try_from(at).ok().map(Timestamp::from_millis),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The script's reply for the counter at `index`.
 pub(crate) fn counter_state(
     reply: &[Value],
     index: usize,
     has_window: bool,
 ) -> Result<CounterState, StoreError> {
-    if reply.is_empty() {
+    if reply.len() == 2 {
         return Err(StoreError::TimedOutUnsent);
     }
     let [held, is_charged, resets_in, retry_in] = reply

@@ -259,7 +259,7 @@ impl NodeQueue {
             // An increment that is not sent is not counted.
             let (_, left) = split(&mut batch, &mut slots, |_, slot| replies.is_waiting(slot));
             for slot in left {
-                replies.fail(slot, StoreError::Timeout);
+                replies.fail(slot, StoreError::TimedOutUnsent);
             }
         }
         let leaves = slots.iter().map(|&slot| replies.leaves(slot));
@@ -693,7 +693,7 @@ mod tests {
         let results = beside(&queue, async { [fetch(sent).await, fetch(queued).await] }).await;
         assert_eq!(
             results,
-            [Err(StoreError::Timeout), Err(StoreError::Timeout)]
+            [Err(StoreError::Timeout), Err(StoreError::TimedOutUnsent)]
         );
         assert_eq!(began.elapsed().as_millis(), DEADLINE.as_millis());
         assert!(queue.take().is_none());
@@ -707,7 +707,7 @@ mod tests {
         tokio::time::advance(3 * DEADLINE).await;
         let began = Instant::now();
         let results = beside(&queue, fetch(queued)).await;
-        assert_eq!(results, Err(StoreError::Timeout));
+        assert_eq!(results, Err(StoreError::TimedOutUnsent));
         assert_eq!(began.elapsed(), DEADLINE);
     }
 

@@ -43,10 +43,11 @@ enum ReplyState {
         ends: Option<Instant>,
         /// When the caller of leased hits leaves; `None` for all others.
         leaves: Option<Instant>,
+        is_sent: bool,
         waker: Option<Waker>,
     },
-    /// The time is over, and the request does not know yet. Both owners hold the entry.
-    Late,
+    /// The time is over, and the request does not know this error yet. Both owners hold the entry.
+    Late(StoreError),
     /// The answer can be fetched.
     Answered(ReplyResult),
     /// The request no longer waits, and the batch does not know yet.
@@ -74,6 +75,7 @@ impl PendingReplies {
             since,
             ends: Some(ends),
             leaves: is_lease.then_some(ends),
+            is_sent: false,
             waker,
         };
         match self.free.pop() {
@@ -108,9 +110,10 @@ impl PendingReplies {
                 }
                 Poll::Pending
             }
-            late @ ReplyState::Late => {
-                *late = ReplyState::Abandoned;
-                Poll::Ready(Err(StoreError::Timeout))
+            ReplyState::Late(error) => {
+                let error = *error;
+                own_slot.state = ReplyState::Abandoned;
+                Poll::Ready(Err(error))
             }
             ReplyState::Answered(answered) => {
                 let answered = *answered;
@@ -141,9 +144,16 @@ impl PendingReplies {
 
     /// Notes that a request is sent, if it still waits. Returns whether it does.
     pub(crate) fn send(&mut self, slot: usize) -> bool {
-        let ReplyState::Waiting { ends, leaves, .. } = &mut self.all[slot].state else {
+        let ReplyState::Waiting {
+            ends,
+            leaves,
+            is_sent,
+            ..
+        } = &mut self.all[slot].state
+        else {
             return false;
         };
+        *is_sent = true;
         if leaves.is_some() {
             *leaves = ends.take();
         }
@@ -155,7 +165,7 @@ impl PendingReplies {
         match self.all[slot].state {
             ReplyState::Waiting { leaves, .. } => leaves,
             ReplyState::Free
-            | ReplyState::Late
+            | ReplyState::Late(_)
             | ReplyState::Answered(_)
             | ReplyState::Abandoned => None,
         }
@@ -196,7 +206,7 @@ impl PendingReplies {
                     waker.wake();
                 }
             }
-            ReplyState::Late => *state = ReplyState::Answered(Err(StoreError::Timeout)),
+            ReplyState::Late(error) => *state = ReplyState::Answered(Err(*error)),
             ReplyState::Free | ReplyState::Answered(_) | ReplyState::Abandoned => self.let_go(slot),
         }
     }
@@ -225,7 +235,7 @@ impl PendingReplies {
         self.all.iter().filter_map(|slot| match slot.state {
             ReplyState::Waiting { since, ends, .. } => Some((since, ends?)),
             ReplyState::Free
-            | ReplyState::Late
+            | ReplyState::Late(_)
             | ReplyState::Answered(_)
             | ReplyState::Abandoned => None,
         })
@@ -247,12 +257,14 @@ impl PendingReplies {
         }
     }
 
-    /// Ends the waits whose time is over. Returns when the next wait ends, if there is one.
+    /// Ends the waits whose time is over. A request that is not sent by then is never sent. Returns when the next wait
+    /// ends, if there is one.
     pub(crate) fn end_late(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for slot in &mut self.all {
             let ReplyState::Waiting {
                 ends: Some(ends),
+                is_sent,
                 waker,
                 ..
             } = &mut slot.state
@@ -261,7 +273,10 @@ impl PendingReplies {
             };
             if *ends <= now {
                 let waker = waker.take();
-                slot.state = ReplyState::Late;
+                slot.state = ReplyState::Late(match is_sent {
+                    true => StoreError::Timeout,
+                    false => StoreError::TimedOutUnsent,
+                });
                 if let Some(waker) = waker {
                     waker.wake();
                 }
@@ -353,7 +368,11 @@ mod tests {
         assert_eq!(replies.end_late(now), Some(now + DEADLINE));
         let next = replies.end_late(now + DEADLINE);
         assert_eq!(next, Some(now + DEADLINE / 2 + DEADLINE));
-        assert_eq!(poll(&mut replies, first), Some(Err(StoreError::Timeout)));
+        assert_eq!(
+            poll(&mut replies, first),
+            Some(Err(StoreError::TimedOutUnsent))
+        );
+        assert!(replies.send(second));
         assert_eq!(poll(&mut replies, second), None);
         // The batch still holds it: no other request may get its answer.
         assert_ne!(take(&mut replies, now), first);
@@ -376,9 +395,9 @@ mod tests {
         let leaves = [sent, unsent, other].map(|slot| replies.leaves(slot));
         assert_eq!(leaves, [Some(now + DEADLINE), Some(now + DEADLINE), None]);
         assert_eq!(replies.end_late(now + DEADLINE), None);
-        let late = Some(Err(StoreError::Timeout));
-        assert_eq!(poll(&mut replies, unsent), late);
-        assert_eq!(poll(&mut replies, other), late);
+        let late = |error| Some(Err(error));
+        assert_eq!(poll(&mut replies, unsent), late(StoreError::TimedOutUnsent));
+        assert_eq!(poll(&mut replies, other), late(StoreError::Timeout));
         assert_eq!(poll(&mut replies, sent), None);
         fail(&mut replies, sent);
         assert_eq!(poll(&mut replies, sent), Some(result()));

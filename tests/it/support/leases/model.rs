@@ -138,12 +138,9 @@ impl Lease {
         age.abs_diff(6 * DAY * 1000) < FEW || (1..FEW).contains(&ahead)
     }
 
-    fn is_known(&self, part: &LeasePart, limits: Limits, now: u64) -> bool {
-        let least = limits.map(|(hits, _)| hits).into_iter().min();
-        self.periods == limits.map(|(_, secs)| secs)
-            && self.at <= now + 1000
-            && now.saturating_sub(self.at) <= 6 * DAY * 1000
-            && least.is_some_and(|least| part.hits <= least)
+    /// The limit of six days is in all rules.
+    fn is_known(&self, now: u64) -> bool {
+        self.at <= now + 1000 && now.saturating_sub(self.at) <= 6 * DAY * 1000
     }
 }
 
@@ -217,7 +214,7 @@ impl LeaseModel {
         } = asking;
         let limits = rules.limits();
         let (at, part) = (lease.at, &lease.parts[index]);
-        let is_known = lease.is_known(part, limits, now);
+        let is_known = lease.is_known(now);
         let (leased, is_settled) = (part.hits, part.settled_by.contains(&process));
         let cost = match kind {
             EndKind::Release if !rules.gives_back => return ("kept", Changes::new()),
@@ -234,6 +231,7 @@ impl LeaseModel {
         if is_settled {
             return ("repeated", Changes::new());
         }
+        let periods = lease.periods;
         let part = &mut lease.parts[index];
         let is_first = part.settled_by.is_empty();
         part.settled_by.insert(process);
@@ -241,6 +239,13 @@ impl LeaseModel {
         for (_, secs) in limits {
             let then = key(&part.tenant, secs, at);
             let has_ended = (at / 1000 / secs + 1) * secs * 1000 <= now;
+            if !periods.contains(&secs) {
+                // The limit is new since then.
+                if cost > 0 {
+                    changes.push((key(&part.tenant, secs, now), HitChange::Add(cost)));
+                }
+                continue;
+            }
             let (key, change) = match cost.checked_sub(leased) {
                 Some(0) => continue,
                 Some(more) if has_ended => (key(&part.tenant, secs, now), HitChange::Add(more)),
