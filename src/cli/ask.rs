@@ -115,7 +115,12 @@ pub(super) async fn ask(ask: Ask) -> Result<Answer, AskError> {
             Some((token, end))
         }
     };
-    answer(&ask, response.get_ref(), explained.as_deref(), lease.as_ref())
+    answer(
+        &ask,
+        response.get_ref(),
+        explained.as_deref(),
+        lease.as_ref(),
+    )
 }
 
 /// The end of the slots or the reservation of the request.

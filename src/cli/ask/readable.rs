@@ -66,7 +66,9 @@ fn standing(status: &DescriptorStatus) -> String {
         // Slots leave when their requests end.
         _ if limit.is_some_and(|limit| limit.unit() == rate_limit::Unit::Unknown) => left,
         reset => {
-            let secs = reset.as_ref().map_or(0, |reset| reset.seconds.unsigned_abs());
+            let secs = reset
+                .as_ref()
+                .map_or(0, |reset| reset.seconds.unsigned_abs());
             format!("{left}, resets in {}", duration(secs))
         }
     }

@@ -5,7 +5,11 @@ use std::{
 
 use hyper::HeaderMap;
 use prost::bytes::Bytes;
-use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+};
 use tonic::{
     Code, Request, Response, Status, Streaming,
     body::Body,
@@ -19,7 +23,10 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{super::worker::Worker, *};
+use super::{
+    super::worker::{Arrival, Worker},
+    *,
+};
 use crate::{
     core::limit::NearRatio, observe::metrics::Metrics, service::answered_leases::ConnectionLeases,
 };
@@ -39,8 +46,11 @@ fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
     assert!(jittered(Duration::MAX) > century);
 }
 
-/// A method that no test calls.
+/// A method that panics at one message, and answers no other.
 struct NoMethod;
+
+/// The message at which it panics.
+const PANIC: &[u8] = b"panic";
 
 impl UnaryMethod for NoMethod {
     const PATH: &'static str = "/tests.No/Method";
@@ -51,8 +61,9 @@ impl UnaryMethod for NoMethod {
 
     fn message_came(&self, (): &mut ()) {}
 
-    async fn call(&self, (): (), _: Bytes) -> Result<Bytes, Status> {
-        Err(Status::unimplemented("no test calls it"))
+    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
+        assert!(!message.ends_with(PANIC), "a test wants it");
+        Err(Status::unimplemented("it answers nothing"))
     }
 }
 
@@ -306,5 +317,49 @@ fn the_store_of_a_worker_ends_when_a_drain_begins_and_while_its_tasks_run() {
         let (accepted, incoming) = mpsc::channel(1);
         drop(accepted);
         worker.run(incoming).await;
+    });
+}
+
+/// The status of a call on a connection of its own to a worker.
+async fn status(client: &mut client::Grpc<Channel>, message: &[u8]) -> Status {
+    client.ready().await.unwrap();
+    let path = http::uri::PathAndQuery::from_static(NoMethod::PATH);
+    let codec = ProstCodec::<Vec<u8>, Vec<u8>>::default();
+    let answer = client.unary(Request::new(message.to_vec()), path, codec);
+    answer.await.unwrap_err()
+}
+
+#[test]
+fn a_panic_of_one_connection_ends_that_connection_only() {
+    on_one_thread(async {
+        let (server, ..) = server(1 << 20);
+        let worker = Worker {
+            server,
+            of_store: Vec::new(),
+            at_drain: Vec::new(),
+        };
+        let (accepted, incoming) = mpsc::channel(2);
+        tokio::task::spawn_local(worker.run(incoming));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        tokio::task::spawn_local(async move {
+            let places = Arc::new(Semaphore::new(2));
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let stream = PortStream::Tcp(stream.into_std().unwrap());
+                let permit = places.clone().acquire_owned().await.unwrap();
+                let at = Instant::now();
+                let arrival = Arrival { stream, at, permit };
+                assert!(accepted.send(arrival).await.is_ok());
+            }
+        });
+        let endpoint = Endpoint::from_shared(endpoint).unwrap();
+        let mut one = client::Grpc::new(endpoint.connect().await.unwrap());
+        let mut other = client::Grpc::new(endpoint.connect().await.unwrap());
+        for client in [&mut one, &mut other] {
+            assert_eq!(status(client, b"").await.code(), Code::Unimplemented);
+        }
+        assert_ne!(status(&mut one, PANIC).await.code(), Code::Unimplemented);
+        assert_eq!(status(&mut other, b"").await.code(), Code::Unimplemented);
     });
 }
