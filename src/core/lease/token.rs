@@ -91,9 +91,9 @@ impl LeaseToken {
     /// Reads a text that [`fmt::Display`] or version 1 wrote; `None` for any other.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let mut words = text.split(|byte| *byte == b'.');
-        let (is_version_1, part): (_, fn(&[u8]) -> Option<LeasePart>) = match words.next()? {
-            b"1" => (true, LeasePart::parse_version_1),
-            b"2" => (false, LeasePart::parse),
+        let is_version_1 = match words.next()? {
+            b"1" => true,
+            b"2" => false,
             _ => return None,
         };
         let at = Timestamp::from_millis(number(words.next()?)?);
@@ -104,7 +104,10 @@ impl LeaseToken {
             if parts.len() == Self::MAX_PARTS {
                 return None;
             }
-            parts.push(part(word)?);
+            parts.push(match is_version_1 {
+                true => LeasePart::parse_version_1(word)?,
+                false => LeasePart::parse(word)?,
+            });
         }
         Some(Self {
             at,
