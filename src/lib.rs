@@ -28,7 +28,6 @@ mod foundation {
     pub(crate) mod object_pool;
     pub(crate) mod printable;
     pub(crate) mod random;
-    pub(crate) mod regular_file;
     pub(crate) mod sample;
     pub(crate) mod text;
 }
@@ -183,7 +182,6 @@ mod store {
 mod observe {
     pub(crate) mod decision_log;
     pub(crate) mod history;
-    pub(crate) mod line_queue;
     pub(crate) mod log_lines;
     pub(crate) mod metrics;
     pub(crate) mod standard_error;
@@ -252,7 +250,6 @@ mod server {
     mod connection;
     mod control_group;
     mod cpu_quota;
-    mod decision_lines;
     pub(crate) mod error;
     mod file_limit;
     mod handshakes;

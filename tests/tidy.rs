@@ -533,7 +533,7 @@ const LIBRARIES: [(&str, &[&str]); 30] = [
     ("hyper_util", &["net", "observe", "server", "service"]),
     ("itoa", &["store"]),
     ("jiff", &["config", "core", "observe"]),
-    ("nix", &["foundation", "server"]),
+    ("nix", &["config", "server"]),
     ("notify", &["control"]),
     ("percent_encoding", &["cli", "service", "store"]),
     ("prost", &["config", "observe", "service", "store"]),
@@ -615,11 +615,7 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 37] = [
     ),
     ("core/plan.rs", "PlanBuilder", Lives::InRequest),
     ("core/window.rs", "Window", Lives::InRequest),
-    (
-        "observe/decision_log/record.rs",
-        "RequestTimes",
-        Lives::InRequest,
-    ),
+    ("observe/decision_log.rs", "RequestTimes", Lives::InRequest),
     ("observe/history/process.rs", "ProcessStep", Lives::Longer),
     ("observe/history/process.rs", "SampleTime", Lives::Longer),
     (

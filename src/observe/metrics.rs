@@ -60,7 +60,7 @@ pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
 pub(crate) use worker_stats::CallTotals;
 
-use super::{decision_log::queue::DecisionLogStats, log_lines::LogStats, traces::TraceStats};
+use super::{log_lines::LogStats, traces::TraceStats};
 use config_stats::ConfigStats;
 use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
@@ -93,7 +93,6 @@ pub struct Metrics {
     pub handshakes: Handshakes,
     pub held: HeldStats,
     pub traces: Arc<TraceStats>,
-    pub decision_log: Arc<DecisionLogStats>,
     pub statsd: Arc<SinkStats>,
     pub log: Arc<LogStats>,
     pub tasks: Arc<EndedTasks>,
@@ -267,7 +266,6 @@ impl Metrics {
         self.handshakes.samples(list);
         self.held.samples(list);
         self.traces.samples(list);
-        self.decision_log.samples(list);
         self.statsd.samples(list);
         self.log.samples(list);
         self.tasks.samples(list);

@@ -14,7 +14,6 @@ use super::{
     authority::AuthorityLog,
     backend::{Running, worker_count},
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
-    decision_lines::DecisionLines,
     error::ServerError,
     file_limit::connection_limits,
     health::HealthPublisher,
@@ -61,7 +60,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let sinks = settings.stats.sinks()?;
     // These tasks end with the process.
     let mut tasks = OwnedTasks::default();
-    let (parts, source, decision_lines) = Parts::new(settings, log.stats.clone(), &mut tasks)?;
+    let (parts, source) = Parts::new(settings, log.stats.clone(), &tasks)?;
     let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
     check_token(&settings.listen)?;
@@ -103,7 +102,6 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
-        decision_lines,
         tasks,
     };
     if !server.wait_for_rules(&parts).await? {
@@ -200,7 +198,6 @@ struct Server {
     workers: Workers,
     service_manager: ServiceManager,
     spans: SpanExport,
-    decision_lines: DecisionLines,
     tasks: OwnedTasks,
 }
 
@@ -289,7 +286,6 @@ impl Server {
             }
         }
         self.spans.finish(&mut self.tasks).await?;
-        self.decision_lines.finish(&mut self.tasks).await?;
         tracing::info!("stopped");
         Ok(())
     }

@@ -52,8 +52,6 @@ pub(super) enum Task {
     History,
     /// Produces the events of `/live`.
     LiveFeed,
-    /// The thread that writes logged decisions.
-    DecisionLog,
 }
 
 /// The effect of a task's end.
@@ -89,7 +87,6 @@ impl Task {
             Self::Otlp => ("the export of spans", IsReported),
             Self::History => ("the history", IsReported),
             Self::LiveFeed => ("the feed of the page", IsReported),
-            Self::DecisionLog => ("the log of decisions", IsReported),
         }
     }
 }

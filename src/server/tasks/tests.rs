@@ -16,7 +16,7 @@ use crate::{
     settings::command_line::{Cli, Command},
 };
 
-const ALL: [Task; 20] = [
+const ALL: [Task; 19] = [
     Task::Worker,
     Task::WorkerBatchers,
     Task::Batchers,
@@ -36,17 +36,15 @@ const ALL: [Task; 20] = [
     Task::Otlp,
     Task::History,
     Task::LiveFeed,
-    Task::DecisionLog,
 ];
 
 /// Tasks without which decisions go on.
-const DISPENSABLE: [Task; 6] = [
+const DISPENSABLE: [Task; 5] = [
     Task::CpuQuota,
     Task::Statsd,
     Task::Otlp,
     Task::History,
     Task::LiveFeed,
-    Task::DecisionLog,
 ];
 
 /// How a test ends a task.
@@ -152,7 +150,6 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
         format!("--grpc-tls --grpc-tls-cert {} --grpc-tls-key {}", file("certificate"), file("key")),
         "--statsd --statsd-host 127.0.0.1 --statsd-port 1".to_owned(),
         "--tracing --otlp-endpoint http://127.0.0.1:1".to_owned(),
-        format!("--log-decisions all --log-decisions-to {}", file("decisions")),
     ];
     let Command::Serve(settings) = Cli::parse_from(arguments.join(" ").split(' ')).command else {
         unreachable!("that is what was asked for");
@@ -229,8 +226,8 @@ async fn a_thread_s_end_and_panic_are_those_of_its_task() {
         ends.send_modify(|ends| *ends += 1);
     };
     let thread = on_thread("t".to_owned(), body).unwrap();
-    tasks.start(Task::DecisionLog, thread);
-    tasks.all_end(Task::DecisionLog).await.unwrap();
+    tasks.start(Task::Statsd, thread);
+    tasks.all_end(Task::Statsd).await.unwrap();
     assert_eq!(*ended.borrow(), 1);
     let thread = on_thread("t".to_owned(), || panic!("{} words", 2)).unwrap();
     tasks.start(Task::Worker, thread);
