@@ -73,7 +73,6 @@ mod config {
     mod binary;
     mod check;
     mod compile;
-    pub(crate) mod config_maps;
     mod doubts;
     pub(crate) mod fault;
     mod fault_code;
@@ -111,7 +110,6 @@ mod config {
     mod template;
     #[cfg(test)]
     mod tests;
-    pub(crate) mod text_place;
     mod whole_number;
     mod yaml;
 }

@@ -446,7 +446,7 @@ fn files_import_from_their_own_folder_and_from_those_below() {
 const NEEDED_BY_LINT_ENVOY: [&str; 18] = [
     "config::file::BYTE_ORDER_MARK",
     "config::manifest::ConfigMapFile",
-    "config::manifest::Manifest",
+    "config::manifest::config_map_files",
     "config::node::NodeKind",
     "config::node::YamlNode",
     "config::parse::parse_all",

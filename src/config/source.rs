@@ -57,15 +57,6 @@ impl Source {
         }
     }
 
-    /// Whether it names the file of this name itself, not only a folder with it.
-    pub(super) fn names(&self, file_name: &str) -> bool {
-        let path = Path::new(file_name);
-        match self {
-            Self::Paths(paths) => paths.iter().any(|named| named == path) && !path.is_dir(),
-            Self::Runtime(_) => false,
-        }
-    }
-
     /// The files by name and path, sorted by name.
     pub(super) fn list(&self, problems: &mut Vec<Problem>) -> Vec<(String, PathBuf)> {
         let (mut found, mut entered) = (Vec::new(), HashSet::new());
@@ -257,7 +248,7 @@ pub(super) fn is_kubelets(path: &Path) -> bool {
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."))
 }
 
-pub(super) fn is_rules(path: &Path) -> bool {
+fn is_rules(path: &Path) -> bool {
     path.extension()
         .is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
 }
