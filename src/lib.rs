@@ -179,7 +179,6 @@ mod store {
 /// Numbers and spans about tollgate itself.
 mod observe {
     pub(crate) mod decision_log;
-    pub(crate) mod history;
     pub(crate) mod log_lines;
     pub(crate) mod metrics;
     pub(crate) mod standard_error;

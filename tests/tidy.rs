@@ -597,7 +597,7 @@ fn libraries_are_named_in_their_folders_only() {
 }
 
 /// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 37] = [
+const TIMES_OF_DAY: [(&str, &str, Lives); 35] = [
     (
         "core/counter/increment.rs",
         "IncrementSpec",
@@ -616,8 +616,6 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 37] = [
     ("core/plan.rs", "PlanBuilder", Lives::InRequest),
     ("core/window.rs", "Window", Lives::InRequest),
     ("observe/decision_log.rs", "RequestTimes", Lives::InRequest),
-    ("observe/history/process.rs", "ProcessStep", Lives::Longer),
-    ("observe/history/process.rs", "SampleTime", Lives::Longer),
     (
         "observe/metrics/config_stats.rs",
         "RefusedLoad",

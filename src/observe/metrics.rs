@@ -54,11 +54,10 @@ mod worker_stats;
 
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
 pub(crate) use held::{CutOff, HeldStats};
-pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
-pub(crate) use worker_stats::CallTotals;
+pub(crate) use worker_stats::{CallCount, CallTotals};
 
 use super::{log_lines::LogStats, traces::TraceStats};
 use config_stats::ConfigStats;
@@ -111,30 +110,6 @@ impl RuleSetStats {
     /// The totals of a rule, if it has ever been hit.
     pub(crate) fn totals(&self, rule: RuleId) -> Option<RuleTotals> {
         self.rules.get(rule.0)?.totals()
-    }
-
-    /// The label and the totals of each limit of a rule.
-    pub(crate) fn limits(&self, rule: RuleId) -> impl Iterator<Item = (&str, LimitTotals)> {
-        let stats = self.rules.get(rule.0).into_iter();
-        stats.flat_map(|stats| {
-            let labels = stats.limit_labels().iter().enumerate();
-            labels.map(|(index, label)| (&**label, stats.limit_totals(index)))
-        })
-    }
-}
-
-#[cfg(test)]
-impl RuleSetStats {
-    /// Counts `hits`, of which `over` are over the rule's first limit.
-    pub(crate) fn count(&self, rule: RuleId, hits: u64, over: u64) {
-        let fell = crate::core::decision::Tally {
-            over,
-            ..Default::default()
-        };
-        self.rules[rule.0].record(0, hits, fell, &hits.into(), false);
-        if over > 0 {
-            self.rules[rule.0].record_limit(0, fell, 0);
-        }
     }
 }
 

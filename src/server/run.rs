@@ -34,10 +34,7 @@ use super::{
 };
 use crate::{
     observe::traces::Tracer,
-    service::{
-        grpc::unary::{Phase, draining},
-        held_bytes::HeldBound,
-    },
+    service::{grpc::unary::Phase, held_bytes::HeldBound},
     settings::{listen::Listen, process::Process, serve::Settings},
     store::redis::topology::servers::Servers,
 };
@@ -88,10 +85,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let at_drain = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
-    let mut phases = connections.phases.clone();
-    let drain = async move { draining(&mut phases).await };
-    let bounds = (&bound, drain);
-    http_ports::start(&parts, ports, max_http, pages, json, bounds, &mut tasks);
+    http_ports::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
     health.follow_all(&mut tasks);
     let mut server = Server {
         health,

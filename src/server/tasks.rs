@@ -48,10 +48,6 @@ pub(super) enum Task {
     Statsd,
     /// Exports spans.
     Otlp,
-    /// Samples the statistics for the history.
-    History,
-    /// Produces the events of `/live`.
-    LiveFeed,
 }
 
 /// The effect of a task's end.
@@ -85,8 +81,6 @@ impl Task {
             Self::CpuQuota => ("the watch of the CPU quota", IsReported),
             Self::Statsd => ("the export to statsd", IsReported),
             Self::Otlp => ("the export of spans", IsReported),
-            Self::History => ("the history", IsReported),
-            Self::LiveFeed => ("the feed of the page", IsReported),
         }
     }
 }

@@ -41,7 +41,7 @@
 //! - `counters`: the hits of counters, shown and changed through the debug port
 //! - `decision_log`: a line for each decision
 //! - `hostile`: values of requests that are HTML, line breaks or long, wherever they are shown
-//! - `observe`: the history of decisions and top talkers, on the debug port
+//! - `observe`: snapshots of decisions and top talkers, on the debug port
 //! - `browser`: the page of the debug port, in a real browser
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl

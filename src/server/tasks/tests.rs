@@ -16,7 +16,7 @@ use crate::{
     settings::command_line::{Cli, Command},
 };
 
-const ALL: [Task; 19] = [
+const ALL: [Task; 17] = [
     Task::Worker,
     Task::WorkerBatchers,
     Task::Batchers,
@@ -34,18 +34,10 @@ const ALL: [Task; 19] = [
     Task::CpuQuota,
     Task::Statsd,
     Task::Otlp,
-    Task::History,
-    Task::LiveFeed,
 ];
 
 /// Tasks without which decisions go on.
-const DISPENSABLE: [Task; 5] = [
-    Task::CpuQuota,
-    Task::Statsd,
-    Task::Otlp,
-    Task::History,
-    Task::LiveFeed,
-];
+const DISPENSABLE: [Task; 3] = [Task::CpuQuota, Task::Statsd, Task::Otlp];
 
 /// How a test ends a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,10 +231,10 @@ async fn a_thread_s_end_and_panic_are_those_of_its_task() {
 async fn while_the_process_drains_tasks_may_return_but_not_panic() {
     let mut tasks = OwnedTasks::default();
     tasks.start_draining();
-    tasks.start(Task::LiveFeed, async {});
+    tasks.start(Task::Statsd, async {});
     tasks.start(Task::Reload, async {});
     tasks.start(Task::Health, std::future::pending());
-    tasks.all_end(Task::LiveFeed).await.unwrap();
+    tasks.all_end(Task::Statsd).await.unwrap();
     tasks.all_end(Task::Reload).await.unwrap();
     tasks.stop(Task::Health).await.unwrap();
     tasks.start(Task::Reload, async { panic!("broken") });
