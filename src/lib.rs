@@ -28,7 +28,6 @@ mod foundation {
     pub(crate) mod object_pool;
     pub(crate) mod printable;
     pub(crate) mod random;
-    pub(crate) mod regular_file;
     pub(crate) mod sample;
     pub(crate) mod text;
 }
@@ -73,7 +72,6 @@ mod config {
     mod algorithm;
     mod check;
     mod compile;
-    pub(crate) mod config_maps;
     mod doubts;
     pub(crate) mod fault;
     mod fields;
@@ -108,7 +106,6 @@ mod config {
     mod template;
     #[cfg(test)]
     mod tests;
-    pub(crate) mod text_place;
     mod whole_number;
     mod yaml;
 }
@@ -178,8 +175,6 @@ mod store {
 /// Numbers and spans about tollgate itself.
 mod observe {
     pub(crate) mod decision_log;
-    pub(crate) mod history;
-    pub(crate) mod line_queue;
     pub(crate) mod log_lines;
     pub(crate) mod metrics;
     pub(crate) mod standard_error;
@@ -245,7 +240,6 @@ mod server {
     mod connection;
     mod control_group;
     mod cpu_quota;
-    mod decision_lines;
     pub(crate) mod error;
     mod file_limit;
     mod handshakes;

@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::Path,
     sync::{
         Arc,
@@ -22,10 +22,14 @@ use crate::{
     processes::Process,
 };
 
-/// Time between looks of the page at the top talkers.
-const TALKERS: Duration = Duration::from_secs(5);
+/// Time between looks of the page at the numbers.
+const SNAPSHOTS: Duration = Duration::from_secs(1);
 
-/// A client that does as a browser does with the page open: it reads `/live`, and `/top` now and then. Stops on drop.
+/// Looks at the numbers for each one at the top talkers.
+const SNAPSHOTS_PER_TOP: usize = 5;
+
+/// A client that does as a browser does with the page open: it reads `/snapshot`, and `/top` now and then. Stops on
+/// drop.
 #[derive(Debug)]
 pub struct OpenPage {
     ends: Arc<AtomicBool>,
@@ -38,10 +42,19 @@ impl OpenPage {
         let ends = Arc::new(AtomicBool::new(false));
         let is_over = ends.clone();
         let reader = thread::spawn(move || {
-            while !is_over.load(Relaxed) {
+            for nth in 0.. {
+                let path = match nth % (SNAPSHOTS_PER_TOP + 1) {
+                    0 => "/top",
+                    _ => "/snapshot",
+                };
                 // The server may be gone before the page is.
-                if follow(debug, &is_over).is_err() {
-                    thread::sleep(Duration::from_millis(100));
+                let _ = ask(debug, "GET", path, "");
+                // In short steps, so that it stops soon.
+                for _ in 0..10 {
+                    if is_over.load(Relaxed) {
+                        return;
+                    }
+                    thread::sleep(SNAPSHOTS / 10);
                 }
             }
         });
@@ -60,23 +73,6 @@ impl Drop for OpenPage {
             let _ = reader.join();
         }
     }
-}
-
-/// Reads one reply of `/live` to its end.
-fn follow(debug: SocketAddr, is_over: &AtomicBool) -> anyhow::Result<()> {
-    let mut live = request(debug, "GET", "/live", "")?;
-    // The events come once a second.
-    live.set_read_timeout(Some(Duration::from_secs(2)))?;
-    let mut looked = Instant::now();
-    let mut event = [0; 64 << 10];
-    while !is_over.load(Relaxed) && live.read(&mut event)? > 0 {
-        if looked.elapsed() > TALKERS {
-            looked = Instant::now();
-            ask(debug, "GET", "/top", "")?;
-        }
-    }
-    live.shutdown(Shutdown::Both)?;
-    Ok(())
 }
 
 fn request(debug: SocketAddr, method: &str, path: &str, body: &str) -> anyhow::Result<TcpStream> {
@@ -110,7 +106,7 @@ const DESCRIPTOR: &str = r#"{"domain":"bench","descriptors":[{"entries":[
 const QUESTIONS: [(&str, &str, &str); 8] = [
     ("GET", "/", ""),
     ("GET", "/rules", ""),
-    ("GET", "/history", ""),
+    ("GET", "/snapshot", ""),
     ("GET", "/top", ""),
     ("POST", "/explain", DESCRIPTOR),
     ("POST", "/counters/get", DESCRIPTOR),

@@ -3,7 +3,6 @@
 use std::{net::SocketAddr, path::Path, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use tempfile::TempDir;
 
 use crate::{
     Options,
@@ -60,8 +59,6 @@ struct Entrant {
     failure: Option<String>,
     own_redis: Option<Redis>,
     _page: Option<OpenPage>,
-    /// Where logged decisions are.
-    _log: TempDir,
     _own_server: Option<Process>,
 }
 
@@ -183,7 +180,6 @@ impl Entrant {
             let url = format!("--redis-url=redis://{redis}");
             arguments.extend([url, "--redis-timeout=5s".to_owned()]);
         }
-        let log = TempDir::new()?;
         let server = match case.server {
             Server::Floor | Server::FloorAndPing => Some(Process::rival("floor", workers, redis)?),
             Server::Bare => Some(Process::rival("bare", workers, None)?),
@@ -199,10 +195,6 @@ impl Entrant {
                     Observed::Everything => arguments.extend([
                         "--top-talkers=refused".to_owned(),
                         "--log-decisions=refused".to_owned(),
-                        format!(
-                            "--log-decisions-to={}",
-                            log.path().join("decisions").display()
-                        ),
                     ]),
                 }
                 Some(Process::tollgate(tollgate, &case.rules(), &arguments)?)
@@ -240,7 +232,6 @@ impl Entrant {
             failure: None,
             own_redis,
             _page: page,
-            _log: log,
             _own_server: server,
         })
     }

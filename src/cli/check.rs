@@ -10,12 +10,7 @@ use std::{
 
 use super::print::print;
 use crate::{
-    config::{
-        files::Files,
-        options::Options,
-        problems,
-        source::{STDIN, Source},
-    },
+    config::{files::Files, options::Options, source::Source},
     core::limit::Allows,
     settings::command_line::{Check, ReportFormat},
 };
@@ -57,37 +52,30 @@ fn report(check: &Check) -> CheckReport {
         problems: Vec::new(),
         rules: CheckedRules::default(),
     };
-    let mut all = paths.clone();
-    let mut files = Files::none();
-    if !paths.is_empty() {
-        files = Files::read(&Source::Paths(paths));
-    }
+    let mut files = match paths.is_empty() {
+        true => Files::none(),
+        false => Files::read(&Source::Paths(paths)),
+    };
     if !standard_input.is_empty() {
         files.add_standard_input();
-        all.push(PathBuf::from(STDIN));
     }
-    let found = files.by_config_map(&Source::Paths(all));
-    report.problems = found.notes;
-    for set in found.sets {
-        match set.compile(options) {
-            Ok(loaded) => {
-                let rules = loaded.matcher.rules();
-                report.rules.rules += rules.len();
-                report.rules.limits += rules
-                    .iter()
-                    .map(|rule| match &rule.allows {
-                        Allows::Unlimited => 0,
-                        Allows::Within(limits) => limits.len(),
-                    })
-                    .sum::<usize>();
-                report.rules.domains += loaded.matcher.domain_count();
-                report.rules.files += loaded.files;
-                report.problems.extend(loaded.warnings);
-            }
-            Err(problems) => report.problems.extend(problems),
+    match files.compile(options) {
+        Ok(loaded) => {
+            let rules = loaded.matcher.rules();
+            let limits = rules.iter().map(|rule| match &rule.allows {
+                Allows::Unlimited => 0,
+                Allows::Within(limits) => limits.len(),
+            });
+            report.rules = CheckedRules {
+                rules: rules.len(),
+                limits: limits.sum(),
+                domains: loaded.matcher.domain_count(),
+                files: loaded.files,
+            };
+            report.problems = loaded.warnings;
         }
+        Err(problems) => report.problems = problems,
     }
-    problems::sort(&mut report.problems);
     report
 }
 

@@ -28,9 +28,6 @@ pub struct Problem {
     pub file: String,
     /// `None` for a problem without a position, such as a file that cannot be read.
     pub position: Option<Position>,
-    /// For a rule file inside `file`, such as in a ConfigMap: its name there, and its own line and column if `position`
-    /// is only that of the whole.
-    pub inside: Option<String>,
     /// The domain and the joined texts of the nodes on the path; empty outside of a domain.
     pub path: String,
     pub fault: Fault,
@@ -59,9 +56,6 @@ impl fmt::Display for Problem {
     /// `shop.yaml:4:13: shop.remote_address: invalid rate limit unit 'fortnight' (…)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place())?;
-        if let Some(inside) = &self.inside {
-            write!(f, ": {}", on_one_line(inside))?;
-        }
         if !self.path.is_empty() {
             write!(f, ": {}", on_one_line(&self.path))?;
         }
@@ -242,8 +236,6 @@ faults! {
     => Kubernetes(String);
     Error "envoy" ("this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it")
     => Envoy;
-    Error "no-rule-file" ("no rule file is in here, only {0}")
-    => NoRuleFile(String);
     // It stands for the problems that are not listed.
     Error "more" ("and {count} more {}s in this file", .level.name())
     => More { count: usize, level: FaultLevel };
@@ -296,11 +288,6 @@ faults! {
     => NoSlices;
     Note "resource-name" ("`name` beside `domain` names the resource of a control plane; it means nothing here")
     => ResourceName;
-    Note "key-passed-over" ("{key} is passed over: {reason}")
-    => KeyPassedOver { key: String, reason: &'static str };
-    Note "file-passed-over" ("passed over, because no rule file is in it, only {0}; `serve` refuses a folder that \
-        has it")
-    => FilePassedOver(String);
 }
 
 /// How much a problem matters.
@@ -386,7 +373,6 @@ pub(super) fn unlocated(path: &Path, fault: Fault) -> Problem {
     Problem {
         file: path.display().to_string(),
         position: None,
-        inside: None,
         path: String::new(),
         fault,
     }

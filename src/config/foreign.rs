@@ -32,12 +32,6 @@ impl Foreign {
     }
 }
 
-/// Whether some document of `text`, the file of this name, may be foreign. Finding out takes a while for large files.
-pub(super) fn may_be_foreign(text: &str, file_name: &str) -> bool {
-    let is_said = |word: &&str| text.contains(*word);
-    file_name.contains("kustomization") || is_said(&"apiVersion") || ENVOY_KEYS.iter().any(is_said)
-}
-
 /// Keys of an Envoy bootstrap, of a file of its resources, and of the output of its `/config_dump`.
 const ENVOY_KEYS: [&str; 8] = [
     "static_resources",
@@ -51,7 +45,7 @@ const ENVOY_KEYS: [&str; 8] = [
 ];
 
 /// Whether a document has a key that only rules have at the top.
-pub(super) fn is_rules(root: &YamlNode<'_>) -> bool {
+fn is_rules(root: &YamlNode<'_>) -> bool {
     ["domain", "descriptors"]
         .iter()
         .any(|key| value(root, key).is_some())

@@ -1,151 +1,131 @@
-//! The files in Kubernetes manifests: each key of a ConfigMap's `data` is a file of its own.
-
-use std::collections::BTreeSet;
+//! The files in ConfigMaps of Kubernetes, which `lint-envoy` reads: each key of `data` is one.
 
 use super::{
     file::BYTE_ORDER_MARK,
-    foreign::{Foreign, entry, may_be_foreign, text, value},
+    foreign::{entry, text, value},
     node::{NodeKind, YamlNode},
     parse::parse_all,
     position::{Lines, Position},
-    text_place::TextPlace,
 };
-
-/// The Kubernetes resources and the Envoy configurations of a file. Resources of a `List` or a `ConfigMapList` count
-/// one by one.
-#[derive(Debug, Default)]
-pub(crate) struct Manifest {
-    pub(crate) config_maps: Vec<ConfigMap>,
-    /// The kinds of all resources.
-    pub(crate) kinds: BTreeSet<String>,
-    /// Whether a document is an Envoy configuration.
-    pub(crate) has_envoy: bool,
-    /// Whether a document is something else, such as rules.
-    pub(crate) has_other_documents: bool,
-}
-
-/// A ConfigMap, which pods see as a folder.
-#[derive(Debug)]
-pub(crate) struct ConfigMap {
-    pub(crate) name: String,
-    pub(crate) files: Vec<ConfigMapFile>,
-    /// The keys of `binaryData`, whose values are not read.
-    pub(crate) binary: Vec<(String, Position)>,
-}
 
 /// A key of a ConfigMap's `data`.
 #[derive(Debug)]
 pub(crate) struct ConfigMapFile {
-    pub(crate) key: String,
+    /// The names of the ConfigMap and of the key, with a slash between them.
+    pub(crate) name: String,
     pub(crate) key_position: Position,
     pub(crate) text: String,
     pub(crate) place: TextPlace,
 }
 
-impl Manifest {
-    /// Reads `text`, the file of this name; `None` if it has no resource and no Envoy configuration, or is no YAML.
-    pub(crate) fn read(file_name: &str, text: &str) -> Option<Self> {
-        let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
-        if !may_be_foreign(text, file_name) {
+/// The files in the ConfigMaps of `outer`, also of those in a `List`; none if it is no YAML.
+pub(crate) fn config_map_files(outer: &str) -> Vec<ConfigMapFile> {
+    let outer = outer.strip_prefix(BYTE_ORDER_MARK).unwrap_or(outer);
+    let roots = parse_all(outer).unwrap_or_default();
+    let lines = Lines::of(outer);
+    let resources =
+        roots
+            .iter()
+            .flat_map(|root| match value(root, "items").map(|items| &items.kind) {
+                Some(NodeKind::List(items)) => items.as_slice(),
+                _ => std::slice::from_ref(root),
+            });
+    let config_maps =
+        resources.filter(|resource| value(resource, "kind").and_then(text) == Some("ConfigMap"));
+    let files = config_maps.flat_map(|config_map| {
+        let name = value(config_map, "metadata").and_then(|metadata| value(metadata, "name"));
+        let name = name.and_then(text).unwrap_or("ConfigMap");
+        let data = match entry(config_map, "data").map(|(_, data)| &data.kind) {
+            Some(NodeKind::Map(entries)) => entries.as_slice(),
+            _ => &[],
+        };
+        data.iter()
+            .filter_map(|(key, value)| file(name, (key, value), (outer, &lines)))
+    });
+    files.collect()
+}
+
+fn file(
+    config_map: &str,
+    (key, value): (&YamlNode<'_>, &YamlNode<'_>),
+    outer: (&str, &Lines),
+) -> Option<ConfigMapFile> {
+    let inner = text(value)?;
+    Some(ConfigMapFile {
+        name: format!("{config_map}/{}", text(key)?),
+        key_position: outer.1.position(outer.0, key.offset.unwrap_or(0)),
+        text: inner.to_owned(),
+        place: TextPlace::of(inner, value.offset, outer, key.offset),
+    })
+}
+
+/// The place of an inner text in the outer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextPlace {
+    /// Its lines are lines of the outer text, from this one on, each this many characters further right.
+    Lines { first: usize, indent: usize },
+    /// It is written in another way, folded or with escapes. This is the position of its key.
+    Elsewhere(Position),
+}
+
+impl TextPlace {
+    /// The place of `inner`, the value of a key at `key` in `outer`; `at` is the offset of a value that was not
+    /// rewritten.
+    fn of(
+        inner: &str,
+        at: Option<usize>,
+        (outer, lines): (&str, &Lines),
+        key: Option<usize>,
+    ) -> Self {
+        let key = lines.position(outer, key.unwrap_or(0));
+        if let Some(at) = at {
+            let Position { line, column } = lines.position(outer, at);
+            return Self::Lines {
+                first: line,
+                indent: column - 1,
+            };
+        }
+        match block_indent(inner, outer.lines().skip(key.line)) {
+            Some(indent) => Self::Lines {
+                first: key.line + 1,
+                indent,
+            },
+            None => Self::Elsewhere(key),
+        }
+    }
+
+    /// The position in the outer text of `inner`, a position in the inner one; for a text that is written in another
+    /// way only that of its key.
+    pub(crate) fn position(self, inner: Position) -> Position {
+        match self {
+            Self::Lines { first, indent } => Position {
+                line: first + inner.line - 1,
+                column: indent + inner.column,
+            },
+            Self::Elsewhere(key) => key,
+        }
+    }
+
+    /// Whether positions in the inner text have positions in the outer one.
+    pub(crate) fn is_exact(self) -> bool {
+        matches!(self, Self::Lines { .. })
+    }
+}
+
+/// The indentation of the block that `inner` is, if it is one: each line of `outer` is one of `inner`, indented.
+fn block_indent<'t>(inner: &str, mut outer: impl Iterator<Item = &'t str>) -> Option<usize> {
+    let mut indent = None;
+    for line in inner.lines() {
+        let found = outer.next()?;
+        if line.is_empty() && found.trim().is_empty() {
+            continue;
+        }
+        let blanks = found.strip_suffix(line)?;
+        if blanks.contains(|next| next != ' ')
+            || *indent.get_or_insert(blanks.len()) != blanks.len()
+        {
             return None;
         }
-        let roots = parse_all(text).ok()?;
-        let mut reader = ManifestReader {
-            file_name,
-            text,
-            lines: Lines::of(text),
-            manifest: Self::default(),
-        };
-        for root in &roots {
-            reader.document(root);
-        }
-        let manifest = reader.manifest;
-        let is_some = manifest.has_envoy || !manifest.kinds.is_empty();
-        is_some.then_some(manifest)
     }
-}
-
-struct ManifestReader<'t> {
-    file_name: &'t str,
-    text: &'t str,
-    lines: Lines,
-    manifest: Manifest,
-}
-
-impl ManifestReader<'_> {
-    fn document(&mut self, root: &YamlNode<'_>) {
-        let kind = match Foreign::of(root, self.file_name) {
-            Some(Foreign::Kubernetes(kind)) => kind,
-            Some(Foreign::Envoy) => return self.manifest.has_envoy = true,
-            None => return self.manifest.has_other_documents = true,
-        };
-        let items = value(root, "items").map(|items| &items.kind);
-        match items {
-            Some(NodeKind::List(items)) if kind.ends_with("List") => {
-                for item in items {
-                    // Items of a typed list may leave out their kind.
-                    let item_kind = value(item, "kind").and_then(text);
-                    let list_of = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
-                    let item_kind = item_kind.or(list_of).unwrap_or("resource").to_owned();
-                    self.resource(item, item_kind);
-                }
-            }
-            _ => self.resource(root, kind),
-        }
-    }
-
-    fn resource(&mut self, root: &YamlNode<'_>, kind: String) {
-        if kind == "ConfigMap" {
-            let config_map = self.config_map(root);
-            self.manifest.config_maps.push(config_map);
-        }
-        self.manifest.kinds.insert(kind);
-    }
-
-    fn config_map(&self, root: &YamlNode<'_>) -> ConfigMap {
-        let name = value(root, "metadata").and_then(|metadata| {
-            let name = value(metadata, "name").or_else(|| value(metadata, "generateName"));
-            name.and_then(text)
-        });
-        let files = entries(root, "data").filter_map(|(key, value)| {
-            let inner = text(value)?;
-            let outer = (self.text, &self.lines);
-            Some(ConfigMapFile {
-                key: text(key)?.to_owned(),
-                key_position: self.position(key),
-                text: inner.to_owned(),
-                place: TextPlace::of(inner, value.offset, outer, key.offset),
-            })
-        });
-        let binary = entries(root, "binaryData");
-        let binary =
-            binary.filter_map(|(key, _)| Some((text(key)?.to_owned(), self.position(key))));
-        ConfigMap {
-            name: name.unwrap_or("ConfigMap").to_owned(),
-            files: files.collect(),
-            binary: binary.collect(),
-        }
-    }
-
-    fn position(&self, node: &YamlNode<'_>) -> Position {
-        self.lines.position(self.text, node.offset.unwrap_or(0))
-    }
-}
-
-/// The entries of the map that is the value of `key`.
-fn entries<'n, 't>(
-    node: &'n YamlNode<'t>,
-    key: &str,
-) -> impl Iterator<Item = &'n (YamlNode<'t>, YamlNode<'t>)> {
-    let entries = match entry(node, key) {
-        Some((
-            _,
-            YamlNode {
-                kind: NodeKind::Map(entries),
-                ..
-            },
-        )) => entries.as_slice(),
-        _ => &[],
-    };
-    entries.iter()
+    indent
 }

@@ -19,7 +19,7 @@ pub(crate) fn listed(problems: &[Problem]) -> (&[Problem], usize) {
 }
 
 /// Sorts them by file and position.
-pub(crate) fn sort(problems: &mut [Problem]) {
+fn sort(problems: &mut [Problem]) {
     problems.sort_by(|a, b| (&a.file, a.position).cmp(&(&b.file, b.position)));
 }
 
@@ -83,7 +83,6 @@ fn more(last: &Problem, count: usize) -> Problem {
     Problem {
         file: last.file.clone(),
         position: last.position,
-        inside: last.inside.clone(),
         path: String::new(),
         fault: Fault::More {
             count,

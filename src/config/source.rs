@@ -8,10 +8,11 @@ use std::{
     collections::HashSet,
     fmt, fs,
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Component, Path, PathBuf},
 };
 
-use crate::foundation::regular_file::{Links, open_regular};
+use nix::libc::{ENXIO, O_NONBLOCK};
 
 /// The name of standard input among files.
 pub(crate) const STDIN: &str = "stdin";
@@ -53,15 +54,6 @@ impl Source {
                     .chain([(runtime.folder(), true)])
                     .collect()
             }
-        }
-    }
-
-    /// Whether it names the file of this name itself, not only a folder with it.
-    pub(super) fn names(&self, file_name: &str) -> bool {
-        let path = Path::new(file_name);
-        match self {
-            Self::Paths(paths) => paths.iter().any(|named| named == path) && !path.is_dir(),
-            Self::Runtime(_) => false,
         }
     }
 
@@ -187,12 +179,19 @@ fn read_text(path: &Path, room: u64) -> Result<String, (Option<Position>, Box<Fa
     text_of(bytes)
 }
 
-/// Never waits for a writer: a pipe is not opened, and one that takes the place of a file is not read.
+/// Never waits for a writer: a pipe is opened without waiting, and not read.
 fn read_bytes(path: &Path, room: u64) -> Result<Vec<u8>, Fault> {
-    let opened = open_regular(path, fs::OpenOptions::new().read(true), Links::Followed);
-    let file = opened
-        .map_err(Fault::Unreadable)?
-        .ok_or(Fault::NotRegular)?;
+    let mut options = fs::OpenOptions::new();
+    // Without effect on regular files.
+    let opened = options.read(true).custom_flags(O_NONBLOCK).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        // A socket.
+        Some(ENXIO) => Fault::NotRegular,
+        _ => Fault::Unreadable(error),
+    })?;
+    if !file.metadata().map_err(Fault::Unreadable)?.is_file() {
+        return Err(Fault::NotRegular);
+    }
     let mut bytes = Vec::new();
     let read = file.take(room + 1).read_to_end(&mut bytes);
     read.map_err(Fault::Unreadable)?;
@@ -249,7 +248,7 @@ pub(super) fn is_kubelets(path: &Path) -> bool {
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b".."))
 }
 
-pub(super) fn is_rules(path: &Path) -> bool {
+fn is_rules(path: &Path) -> bool {
     path.extension()
         .is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
 }
@@ -351,6 +350,11 @@ mod tests {
         ));
         assert!(matches!(
             read_bytes(Path::new("/dev/zero"), 8),
+            Err(Fault::NotRegular)
+        ));
+        let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("s")).unwrap();
+        assert!(matches!(
+            read_bytes(&folder.path().join("s"), 8),
             Err(Fault::NotRegular)
         ));
     }

@@ -102,7 +102,6 @@ impl Intake {
                 Some(Problem {
                     file: warning.file.clone(),
                     position: warning.position,
-                    inside: warning.inside.clone(),
                     path: String::new(),
                     fault: Fault::RulesLost(domain.clone()),
                 })

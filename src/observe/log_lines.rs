@@ -5,12 +5,21 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{AcqRel, Relaxed},
+        },
+        mpsc,
     },
 };
 
-use super::line_queue::{LineReceiver, LineSender, queue};
 use crate::foundation::{log_throttle::LogThrottle, sample::SampleWriter};
+
+/// Most bytes of waiting lines: about ten thousand lines, which a disk writes in a moment.
+const MAX_BYTES: usize = 4 << 20;
+
+/// The memory of a waiting line in addition to its text.
+const LINE_BYTES: usize = 64;
 
 /// Counts of lost lines.
 #[derive(Debug, Default)]
@@ -29,14 +38,16 @@ impl LogStats {
 /// The sending end: each write is one line. Clones share one queue.
 #[derive(Clone, Debug)]
 pub(crate) struct LogLines {
-    lines: LineSender,
+    lines: mpsc::Sender<Option<Vec<u8>>>,
+    waiting_bytes: Arc<AtomicUsize>,
     stats: Arc<LogStats>,
 }
 
 /// The writing end of the queue.
 #[derive(Debug)]
 pub(crate) struct LogWriter {
-    lines: LineReceiver,
+    lines: mpsc::Receiver<Option<Vec<u8>>>,
+    waiting_bytes: Arc<AtomicUsize>,
     stats: Arc<LogStats>,
     throttle: LogThrottle,
     /// How many of the dropped lines the log has reported.
@@ -45,13 +56,16 @@ pub(crate) struct LogWriter {
 
 /// Creates the queue.
 pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
-    let (sender, receiver) = queue();
+    let (sender, receiver) = mpsc::channel();
+    let waiting_bytes = Arc::new(AtomicUsize::new(0));
     let lines = LogLines {
         lines: sender,
+        waiting_bytes: waiting_bytes.clone(),
         stats: stats.clone(),
     };
     let writer = LogWriter {
         lines: receiver,
+        waiting_bytes,
         stats,
         throttle: LogThrottle::new(),
         reported: 0,
@@ -62,13 +76,25 @@ pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
 impl LogLines {
     /// Ends the queue after the lines that are waiting.
     pub(crate) fn end(&self) {
-        self.lines.end();
+        // Without a receiver, the queue has ended already.
+        let _ = self.lines.send(None);
+    }
+
+    /// Puts a line into the queue; returns false if that is full, or its receiver is gone.
+    fn send(&self, line: &[u8]) -> bool {
+        let bytes = line.len() + LINE_BYTES;
+        let has_room = self.waiting_bytes.fetch_add(bytes, AcqRel) + bytes <= MAX_BYTES;
+        let is_sent = has_room && self.lines.send(Some(line.to_owned())).is_ok();
+        if !is_sent {
+            self.waiting_bytes.fetch_sub(bytes, AcqRel);
+        }
+        is_sent
     }
 }
 
 impl io::Write for &LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.lines.send(line.to_owned()).is_err() {
+        if !self.send(line) {
             self.stats.dropped.fetch_add(1, Relaxed);
         }
         Ok(line.len())
@@ -85,13 +111,15 @@ impl LogWriter {
     pub(crate) fn write_all(mut self, mut write: impl FnMut(&[u8]) -> io::Result<()>) {
         let mut is_written = false;
         loop {
-            let next = self.lines.next_waiting().unwrap_or_else(|| {
+            let next = self.lines.try_recv().or_else(|_| {
                 if is_written {
                     self.report_dropped();
                 }
-                self.lines.next()
+                self.lines.recv()
             });
-            let Some(line) = next else { return };
+            let Ok(Some(line)) = next else { return };
+            let bytes = line.len() + LINE_BYTES;
+            self.waiting_bytes.fetch_sub(bytes, AcqRel);
             is_written = write(&line).is_ok();
             if !is_written {
                 self.stats.dropped.fetch_add(1, Relaxed);
@@ -122,6 +150,30 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn a_full_queue_drops_lines_until_one_is_taken() {
+        let stats = Arc::new(LogStats::default());
+        let (lines, writer) = log_lines(stats.clone());
+        let line = vec![b'x'; (1 << 20) - LINE_BYTES];
+        for _ in 0..5 {
+            (&lines).write_all(&line).unwrap();
+        }
+        assert_eq!(stats.dropped.load(Relaxed), 1);
+        lines.end();
+        let mut written = 0;
+        writer.write_all(|_| {
+            written += 1;
+            Ok(())
+        });
+        assert_eq!(written, 4);
+        // Without a receiver. More than fits: what is dropped holds no room.
+        for _ in 0..5 {
+            (&lines).write_all(&line).unwrap();
+        }
+        assert_eq!(stats.dropped.load(Relaxed), 6);
+        assert_eq!(lines.waiting_bytes.load(Relaxed), 0);
+    }
 
     #[test]
     fn dropped_lines_are_counted_and_reported_once_when_lines_can_be_written_again() {

@@ -52,13 +52,12 @@ mod worker_stats;
 
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
 pub(crate) use held::{CutOff, HeldStats};
-pub(crate) use limit_stats::LimitTotals;
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
-pub(crate) use worker_stats::CallTotals;
+pub(crate) use worker_stats::{CallCount, CallTotals};
 
-use super::{decision_log::queue::DecisionLogStats, log_lines::LogStats, traces::TraceStats};
+use super::{log_lines::LogStats, traces::TraceStats};
 use config_stats::ConfigStats;
 use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
@@ -90,7 +89,6 @@ pub struct Metrics {
     pub handshakes: Handshakes,
     pub held: HeldStats,
     pub traces: Arc<TraceStats>,
-    pub decision_log: Arc<DecisionLogStats>,
     pub statsd: Arc<SinkStats>,
     pub log: Arc<LogStats>,
     pub tasks: Arc<EndedTasks>,
@@ -115,30 +113,6 @@ impl RuleSetStats {
     pub(crate) fn reset_slots(&self, rule: RuleId, slots: u64) {
         if let Some(stats) = self.rules.get(rule.0) {
             stats.slots().reset(slots);
-        }
-    }
-
-    /// The label and the totals of each limit of a rule.
-    pub(crate) fn limits(&self, rule: RuleId) -> impl Iterator<Item = (&str, LimitTotals)> {
-        let stats = self.rules.get(rule.0).into_iter();
-        stats.flat_map(|stats| {
-            let labels = stats.limit_labels().iter().enumerate();
-            labels.map(|(index, label)| (&**label, stats.limit_totals(index)))
-        })
-    }
-}
-
-#[cfg(test)]
-impl RuleSetStats {
-    /// Counts `hits`, of which `over` are over the rule's first limit.
-    pub(crate) fn count(&self, rule: RuleId, hits: u64, over: u64) {
-        let fell = crate::core::decision::Tally {
-            over,
-            ..Default::default()
-        };
-        self.rules[rule.0].record(0, hits, fell, &hits.into(), false);
-        if over > 0 {
-            self.rules[rule.0].record_limit(0, fell, 0);
         }
     }
 }
@@ -271,7 +245,6 @@ impl Metrics {
         self.handshakes.samples(list);
         self.held.samples(list);
         self.traces.samples(list);
-        self.decision_log.samples(list);
         self.statsd.samples(list);
         self.log.samples(list);
         self.tasks.samples(list);

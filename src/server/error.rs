@@ -47,12 +47,6 @@ pub(crate) enum ServerError {
     Xds(#[from] XdsError),
     #[error(transparent)]
     Traces(#[from] TracesError),
-    #[error("cannot write logged decisions (--log-decisions-to) to {path}")]
-    DecisionFile {
-        path: String,
-        #[source]
-        source: io::Error,
-    },
     #[error(transparent)]
     Task(#[from] TaskError),
     #[error("cannot start a thread or a runtime, or wait for signals")]

@@ -1,9 +1,6 @@
 //! Starts the HTTP ports: one for health and JSON calls, one for statistics and rules, one for Prometheus.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     backend::StoreBackend,
@@ -11,14 +8,13 @@ use super::{
     parts::Parts,
     ports::Ports,
     settings_page::settings_page,
-    statistics,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
     service::{
         admin::{
-            self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, KeySource, LiveFeed,
-            LiveSource, RedisKeys, Statistics,
+            self, BodyLimits, Counters, DebugPages, Health, KeySource, RedisKeys, Snapshots,
+            Statistics,
         },
         grpc,
         held_bytes::HeldBound,
@@ -30,14 +26,13 @@ use crate::{
 const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Starts to serve the ports, each with up to `max_connections`. `json` answers calls in JSON, and explains them.
-/// Endless replies end when the `drain` begins.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
     max_connections: usize,
     (health, statistics): (Health, Statistics),
     json: grpc::Service<AnyStore>,
-    (bound, drain): (&Arc<HeldBound>, impl Future<Output = ()> + Send + 'static),
+    bound: &Arc<HeldBound>,
     tasks: &mut OwnedTasks,
 ) {
     let settings = parts.settings;
@@ -53,14 +48,7 @@ pub(super) fn start(
     };
     let counters = counters(parts, &service, bodies, &statistics);
     let components = parts.backend.components(&parts.metrics);
-    let live = LiveSource {
-        rules: parts.rules.clone(),
-        statistics: statistics.clone(),
-        components: components.clone(),
-        began: Instant::now(),
-    };
-    let live = LiveFeed::new(live, limits.timeout);
-    tasks.start(Task::LiveFeed, live.clone().run(drain));
+    let snapshots = Snapshots::new(parts.rules.clone(), statistics.clone(), components.clone());
     let routes = admin::http(
         health,
         components,
@@ -70,15 +58,12 @@ pub(super) fn start(
     );
     let serving = serve_http(ports.http, routes, limits.clone());
     tasks.start(Task::HttpListener, serving);
-    let history = HistoryRecorder::new(parts.rules.clone(), statistics.clone());
-    tasks.start(Task::History, statistics::sample(history.clone()));
     let routes = admin::debug(DebugPages {
         rules: parts.rules.clone(),
         statistics: statistics.clone(),
-        history,
         talkers: parts.talkers.clone(),
         counters,
-        live,
+        snapshots,
         settings: settings_page(&settings.resolved),
         service,
         bodies,

@@ -55,7 +55,7 @@ pub(crate) fn start(process: &Process) -> io::Result<Log> {
     install(
         process.log_format,
         process.log_level,
-        process.decisions_in_log(),
+        process.decision_choice(),
     )
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{
     backend::{StoreBackend, worker_count},
     control_group,
-    decision_lines::{self, DecisionLines},
     error::ServerError,
     rules::RuleSource,
     tasks::OwnedTasks,
@@ -32,17 +31,16 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Loads the rules, creates the stores and opens the decision log, whose writer becomes the first of `tasks`.
+    /// Loads the rules, creates the stores and the statistics.
     ///
     /// # Errors
     ///
-    /// If the bounds on memory do not fit, if the rules or the address of a store are invalid, or if the file of logged
-    /// decisions cannot be opened.
+    /// If the bounds on memory do not fit, or if the rules or the address of a store are invalid.
     pub(super) fn new(
         settings: &'a Settings,
         log: Arc<LogStats>,
-        tasks: &mut OwnedTasks,
-    ) -> Result<(Self, RuleSource, DecisionLines), ServerError> {
+        tasks: &OwnedTasks,
+    ) -> Result<(Self, RuleSource), ServerError> {
         let memory = settings.memory_shares(control_group::memory_limit())?;
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
         let mut metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
@@ -65,7 +63,6 @@ impl<'a> Parts<'a> {
         let intake = Intake::new(rules.clone(), metrics.clone(), rule_memory);
         let source = RuleSource::new(settings, &intake, &metrics)?;
         let backend = StoreBackend::new(settings, &memory.counters, &metrics)?;
-        let (decision_log, lines) = decision_lines::start(&settings.process, &metrics, tasks)?;
         let leases = match backend {
             StoreBackend::Memory(_) => LeaseBook::of_memory(),
             StoreBackend::Redis { .. } => LeaseBook::of_shared_store(),
@@ -77,10 +74,10 @@ impl<'a> Parts<'a> {
             rules,
             intake,
             backend,
-            decision_log,
+            decision_log: DecisionLog::new(settings.process.decision_choice()),
             talkers: Arc::new(talkers),
             leases,
         };
-        Ok((parts, source, lines))
+        Ok((parts, source))
     }
 }

@@ -14,7 +14,6 @@ use super::{
     authority::AuthorityLog,
     backend::{Running, worker_count},
     connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
-    decision_lines::DecisionLines,
     error::ServerError,
     file_limit::connection_limits,
     health::HealthPublisher,
@@ -35,10 +34,7 @@ use super::{
 };
 use crate::{
     observe::traces::Tracer,
-    service::{
-        grpc::unary::{Phase, draining},
-        held_bytes::HeldBound,
-    },
+    service::{grpc::unary::Phase, held_bytes::HeldBound},
     settings::{listen::Listen, process::Process, serve::Settings},
     store::redis::topology::servers::Servers,
 };
@@ -61,7 +57,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let sinks = settings.stats.sinks()?;
     // These tasks end with the process.
     let mut tasks = OwnedTasks::default();
-    let (parts, source, decision_lines) = Parts::new(settings, log.stats.clone(), &mut tasks)?;
+    let (parts, source) = Parts::new(settings, log.stats.clone(), &tasks)?;
     let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
     check_token(&settings.listen)?;
@@ -89,10 +85,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let at_drain = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
-    let mut phases = connections.phases.clone();
-    let drain = async move { draining(&mut phases).await };
-    let bounds = (&bound, drain);
-    http_ports::start(&parts, ports, max_http, pages, json, bounds, &mut tasks);
+    http_ports::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
     health.follow_all(&mut tasks);
     let mut server = Server {
         health,
@@ -103,7 +96,6 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
-        decision_lines,
         tasks,
     };
     if !server.wait_for_rules(&parts).await? {
@@ -200,7 +192,6 @@ struct Server {
     workers: Workers,
     service_manager: ServiceManager,
     spans: SpanExport,
-    decision_lines: DecisionLines,
     tasks: OwnedTasks,
 }
 
@@ -289,7 +280,6 @@ impl Server {
             }
         }
         self.spans.finish(&mut self.tasks).await?;
-        self.decision_lines.finish(&mut self.tasks).await?;
         tracing::info!("stopped");
         Ok(())
     }

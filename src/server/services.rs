@@ -66,7 +66,7 @@ fn service(
                 on_store_loss: settings.loss.on_store_loss,
             },
             metrics: parts.metrics.clone().recorder(thread),
-            decision_log: parts.decision_log.clone(),
+            decision_log: parts.decision_log,
             talkers: parts.talkers.recorder(thread),
             leases: parts.leases.clone(),
             returns,

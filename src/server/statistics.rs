@@ -2,23 +2,18 @@
 
 use std::{path::Path, sync::Arc};
 
-use tokio::time::MissedTickBehavior;
-
 use super::{
     parts::Parts,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
-    foundation::{blocking::blocking, causes::chain},
-    observe::{
-        history::SAMPLE_INTERVAL,
-        metrics::{
-            mapper::{Mapper, ResponseTime},
-            prometheus::Renderer,
-            statsd,
-        },
+    foundation::causes::chain,
+    observe::metrics::{
+        mapper::{Mapper, ResponseTime},
+        prometheus::Renderer,
+        statsd,
     },
-    service::admin::{BlockingQueue, HistoryRecorder, Statistics},
+    service::admin::{BlockingQueue, Statistics},
     settings::stats::Stats,
 };
 
@@ -45,21 +40,6 @@ pub(super) fn start(
         });
     }
     statistics
-}
-
-/// Samples the statistics for the history at regular intervals, on a thread of the blocking pool, because many rules
-/// take a while.
-pub(super) async fn sample(history: HistoryRecorder) {
-    let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
-    // After a pause of the process, one sample replaces all missed ones.
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick comes at once, when there is nothing to sample.
-    interval.tick().await;
-    loop {
-        interval.tick().await;
-        let history = history.clone();
-        blocking(move || history.sample()).await;
-    }
 }
 
 /// The renderer for Prometheus. An unusable mapping file is logged and ignored, because Envoy Gateway mounts one that

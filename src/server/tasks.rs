@@ -59,12 +59,6 @@ pub(super) enum Task {
     Statsd,
     /// Exports spans.
     Otlp,
-    /// Samples the statistics for the history.
-    History,
-    /// Produces the events of `/live`.
-    LiveFeed,
-    /// The thread that writes logged decisions.
-    DecisionLog,
 }
 
 impl Task {
@@ -88,9 +82,6 @@ impl Task {
             Self::CpuQuota => "the watch of the CPU quota",
             Self::Statsd => "the export to statsd",
             Self::Otlp => "the export of spans",
-            Self::History => "the history",
-            Self::LiveFeed => "the feed of the page",
-            Self::DecisionLog => "the log of decisions",
         }
     }
 }

@@ -180,7 +180,7 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
                   2 if something cannot be read or the command line is wrong."
 )]
 pub(crate) struct Check {
-    /// Rule files, Kubernetes manifests with ConfigMaps of rule files, or folders of them; - is standard input
+    /// Rule files, or folders of them; - is standard input
     #[arg(required = true, value_name = "DIR|FILE")]
     pub paths: Vec<PathBuf>,
 

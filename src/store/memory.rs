@@ -89,11 +89,6 @@ impl MemoryStore {
         self.capacity.live()
     }
 
-    /// How many bytes the counters take.
-    pub(crate) fn counter_bytes(&self) -> usize {
-        self.capacity.bytes()
-    }
-
     /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
         for shard in &*self.shards {

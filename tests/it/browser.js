@@ -93,12 +93,7 @@ class Browser {
     const page = new Page(this, sessionId, targetId, url);
     this.pages.set(sessionId, page);
     for (const domain of ["Page", "Runtime", "Log", "Network"]) await page.call(`${domain}.enable`);
-    await page.call("Emulation.setDeviceMetricsOverride", {
-      width,
-      height,
-      deviceScaleFactor: 1,
-      mobile: false,
-    });
+    await page.resize({ width, height });
     await page.theme(theme);
     // axe is put into the page by a script that no page may load.
     if (passesPolicy) await page.call("Page.setBypassCSP", { enabled: true });
@@ -156,6 +151,10 @@ class Page {
 
   until(what, body, ...args) {
     return this.wait(what, () => this.run(body, ...args));
+  }
+
+  resize(size) {
+    return this.call("Emulation.setDeviceMetricsOverride", { ...size, deviceScaleFactor: 1, mobile: false });
   }
 
   theme(value) {

@@ -242,18 +242,21 @@ async function token(browser, url) {
 
 /** Pictures of the page in both themes and both widths. */
 async function pictures(browser, url, folder) {
+  const page = await browser.open(url);
+  await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
+  await page.call("Emulation.setScrollbarsHidden", { hidden: true });
+  // Charts show what the page has seen: five minutes.
+  await pause(310_000);
   for (const size of SIZES) {
     for (const theme of THEMES) {
-      const page = await browser.open(url, { ...size, theme });
-      await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
-      await page.call("Emulation.setScrollbarsHidden", { hidden: true });
+      await page.resize(size);
+      await page.theme(theme);
       await pause(3000);
       const kind = size.width > 800 ? "wide" : "narrow";
       await page.picture(path.join(folder, `${kind}-${theme}.png`));
-      page.checkCalm();
-      await page.close();
     }
   }
+  page.checkCalm();
 }
 
 /** Words and colours of the page. All calls come over JSON-URL; MODE is "global" if the server is in shadow mode. */
@@ -366,6 +369,7 @@ async function moves(browser, url) {
   const page = await browser.open(url);
   await page.until("decisions are counted", () => Number(document.querySelector(".tile b").innerText) > 0);
   await until("charts are drawn", () => page.run(() => document.querySelector("#rates canvas")));
+  assert.match(await page.text("#now-note"), /has seen since it was opened, at \d\d:\d\d:\d\d\.$/);
   page.checkCalm();
 }
 

@@ -2,7 +2,8 @@
 
 use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 
-use serde_json::Value;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 use crate::support::{
     ask::{Client, ask, connect, descriptor, request, send},
@@ -30,19 +31,29 @@ fn server(args: &[&str]) -> Tollgate {
         .start()
 }
 
-/// The decisions in the log: the text of each is JSON.
-fn decisions(server: &Tollgate) -> Vec<Value> {
+/// The texts of the decisions in the log.
+fn texts(server: &Tollgate) -> Vec<String> {
     let log = server.log().text();
     let lines = log.lines().filter(|line| line.contains(DECISION));
     lines
         .map(|line| {
             let line: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(line["level"], "debug", "{line}");
+            assert_eq!(
+                (&line["level"], &line["target"]),
+                (&"debug".into(), &DECISION.into())
+            );
             let text = line["@message"].as_str().unwrap();
             assert!(text.is_ascii(), "{text}");
-            serde_json::from_str(text).unwrap()
+            text.to_owned()
         })
         .collect()
+}
+
+/// The decisions in the log: the text of each is JSON.
+fn decisions(server: &Tollgate) -> Vec<Value> {
+    let texts = texts(server);
+    let decisions = texts.iter().map(|text| serde_json::from_str(text).unwrap());
+    decisions.collect()
 }
 
 /// `OK shop: rule shop.few rules.yaml:4, 2/year 1`
@@ -116,17 +127,98 @@ async fn at_debug_each_decision_is_a_line_with_the_rule_s_place_and_all_counts()
 }
 
 #[tokio::test]
+async fn a_line_has_the_rule_s_place_all_limits_and_the_latency() {
+    let server = server(&["--log-decisions", "all"]);
+    let mut client = connect(server.grpc).await;
+    let few: &[(&str, &str)] = &[("few", "v")];
+    ask_all(&mut client, &[few, few, few]).await;
+    let own_hits = RateLimitDescriptor {
+        hits_addend: Some(5),
+        ..descriptor(&[("free", "x")])
+    };
+    let unknown = descriptor(&[("fwe", "x"), ("more", "y")]);
+    send(&mut client, request("shop", vec![own_hits, unknown]))
+        .await
+        .unwrap();
+    end(&server, &mut client).await;
+    let mut lines = decisions(&server);
+    for line in &mut lines {
+        let line = line.as_object_mut().unwrap();
+        let time = line.remove("time").unwrap();
+        let time: jiff::Timestamp = time.as_str().unwrap().parse().unwrap();
+        assert!(time.as_millisecond() > 1_700_000_000_000);
+        assert!(line.remove("latency_us").unwrap().is_u64());
+    }
+    let reset = lines[2]["descriptors"][0]
+        .as_object_mut()
+        .unwrap()
+        .remove("reset_secs");
+    assert!(reset.unwrap().is_u64());
+    let expected = json!({
+        "target": "tollgate::decision", "domain": "shop", "code": "OVER_LIMIT", "shadow_mode": false, "degraded": false,
+        "descriptors": [{
+            "entries": [{"key": "few", "value": "v"}], "hits": 1, "code": "OVER_LIMIT",
+            "by": "rule", "rule": "shop.few", "file": "rules.yaml", "line": 4,
+            "limits": [
+                {"limit": "2/year", "algorithm": "fixed_window", "count": 3, "over": true, "binding": true},
+                {"limit": "9/5years", "algorithm": "fixed_window", "name": "long", "count": 3, "over": false, "binding": false},
+            ],
+            "remaining": 0,
+        }],
+    });
+    assert_eq!(lines[2], expected);
+    let expected = json!([
+        {"entries": [{"key": "free", "value": "x"}], "hits": 5, "code": "OK", "by": "unlimited", "rule": "shop.free",
+         "file": "rules.yaml", "line": 7},
+        {"entries": [{"key": "fwe", "value": "x"}, {"key": "more", "value": "y"}], "hits": 1, "code": "OK", "by": "no_rule"},
+    ]);
+    assert_eq!(lines[3]["descriptors"], expected);
+    // People read the lines, too: the fields have one order.
+    let line = &texts(&server)[3];
+    let begin = r#"{"target":"tollgate::decision","time":"2"#;
+    let end = r#","by":"unlimited","rule":"shop.free","file":"rules.yaml","line":7},{"entries":[{"key":"fwe","value":"x"},{"key":"more","value":"y"}],"hits":1,"code":"OK","by":"no_rule"}]}"#;
+    assert!(line.starts_with(begin) && line.ends_with(end), "{line}");
+}
+
+#[tokio::test]
+async fn the_last_lines_are_written_at_the_end() {
+    let mut server = server(&["--log-decisions", "refused"]);
+    let mut client = connect(server.grpc).await;
+    for _ in 0..22 {
+        ask(&mut client, "shop", &[("few", "v")]).await.unwrap();
+    }
+    server.signal(Signal::SIGTERM);
+    assert!(server.wait().success());
+    server.log().with("\"@message\":\"stopped\"");
+    let counts = decisions(&server);
+    let counts = counts
+        .iter()
+        .map(|line| line["descriptors"][0]["limits"][0]["count"].as_u64());
+    assert!(counts.eq((3..=22).map(Some)));
+}
+
+#[tokio::test]
 async fn a_value_cannot_forge_a_line_and_a_long_one_is_cut() {
     let server = server(&["--log-decisions", "all"]);
     let mut client = connect(server.grpc).await;
-    let (forged, long) = ("a\"}\nINFO c", "x".repeat(4000));
-    ask_all(&mut client, &[&[("few", forged)], &[("few", &long)]]).await;
+    let forged = [
+        "a\"}\nINFO c",
+        "\"}\n{\"code\":\"OK\"}",
+        "\r\u{b}\u{c}\u{85}\u{2028}\u{2029}",
+        "<script>alert(1)</script>\u{202e}😀\0\u{1b}[31m",
+    ];
+    for value in forged {
+        ask_all(&mut client, &[&[("few", value)]]).await;
+    }
+    ask_all(&mut client, &[&[("few", &"x".repeat(4000))]]).await;
     end(&server, &mut client).await;
     let decisions = decisions(&server);
     let entry = |line: usize| &decisions[line]["descriptors"][0]["entries"][0];
-    assert_eq!(entry(0)["value"], forged);
-    assert_eq!(entry(1)["value"], "x".repeat(1024));
-    assert_eq!(entry(1)["value_bytes"], 4000);
+    for (line, value) in forged.iter().enumerate() {
+        assert_eq!(entry(line)["value"], *value);
+    }
+    assert_eq!(entry(4)["value"], "x".repeat(1024));
+    assert_eq!(entry(4)["value_bytes"], 4000);
 }
 
 /// The number of lines for one decision within its limits and two refused ones, of which shadow mode lets one pass.

@@ -78,11 +78,6 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
     for name in ["first", "istio", "rules"] {
         fs::create_dir(at(name)).unwrap();
     }
-    let config_map =
-        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  shop.yaml: |\n";
-    let rules = fs::read_to_string(root().join("config/small.yaml")).unwrap();
-    let indented: String = rules.lines().map(|line| format!("    {line}\n")).collect();
-    fs::write(at("configmap.yaml"), format!("{config_map}{indented}")).unwrap();
     for (name, target) in [
         ("config", "config"),
         ("rules/shop.yaml", "config/small.yaml"),

@@ -241,7 +241,7 @@ fn the_debug_port_lists_its_pages() {
     let expected = [
         "/",
         "/page/{file}",
-        "/live",
+        "/snapshot",
         "/rules",
         "/settings",
         "/metrics",
@@ -249,23 +249,24 @@ fn the_debug_port_lists_its_pages() {
         "/rlconfig",
         "/explain",
         "/top",
-        "/history",
         "/counters?domain=NAME",
         "POST /counters/get",
         "POST /counters/reset",
         "POST /counters/grant",
     ];
     assert_eq!(pages, expected);
-    // `/live` goes on for as long as it is read.
-    let read = |page: &&str| page.starts_with('/') && *page != "/live";
+    let read = |page: &&str| page.starts_with('/');
     for page in pages.into_iter().filter(read) {
         let path = page.replace("NAME", "d").replace("{file}", "main.js");
         let reply = get(server.debug, &path);
         assert_eq!(reply.status, 200, "{page}");
         assert_eq!(reply.body == list, page == "/", "{page}");
     }
-    // Unknown paths show the list.
-    assert_eq!(get(server.debug, "/nowhere").body, list);
+    // Unknown paths show the list, and so do those of earlier versions.
+    for path in ["/nowhere", "/history", "/live"] {
+        let reply = get(server.debug, path);
+        assert_eq!((reply.status, &reply.body), (404, &list), "{path}");
+    }
 }
 
 /// A script would take the list for success.

@@ -40,9 +40,8 @@
 //! - `statistics`: statsd, DogStatsD, Prometheus and `/stats`
 //! - `counters`: the hits of counters, shown and changed through the debug port
 //! - `decision_log`: a line for each decision
-//! - `decision_lines`: the lines as JSON, in a file that is replaced when it is full
 //! - `hostile`: values of requests that are HTML, line breaks or long, wherever they are shown
-//! - `observe`: the history of decisions and top talkers, on the debug port
+//! - `observe`: snapshots of decisions and top talkers, on the debug port
 //! - `browser`: the page of the debug port, in a real browser
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
@@ -90,7 +89,6 @@ mod clocks;
 mod cluster;
 mod cost;
 mod counters;
-mod decision_lines;
 mod decision_log;
 mod dependencies;
 mod deploy;

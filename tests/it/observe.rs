@@ -1,16 +1,10 @@
-//! The debug port: the history of decisions, top talkers, events of each second, the tree of rules, and settings.
+//! The debug port: snapshots of decisions, top talkers, the tree of rules, and settings.
 
-use std::{
-    io::{BufRead as _, BufReader, Write as _},
-    net::TcpStream,
-    sync::Arc,
-};
+use std::sync::Arc;
 
-use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{
-    PATIENCE,
     ask::{Client, ask, connect, descriptor, request, send},
     http,
     redis::Redis,
@@ -35,7 +29,7 @@ descriptors:
 
 /// A page of JSON.
 #[track_caller]
-fn json(server: &Tollgate, path: &str) -> Value {
+fn page(server: &Tollgate, path: &str) -> Value {
     let reply = http::get(server.debug, path);
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), Some("application/json"));
@@ -43,17 +37,17 @@ fn json(server: &Tollgate, path: &str) -> Value {
     serde_json::from_str(&reply.body).unwrap_or_else(|error| panic!("{error}: {}", reply.body))
 }
 
-/// The sum of a column, which has a number for each step.
+/// The numbers under these names.
 #[track_caller]
-fn sum(history: &Value, column: &Value) -> u64 {
-    let steps = history["endMillis"].as_array().unwrap();
-    let column = column.as_array().unwrap();
-    assert_eq!(column.len(), steps.len());
-    column.iter().map(|number| number.as_u64().unwrap()).sum()
+fn numbers<const N: usize>(parent: &Value, names: [&str; N]) -> [u64; N] {
+    names.map(|name| {
+        let number = parent[name].as_u64();
+        number.unwrap_or_else(|| panic!("{name}: {parent}"))
+    })
 }
 
 #[tokio::test]
-async fn the_history_has_each_decision_at_once_by_rule_and_limit() {
+async fn a_snapshot_has_each_decision_by_rule() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
     for entry in [
@@ -65,51 +59,90 @@ async fn the_history_has_each_decision_at_once_by_rule_and_limit() {
     ] {
         ask(&mut client, "d", &[entry]).await.unwrap();
     }
-    let history = json(&server, "/history");
-    let process = |name: &str| sum(&history, &history["process"][name]);
-    assert_eq!(["calls", "ok", "overLimit"].map(process), [5, 4, 1]);
-    assert_eq!(
-        ["badRequests", "storeFailures", "degraded", "batches"].map(process),
-        [0; 4]
+    let snapshot = page(&server, "/snapshot");
+    let totals = &snapshot["totals"];
+    assert_eq!(numbers(totals, ["calls", "ok", "overLimit"]), [5, 4, 1]);
+    let others = ["badRequests", "storeFailures", "degraded", "late"];
+    assert_eq!(numbers(totals, others), [0; 4]);
+    let [length, p50, p99] = numbers(
+        &snapshot["latency"],
+        ["lengthMillis", "p50Micros", "p99Micros"],
     );
-    assert!(process("p99Micros") >= process("p50Micros"));
-    let last = |name: &str| {
-        history["process"][name]
-            .as_array()
-            .unwrap()
-            .last()
-            .unwrap()
-            .as_u64()
-    };
-    assert!(last("residentBytes") > Some(1 << 20));
-    assert_eq!(last("counters"), Some(3));
-    sum(&history, &history["lengthMillis"]);
-    let rules = history["rules"].as_array().unwrap();
-    let paths: Vec<_> = rules
-        .iter()
-        .map(|rule| rule["rule"].as_str().unwrap())
-        .collect();
-    assert_eq!(paths, ["d.few", "d.many"]);
-    let rule = |name: &str| sum(&history, &rules[0][name]);
-    assert_eq!(
-        ["hits", "within", "near", "over", "shadow", "degraded"].map(rule),
-        [3, 2, 1, 1, 0, 0]
-    );
-    let limits = rules[0]["limits"].as_array().unwrap();
-    let limits: Vec<_> = limits
-        .iter()
-        .map(|limit| {
-            (
-                limit["limit"].as_str().unwrap(),
-                sum(&history, &limit["over"]),
-            )
-        })
-        .collect();
-    assert_eq!(limits, [("a\"b", 1), ("9/5years", 0)]);
+    let [up, resident, counters] = numbers(&snapshot, ["upMillis", "residentBytes", "counters"]);
+    assert!(0 < p50 && p50 <= p99 && length == up, "{snapshot}");
+    assert!(resident > 1 << 20);
+    assert_eq!(counters, 3);
+    let rules = json!([
+        {"rule": "d.few", "hits": 3, "over": 1},
+        {"rule": "d.many", "hits": 1, "over": 0},
+    ]);
+    assert_eq!(snapshot["rules"], rules);
+    assert_eq!(snapshot["omittedRules"], 0);
+    assert_eq!(snapshot["loads"]["inUse"]["rules"], 4);
+    assert_eq!(snapshot["loads"]["refused"], Value::Null);
+    let components = snapshot["components"].as_array().unwrap();
+    assert!(components.contains(&json!({"name": "store", "state": "memory"})));
 }
 
 #[tokio::test]
-async fn the_history_shows_a_redis_that_is_gone_and_hits_that_were_judged_without_it() {
+async fn a_snapshot_is_written_once_a_second_for_all_readers() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let up = |snapshot: &Value| snapshot["upMillis"].as_u64().unwrap();
+    let first = page(&server, "/snapshot");
+    ask(&mut client, "d", &[("few", "v")]).await.unwrap();
+    let mut ups = vec![up(&first)];
+    let mut last = first;
+    while last["totals"]["ok"] == 0 || ups.len() < 3 {
+        let next = page(&server, "/snapshot");
+        if up(&next) == up(&last) {
+            assert_eq!(next, last);
+            continue;
+        }
+        let between = up(&next) - up(&last);
+        assert!(between >= 1000, "{last} {next}");
+        // Both are cut to whole milliseconds.
+        let [length] = numbers(&next["latency"], ["lengthMillis"]);
+        assert!(length.abs_diff(between) <= 1, "{last} {next}");
+        ups.push(up(&next));
+        last = next;
+    }
+    assert_eq!(last["totals"]["ok"], 1);
+    // The latency is that of calls since the snapshot before.
+    assert_eq!(last["latency"]["p99Micros"], 0);
+}
+
+#[tokio::test]
+async fn a_snapshot_of_a_thousand_rules_is_small_and_the_most_hit_ones_have_room() {
+    for (rules, padding, omits) in [(1000, 40, false), (2000, 160, true)] {
+        let name = |rule: usize| format!("{rule:04}{}", "x".repeat(padding));
+        let lines = (0..rules)
+            .map(|rule| format!("  - {{ key: {}, rate_limits: [9/year] }}\n", name(rule)));
+        let text = format!("domain: d\ndescriptors:\n{}", lines.collect::<String>());
+        let server = tollgate::with_rules(&text).start();
+        let mut client = connect(server.grpc).await;
+        let most = name(rules - 1);
+        for part in (0..rules).collect::<Vec<_>>().chunks(500) {
+            let all = part.iter().map(|rule| descriptor(&[(&name(*rule), "v")]));
+            send(&mut client, request("d", all.collect()))
+                .await
+                .unwrap();
+        }
+        ask(&mut client, "d", &[(&most, "v")]).await.unwrap();
+        let reply = http::get(server.debug, "/snapshot");
+        assert!(reply.body.len() <= 200_000, "{}", reply.body.len());
+        let snapshot: Value = serde_json::from_str(&reply.body).unwrap();
+        let shown = snapshot["rules"].as_array().unwrap();
+        let [omitted] = numbers(&snapshot, ["omittedRules"]);
+        assert_eq!(shown.len() as u64 + omitted, rules as u64);
+        assert_eq!(omitted > 0, omits, "{omitted}");
+        let first = json!({"rule": format!("d.{most}"), "hits": 2, "over": 0});
+        assert_eq!(shown[0], first);
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_shows_a_redis_that_is_gone_and_decisions_without_it() {
     let mut redis = Redis::start();
     let rules = "domain: d
 descriptors: [{ key: k, rate_limits: [9/year], on_store_loss: allow }]
@@ -117,20 +150,34 @@ descriptors: [{ key: k, rate_limits: [9/year], on_store_loss: allow }]
     let server = tollgate::with_rules(rules).redis(&redis).start();
     let mut client = connect(server.grpc).await;
     ask(&mut client, "d", &[("k", "v")]).await.unwrap();
-    let history = json(&server, "/history");
-    let count = |history: &Value, name: &str| sum(history, &history["process"][name]);
-    assert!(count(&history, "batches") >= 1);
-    assert_eq!(history["nodes"], 1);
-    assert_eq!(count(&history, "nodesLost"), 0);
+    let snapshot = page(&server, "/snapshot");
+    assert_eq!(numbers(&snapshot["store"], ["nodes", "nodesLost"]), [1, 0]);
     redis.kill();
-    wait_until("the history shows the loss", || {
-        let history = json(&server, "/history");
-        count(&history, "nodesLost") > 0
+    wait_until("the loss is there", || {
+        page(&server, "/snapshot")["store"]["nodesLost"] == 1
     });
     ask(&mut client, "d", &[("k", "v")]).await.unwrap();
-    let history = json(&server, "/history");
-    assert_eq!(sum(&history, &history["rules"][0]["degraded"]), 1);
-    assert_eq!(count(&history, "degraded"), 1);
+    wait_until("the decision is there", || {
+        page(&server, "/snapshot")["totals"]["degraded"] == 1
+    });
+}
+
+#[test]
+fn a_snapshot_has_the_errors_of_a_refused_reload() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut text = RULES.to_owned();
+    for nth in 0..30 {
+        text += &format!("  - {{key: \"k{nth}<b>\", rate_limits: [1/fortnight]}}\n");
+    }
+    std::fs::write(server.rules().join("rules.yaml"), text).unwrap();
+    let refused = || page(&server, "/snapshot")["loads"]["refused"].clone();
+    wait_until("the reload is refused", || refused().is_object());
+    let refused = refused();
+    let errors = refused["errors"].as_array().unwrap();
+    assert_eq!((errors.len(), refused["omitted"].as_u64()), (20, Some(10)));
+    let first = errors[0].as_str().unwrap();
+    assert!(first.contains("rules.yaml:13:"), "{first}");
+    assert!(first.contains("fortnight"), "{first}");
 }
 
 /// Asks so many times with each value of `few`, over several connections, so that several workers count.
@@ -179,22 +226,16 @@ async fn top_talkers_are_counted_since_the_start_whatever_the_clock_of_redis_say
     let redis = Redis::with_wall_clock(&clock);
     // This server has the clock of this machine.
     let machine = tollgate::with_rules(RULES).start();
-    let millis = || {
-        json(&machine, "/history")["endMillis"]
-            .as_array()
-            .unwrap()
-            .last()
-            .unwrap()
-            .as_u64()
-    };
+    let millis = || page(&machine, "/snapshot")["atMillis"].as_u64();
     let start = millis();
     for behind in [-3600, 3600] {
         clock.set(behind);
         let server = tollgate::with_rules(RULES).redis(&redis).start();
         hit(&server, &[("a", 4)]).await;
-        let top = json(&server, "/top");
+        let top = page(&server, "/top");
         let since = top["sinceMillis"].as_u64();
-        assert!(start <= since && since <= millis(), "{start:?} {top}");
+        assert!(start <= since, "{start:?} {top}");
+        wait_until("it has begun", || since <= millis());
     }
 }
 
@@ -205,7 +246,7 @@ async fn the_values_that_are_refused_most_come_first_and_admitted_ones_not_at_al
     ask(&mut connect(server.grpc).await, "d", &[("many", "x")])
         .await
         .unwrap();
-    let top = json(&server, "/top");
+    let top = page(&server, "/top");
     assert_eq!(top["counts"], "refused");
     assert_eq!(top["omittedHits"], 0);
     assert_eq!(talkers(&top), [exact("b", 7, 7), exact("a", 2, 2)]);
@@ -250,7 +291,7 @@ async fn values_are_counted_and_shown_as_the_settings_say() {
     };
     let server = start(&["--top-talkers", "all", "--top-talkers-values", "hash"]);
     hit(&server, &[("192.0.2.1", 5), ("b", 1)]).await;
-    let top = json(&server, "/top");
+    let top = page(&server, "/top");
     assert_eq!(
         (&top["counts"], &top["values"]),
         (&"all".into(), &"hash".into())
@@ -265,7 +306,7 @@ async fn values_are_counted_and_shown_as_the_settings_say() {
 
     let server = start(&["--top-talkers-values", "hide"]);
     hit(&server, &[("secret", 3), ("other", 4)]).await;
-    let top = json(&server, "/top");
+    let top = page(&server, "/top");
     assert_eq!(
         talkers(&top),
         [exact("(none)", 2, 2), exact("(none)", 1, 1)]
@@ -278,7 +319,7 @@ async fn values_are_counted_and_shown_as_the_settings_say() {
 
     let server = start(&["--top-talkers", "off"]);
     hit(&server, &[("a", 3)]).await;
-    assert_eq!(json(&server, "/top")["rules"], Value::Array(Vec::new()));
+    assert_eq!(page(&server, "/top")["rules"], Value::Array(Vec::new()));
     assert!(server.page("/top?text").contains("--top-talkers refused"));
 }
 
@@ -301,7 +342,7 @@ async fn hostile_values_stay_values() {
     let mut bytes = descriptor(&[("few", "")]);
     bytes.entries[0].value = vec![0xff, b'<', 0xc3].into();
     send(&mut client, request("d", vec![bytes])).await.unwrap();
-    let top = json(&server, "/top");
+    let top = page(&server, "/top");
     let mut shown: Vec<_> = talkers(&top).into_iter().map(|(value, ..)| value).collect();
     let mut expected: Vec<_> = hostile[..3]
         .iter()
@@ -327,145 +368,6 @@ async fn hostile_values_stay_values() {
     );
 }
 
-/// A reader of `/live`.
-struct Live {
-    stream: BufReader<TcpStream>,
-    status: u16,
-}
-
-impl Live {
-    fn open(server: &Tollgate, headers: &str) -> Self {
-        let mut stream = TcpStream::connect(server.debug).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = format!("GET /live HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut live = Self {
-            stream: BufReader::new(stream),
-            status: 0,
-        };
-        let head = live.line().unwrap();
-        live.status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        while !live.line().unwrap().is_empty() {}
-        live
-    }
-
-    /// The next line; `None` at the end.
-    fn line(&mut self) -> Option<String> {
-        let mut line = String::new();
-        let bytes = self.stream.read_line(&mut line).unwrap_or(0);
-        (bytes > 0).then(|| line.trim_end().to_owned())
-    }
-
-    /// The next event.
-    fn event(&mut self) -> Value {
-        loop {
-            let line = self.line().expect("another event");
-            if let Some(data) = line.strip_prefix("data: ") {
-                return serde_json::from_str(data).unwrap();
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn each_second_readers_get_the_state_and_the_decisions_since_the_last_event() {
-    let server = tollgate::with_rules(RULES).start();
-    let mut client = connect(server.grpc).await;
-    let (mut one, mut other) = (Live::open(&server, ""), Live::open(&server, ""));
-    assert_eq!(one.status, 200);
-    let first = one.event();
-    assert_eq!(first["loads"]["inUse"]["rules"], 4);
-    assert_eq!(first["loads"]["refused"], Value::Null);
-    let components = first["components"].as_array().unwrap();
-    assert!(components.contains(&serde_json::json!({"name": "store", "state": "memory"})));
-    for _ in 0..3 {
-        ask(&mut client, "d", &[("few", "v")]).await.unwrap();
-    }
-    let (mut ok, mut over, mut hits, mut refused) = (0, 0, 0, 0);
-    let mut times = Vec::new();
-    while ok + over < 3 || hits < 3 {
-        let event = one.event();
-        assert!(event["lengthMillis"].as_u64().unwrap() > 0, "{event}");
-        times.push(event["endMillis"].as_u64().unwrap());
-        ok += event["process"]["ok"].as_u64().unwrap();
-        over += event["process"]["overLimit"].as_u64().unwrap();
-        for rule in event["rules"].as_array().unwrap() {
-            assert_eq!(rule["rule"], "d.few");
-            hits += rule["hits"].as_u64().unwrap();
-            refused += rule["over"].as_u64().unwrap();
-        }
-    }
-    assert_eq!((ok, over, hits, refused), (2, 1, 3, 1));
-    // The event of a second is made once for all readers.
-    while !times.contains(&other.event()["endMillis"].as_u64().unwrap()) {
-        times.push(one.event()["endMillis"].as_u64().unwrap());
-    }
-}
-
-#[test]
-fn an_event_has_the_errors_of_a_refused_reload() {
-    let server = tollgate::with_rules(RULES).start();
-    let mut live = Live::open(&server, "");
-    let mut text = RULES.to_owned();
-    for nth in 0..30 {
-        text += &format!("  - {{key: \"k{nth}<b>\", rate_limits: [1/fortnight]}}\n");
-    }
-    std::fs::write(server.rules().join("rules.yaml"), text).unwrap();
-    let refused = loop {
-        let event = live.event();
-        if event["loads"]["refused"].is_object() {
-            break event["loads"]["refused"].clone();
-        }
-    };
-    let errors = refused["errors"].as_array().unwrap();
-    assert_eq!((errors.len(), refused["omitted"].as_u64()), (20, Some(10)));
-    let first = errors[0].as_str().unwrap();
-    assert!(first.contains("rules.yaml:13:"), "{first}");
-    assert!(first.contains("fortnight"), "{first}");
-}
-
-#[test]
-fn readers_are_bounded_and_pages_of_other_origins_are_none() {
-    let server = tollgate::with_rules(RULES).start();
-    for site in ["cross-site", "same-site"] {
-        let header = format!("sec-fetch-site: {site}\r\n");
-        assert_eq!(Live::open(&server, &header).status, 403, "{site}");
-    }
-    let mut readers: Vec<_> = (0..16).map(|_| Live::open(&server, "")).collect();
-    let good = |live: &Live| live.status == 200;
-    assert!(readers.iter().all(good));
-    assert_eq!(Live::open(&server, "").status, 503);
-    readers.pop();
-    wait_until("a reader that leaves makes room", || {
-        let next = Live::open(&server, "sec-fetch-site: same-origin\r\n");
-        next.status == 200
-    });
-}
-
-#[test]
-fn a_reply_ends_before_the_port_ends_it_and_the_reader_asks_again() {
-    let server = tollgate::with_rules(RULES).start();
-    let mut live = Live::open(&server, "");
-    let mut lines = Vec::new();
-    // Each chunk is a length and its bytes.
-    while let Some(line) = live.line().filter(|line| line != "0") {
-        lines.push(line);
-    }
-    assert!(lines.contains(&"event: again".to_owned()), "{lines:?}");
-}
-
-#[test]
-fn a_reader_holds_nothing_up_at_the_end() {
-    let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-timeout", "1h"])
-        .start();
-    let mut live = Live::open(&server, "");
-    live.event();
-    server.signal(Signal::SIGTERM);
-    assert!(server.wait().success());
-    while live.line().is_some() {}
-}
-
 #[test]
 fn the_rules_in_use_are_a_tree_in_the_order_of_the_file() {
     let rules = "
@@ -478,7 +380,7 @@ descriptors:
   - {key: a, rate_limit: {unlimited: true}}
 ";
     let server = tollgate::with_rules(rules).start();
-    let tree = json(&server, "/rules");
+    let tree = page(&server, "/rules");
     let domains = tree["domains"].as_array().unwrap();
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0]["domain"], "<d>");
@@ -520,7 +422,7 @@ fn settings_are_shown_with_their_origin_and_without_secrets() {
     let server = tollgate::with_rules(RULES)
         .env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=sesame")
         .start();
-    let page = json(&server, "/settings");
+    let page = page(&server, "/settings");
     assert!(!page.to_string().contains("sesame"));
     let settings = page["settings"].as_array().unwrap();
     let find = |flag: &str| settings.iter().find(|one| one["flag"] == flag).unwrap();

@@ -168,7 +168,7 @@ async fn said(builder: Builder, is_settled: impl Fn(&str) -> bool) -> String {
         "/stats",
         "/metrics",
         "/rlconfig",
-        "/history",
+        "/snapshot",
         "/top",
         "/rules",
         "/settings",

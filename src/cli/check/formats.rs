@@ -29,7 +29,6 @@ struct ProblemDocument<'a> {
     file: String,
     line: Option<usize>,
     column: Option<usize>,
-    inside: &'a Option<String>,
     path: &'a str,
     severity: &'static str,
     code: &'static str,
@@ -42,14 +41,13 @@ pub(super) fn json(report: &CheckReport) -> String {
         file: report.path(problem),
         line: problem.position.map(|place| place.line),
         column: problem.position.map(|place| place.column),
-        inside: &problem.inside,
         path: &problem.path,
         severity: problem.fault.level().name(),
         code: problem.fault.code(),
         message: problem.fault.to_string(),
     });
     let document = json!(ReportDocument {
-        version: 1,
+        version: 2,
         ok: report.is_ok(),
         errors: report.count(FaultLevel::Error),
         warnings: report.count(FaultLevel::Warning),

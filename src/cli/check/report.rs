@@ -108,14 +108,11 @@ impl CheckReport {
     }
 }
 
-/// The text of a problem without its position: the part of the file, the path of the rule, and the fault.
+/// The text of a problem without its position: the path of the rule, and the fault.
 pub(super) fn message(problem: &Problem) -> String {
-    let mut message = String::new();
-    if let Some(inside) = &problem.inside {
-        message += &format!("{inside}: ");
+    let Problem { path, fault, .. } = problem;
+    match path.as_str() {
+        "" => fault.to_string(),
+        path => format!("{path}: {fault}"),
     }
-    if !problem.path.is_empty() {
-        message += &format!("{}: ", problem.path);
-    }
-    message + &problem.fault.to_string()
 }

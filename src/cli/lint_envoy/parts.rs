@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     config::{
-        manifest::{ConfigMapFile, Manifest},
+        manifest::{ConfigMapFile, config_map_files},
         position::Position,
     },
     core::matcher::Matcher,
@@ -26,12 +26,8 @@ pub(super) struct ConfigPart {
 
 /// Checks all parts of a file that are Envoy configurations. If there is no such part, returns the error of the file
 /// itself.
-pub(super) fn parts_of(
-    name: &str,
-    text: &str,
-    rules: Option<&Matcher>,
-) -> Vec<Result<ConfigPart, Unreadable>> {
-    let mut parts = in_config_maps(name, text, rules);
+pub(super) fn parts_of(text: &str, rules: Option<&Matcher>) -> Vec<Result<ConfigPart, Unreadable>> {
+    let mut parts = in_config_maps(text, rules);
     match lint(text, rules) {
         Err(error) if parts.is_empty() => parts.push(Err(error)),
         // A file of ConfigMaps is not a configuration itself.
@@ -48,40 +44,29 @@ pub(super) fn parts_of(
     parts
 }
 
-fn in_config_maps(
-    name: &str,
-    text: &str,
-    rules: Option<&Matcher>,
-) -> Vec<Result<ConfigPart, Unreadable>> {
+fn in_config_maps(text: &str, rules: Option<&Matcher>) -> Vec<Result<ConfigPart, Unreadable>> {
     // An Envoy dump can be large, and should not be parsed twice.
-    let manifest = if text.contains("ConfigMap") {
-        Manifest::read(name, text)
-    } else {
-        None
-    };
+    if !text.contains("ConfigMap") {
+        return Vec::new();
+    }
     let mut parts = Vec::new();
-    for config_map in manifest
-        .into_iter()
-        .flat_map(|manifest| manifest.config_maps)
-    {
-        for file in config_map.files {
-            match lint(&file.text, rules) {
-                Ok(Linted { mut findings, seen }) => {
-                    for finding in &mut findings {
-                        relocate(finding, &file);
-                    }
-                    parts.push(Ok(ConfigPart {
-                        inside: Some(format!("{}/{}", config_map.name, file.key)),
-                        seen,
-                        findings,
-                    }));
+    for file in config_map_files(text) {
+        match lint(&file.text, rules) {
+            Ok(Linted { mut findings, seen }) => {
+                for finding in &mut findings {
+                    relocate(finding, &file);
                 }
-                Err(error @ Unreadable::Syntax { .. }) if mentions_envoy(&file.text) => {
-                    parts.push(Err(error.moved(|at| file.place.position(at))));
-                }
-                // A ConfigMap can contain anything.
-                Err(_) => {}
+                parts.push(Ok(ConfigPart {
+                    inside: Some(file.name),
+                    seen,
+                    findings,
+                }));
             }
+            Err(error @ Unreadable::Syntax { .. }) if mentions_envoy(&file.text) => {
+                parts.push(Err(error.moved(|at| file.place.position(at))));
+            }
+            // A ConfigMap can contain anything.
+            Err(_) => {}
         }
     }
     parts

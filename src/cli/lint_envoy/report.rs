@@ -150,7 +150,7 @@ impl<'a> LintReport<'a> {
 
     fn text(&mut self, name: &str, text: &str, is_named: IsNamed) {
         let mut has_parts = false;
-        for part in parts_of(name, text, self.rules) {
+        for part in parts_of(text, self.rules) {
             match part {
                 Ok(part) if part.seen.is_nothing() => {}
                 Ok(part) => {

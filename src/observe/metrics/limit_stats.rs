@@ -22,9 +22,6 @@ pub(super) struct LimitStats {
     counts: OnceLock<Box<[OwnCounts<2>]>>,
 }
 
-/// The hits near and over a limit, in this order, summed over all workers.
-pub(crate) type LimitTotals = [u64; 2];
-
 impl LimitStats {
     /// Empty counts for limits with these labels.
     pub(super) fn new(labels: Box<[Box<str>]>) -> Self {
@@ -56,8 +53,8 @@ impl LimitStats {
         }
     }
 
-    /// The totals of the limit with this index.
-    pub(super) fn totals(&self, limit: usize) -> LimitTotals {
+    /// The hits near and over the limit with this index, in this order, summed over all workers.
+    fn totals(&self, limit: usize) -> [u64; 2] {
         let counts = self.counts.get().map_or(&[][..], |counts| counts);
         let of_limit = counts.iter().skip(limit);
         OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))

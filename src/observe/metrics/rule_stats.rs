@@ -13,7 +13,7 @@ use crate::{
 
 use super::{
     lease_stats::{ReservationStats, SlotStats},
-    limit_stats::{self, LimitStats, LimitTotals},
+    limit_stats::{self, LimitStats},
     worker_stats::OwnCounts,
 };
 
@@ -119,16 +119,6 @@ impl RuleStats {
     /// The counts of the rule's slots.
     pub(super) fn slots(&self) -> &SlotStats {
         self.leases.slots.get_or_init(Box::default)
-    }
-
-    /// The labels of the rule's limits.
-    pub(super) fn limit_labels(&self) -> &[Box<str>] {
-        self.limits.labels()
-    }
-
-    /// The totals of the limit with this index.
-    pub(super) fn limit_totals(&self, limit: usize) -> LimitTotals {
-        self.limits.totals(limit)
     }
 
     /// The totals, if the rule has been used. They are 0 if its requests count under names of their own

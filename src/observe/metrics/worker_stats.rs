@@ -37,7 +37,8 @@ impl<const N: usize> OwnCounts<N> {
 }
 
 /// The counters of a worker, by index.
-pub(super) enum CallCount {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CallCount {
     Ok,
     OverLimit,
     GlobalShadowMode,
@@ -82,8 +83,14 @@ impl WorkerStats {
 /// Totals of [`WorkerStats`] over all workers, by [`CallCount`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CallTotals {
-    pub(crate) counts: [u64; NAMES.len()],
+    counts: [u64; NAMES.len()],
     pub(crate) response_time: TimerValues,
+}
+
+impl CallTotals {
+    pub(crate) fn of(&self, which: CallCount) -> u64 {
+        self.counts[which as usize]
+    }
 }
 
 /// The totals at this moment.

@@ -16,7 +16,7 @@ use crate::{
     settings::command_line::{Cli, Command},
 };
 
-const ALL: [Task; 20] = [
+const ALL: [Task; 17] = [
     Task::Worker,
     Task::WorkerBatchers,
     Task::Batchers,
@@ -34,9 +34,6 @@ const ALL: [Task; 20] = [
     Task::CpuQuota,
     Task::Statsd,
     Task::Otlp,
-    Task::History,
-    Task::LiveFeed,
-    Task::DecisionLog,
 ];
 
 /// Tasks that start again.
@@ -145,7 +142,6 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
         format!("--grpc-tls --grpc-tls-cert {} --grpc-tls-key {}", file("certificate"), file("key")),
         "--statsd --statsd-host 127.0.0.1 --statsd-port 1".to_owned(),
         "--tracing --otlp-endpoint http://127.0.0.1:1".to_owned(),
-        format!("--log-decisions all --log-decisions-to {}", file("decisions")),
     ];
     let Command::Serve(settings) = Cli::parse_from(arguments.join(" ").split(' ')).command else {
         unreachable!("that is what was asked for");
@@ -223,8 +219,8 @@ async fn a_thread_s_end_and_panic_are_those_of_its_task() {
         ends.send_modify(|ends| *ends += 1);
     };
     let thread = on_thread("t".to_owned(), body).unwrap();
-    tasks.start(Task::DecisionLog, thread);
-    tasks.all_end(Task::DecisionLog).await.unwrap();
+    tasks.start(Task::Statsd, thread);
+    tasks.all_end(Task::Statsd).await.unwrap();
     assert_eq!(*ended.borrow(), 1);
     let thread = on_thread("t".to_owned(), || panic!("{} words", 2)).unwrap();
     tasks.start(Task::Worker, thread);
@@ -236,10 +232,10 @@ async fn a_thread_s_end_and_panic_are_those_of_its_task() {
 async fn while_the_process_drains_tasks_may_return_but_not_panic() {
     let mut tasks = OwnedTasks::default();
     tasks.start_draining();
-    tasks.start(Task::LiveFeed, async {});
+    tasks.start(Task::Statsd, async {});
     tasks.start(Task::Reload, async {});
     tasks.start(Task::Health, std::future::pending());
-    tasks.all_end(Task::LiveFeed).await.unwrap();
+    tasks.all_end(Task::Statsd).await.unwrap();
     tasks.all_end(Task::Reload).await.unwrap();
     tasks.stop(Task::Health).await.unwrap();
     tasks.start(Task::Reload, async { panic!("broken") });

@@ -13,7 +13,7 @@ use axum::{
 };
 
 use super::{
-    BodyLimits, Counters, DebugHosts, HistoryRecorder, LiveFeed, Statistics,
+    BodyLimits, Counters, DebugHosts, Snapshots, Statistics,
     counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
     json::{is_json, json_headers, plain, read_whole},
@@ -33,7 +33,7 @@ use crate::{
 const INDEX: &str = "\
 /: this list, and for browsers a page
 /page/{file}: the files of that page
-/live: the state of the server each second, as server-sent events
+/snapshot: decisions, latency, store and hits of the rules until now, written once a second, as JSON
 /rules: the rules in use as a tree, as JSON
 /settings: the settings in use and where each is from, without secrets, as JSON
 /metrics: statistics for Prometheus
@@ -41,7 +41,6 @@ const INDEX: &str = "\
 /rlconfig: the rules in use, one limit a line
 /explain: how a request would be decided, and why, as JSON
 /top: the values that are refused most by each rule, as JSON; ?text for people
-/history: the last hour of decisions, latency, store and memory, as JSON
 /counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
 POST /counters/reset: takes all hits off the counters of descriptors, for callers that may change them
@@ -52,10 +51,9 @@ POST /counters/grant: lets as many more hits pass as each descriptor has, until 
 pub(crate) struct DebugPages<S> {
     pub rules: Rules,
     pub statistics: Statistics,
-    pub history: HistoryRecorder,
     pub talkers: Arc<Talkers>,
     pub counters: Counters,
-    pub live: LiveFeed,
+    pub snapshots: Snapshots,
     /// The text of `/settings`.
     pub settings: String,
     pub service: Arc<grpc::Service<S>>,
@@ -68,17 +66,15 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
     let DebugPages {
         rules,
         statistics,
-        history,
         talkers,
         counters,
-        live,
+        snapshots,
         settings,
         service,
         bodies,
         hosts,
     } = pages;
     let blocking = statistics.blocking.clone();
-    let history = move |Extension(account)| async move { history.page(account) };
     let guard = move |request: Request, next: Next| {
         let hosts = hosts.clone();
         async move {
@@ -90,8 +86,7 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
     };
     Router::new()
         .fallback(|method: Method| async move { unknown_path(&method) })
-        .route("/history", get(history))
-        .merge(start_page_routes(live, settings.into()))
+        .merge(start_page_routes(snapshots, settings.into()))
         .merge(tree_route(rules.clone(), blocking.clone()))
         .route("/explain", explain(service, blocking.clone(), bodies))
         .merge(statistics_routes(rules, statistics))
@@ -100,24 +95,25 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         .layer(middleware::from_fn(guard))
 }
 
-/// As in the reference, GET of an unknown path shows the list of paths. Other methods ask for an effect, and a script
-/// would mistake the list for success.
+/// People who look for a page get the list of paths, as in the reference; its status is that of an error, which a
+/// script notices.
 fn unknown_path(method: &Method) -> Response {
-    if [Method::GET, Method::HEAD].contains(method) {
-        return plain(StatusCode::OK, INDEX);
-    }
-    plain(StatusCode::NOT_FOUND, "404 page not found\n")
+    let text = match *method {
+        Method::GET | Method::HEAD => INDEX,
+        _ => "404 page not found\n",
+    };
+    plain(StatusCode::NOT_FOUND, text)
 }
 
-fn start_page_routes(live: LiveFeed, settings: Bytes) -> Router {
+fn start_page_routes(snapshots: Snapshots, settings: Bytes) -> Router {
     let start = |headers: HeaderMap| async move { start_page(&headers, INDEX) };
     let file = |Path(name): Path<String>| async move { file(&name) };
-    let live = move |headers: HeaderMap| async move { live.answer(&headers) };
+    let snapshot = move |Extension(account)| async move { snapshots.page(account) };
     let settings = move || async move { (json_headers(), settings) };
     Router::new()
         .route("/", get(start))
         .route("/page/{file}", get(file))
-        .route("/live", get(live))
+        .route("/snapshot", get(snapshot))
         .route("/settings", get(settings))
 }
 

@@ -112,28 +112,24 @@ fn piece(mut writer: PageWriter) -> (String, Option<PageWriter>) {
 }
 
 /// The next piece of a body, which is still to be produced, with the piece after it; `None` at the end of the body.
-pub(super) struct NextPiece(Pin<Box<dyn Future<Output = Option<Piece>> + Send>>);
+struct NextPiece(Pin<Box<dyn Future<Output = Option<Piece>> + Send>>);
 
 type Piece = (Bytes, Option<NextPiece>);
 
 type WritePiece = Box<dyn FnOnce() -> (String, Option<PageWriter>) + Send>;
 
 impl NextPiece {
-    pub(super) fn new(piece: impl Future<Output = Option<Piece>> + Send + 'static) -> Self {
-        Self(Box::pin(piece))
-    }
-
     /// The piece that `write` writes, followed by the pieces of the writer that it returns.
     fn of_page(blocking: BlockingQueue, write: WritePiece) -> Self {
-        Self::new(async move {
+        Self(Box::pin(async move {
             let (text, writer) = blocking.work(write).await;
             let next = writer.map(|writer| Self::of_page(blocking, Box::new(|| piece(writer))));
             Some((text.into(), next))
-        })
+        }))
     }
 
     /// The body that begins with this piece.
-    pub(super) fn body(self) -> Body {
+    fn body(self) -> Body {
         Body::new(PieceBody(Some(self)))
     }
 }

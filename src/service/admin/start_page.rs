@@ -30,7 +30,7 @@ const FILES: [(&str, &[u8]); 14] = files![
     "uPlot/uPlot.iife.min.js",
     "uPlot/uPlot.min.css",
     "main.js",
-    "live.js",
+    "snapshots.js",
     "dom.js",
     "charts.js",
     "now.js",

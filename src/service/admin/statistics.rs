@@ -1,6 +1,6 @@
 //! `/metrics` and `/stats`: pages of the collected statistics.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     http::header::CONTENT_TYPE,
@@ -10,14 +10,11 @@ use axum::{
 use super::page::{BlockingQueue, PIECE_BYTES, PageWriter, text_page, texts};
 use crate::{
     foundation::sample::{Sample, SampleValue},
-    observe::{
-        history::{ProcessTotals, SampleTime},
-        metrics::{
-            Metrics, process,
-            prometheus::{self, Renderer},
-        },
+    observe::metrics::{
+        Metrics, process,
+        prometheus::{self, Renderer},
     },
-    service::{grpc, held_bytes::Account},
+    service::held_bytes::Account,
     store::memory::MemoryStore,
 };
 
@@ -34,15 +31,6 @@ impl Statistics {
     /// All statistics at this moment.
     pub(crate) fn samples(&self) -> Vec<Sample> {
         self.metrics.samples(self.memory.as_deref())
-    }
-
-    /// The totals of the process at this moment, for a history that started at `began`.
-    pub(super) fn totals(&self, began: Instant) -> ProcessTotals {
-        let time = SampleTime {
-            at: grpc::now(),
-            age: began.elapsed(),
-        };
-        ProcessTotals::read(&self.metrics, self.memory.as_deref(), time)
     }
 
     /// The Prometheus page, in text format 0.0.4.

@@ -97,11 +97,6 @@ pub fn all() -> Vec<DoorAttack> {
             callers::rebound_page,
         ),
         attack(
-            "the file of logged decisions is open to all, a link, or a pipe",
-            "mode 666; the link is followed; no start, and no line",
-            files::strange_decision_files,
-        ),
-        attack(
             "a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can",
             "13,698 lines, 6.1 MB of log in 12 s",
             servers::flood_of_pushes,

@@ -79,7 +79,7 @@ impl LogForm {
     fn args(self) -> &'static [&'static str] {
         match self {
             Self::Text => &["--log-format", "text"],
-            Self::Json => &["--log-format", "json", "--log-decisions-to", "stderr"],
+            Self::Json => &["--log-format", "json"],
         }
     }
 }

@@ -1,7 +1,7 @@
-// The page of the debug port: loads each section, and shows the events of the server.
+// The page of the debug port: loads each section, and shows the snapshots of the server.
 
-import { ask, find } from "./dom.js";
-import { follow } from "./live.js";
+import { find } from "./dom.js";
+import { follow } from "./snapshots.js";
 import * as now from "./now.js";
 import * as rules from "./rules.js";
 import * as explain from "./explain.js";
@@ -34,17 +34,15 @@ async function begin() {
   explain.start();
   counters.start();
   tables.loadSettings();
-  const empty = { endMillis: [], lengthMillis: [], process: {}, rules: [] };
-  const history = await ask("history").catch(() => empty);
-  now.start(history);
-  rules.start(history);
+  now.start();
+  rules.start();
   await loadRules();
   await tables.loadTalkers();
   let loaded = null;
-  follow((event) => {
-    now.update(event);
-    rules.update(event);
-    const { hash, atMillis } = event.loads.inUse ?? {};
+  follow((snapshot, changes) => {
+    now.update(snapshot, changes);
+    if (changes) rules.update(snapshot, changes);
+    const { hash, atMillis } = snapshot.loads.inUse ?? {};
     const load = `${hash} ${atMillis}`;
     if (loaded !== null && loaded !== load) loadRules();
     loaded = load;

@@ -11,19 +11,14 @@ const columns = { at: [], admitted: [], refused: [], p50: [], p99: [] };
 let span = 300;
 let charts = null;
 
-/** Prepares the charts, and fills them from `/history`. */
-export function start(history) {
+/** Prepares the charts, which show what the page sees from now on. */
+export function start() {
+  find("now-note").textContent =
+    `The charts show what this page has seen since it was opened, at ${clockTime(Date.now())}.`;
   charts = {
     rates: lines(find("rates"), ["admitted", "refused"], formats.rate, ["admitted", "refused"]),
     latency: lines(find("latency"), ["p99", "p50"], formats.micros, ["p99"]),
   };
-  const { endMillis, lengthMillis, process } = history;
-  endMillis.forEach((end, index) => {
-    // The last step has only begun, and its rates would jump.
-    if (lengthMillis[index] < 1000) return;
-    const step = Object.fromEntries(Object.entries(process).map(([name, list]) => [name, list[index]]));
-    append(end, lengthMillis[index], step);
-  });
   find("span").addEventListener("change", ({ target }) => {
     span = Number(target.value);
     draw();
@@ -31,16 +26,15 @@ export function start(history) {
   draw();
 }
 
-function append(endMillis, lengthMillis, step) {
-  const at = endMillis / 1000;
+function append({ atMillis, latency }, { admitted, refused }, calls) {
+  const at = atMillis / 1000;
   if (columns.at.length > 0 && at <= columns.at.at(-1)) return;
-  const each = (count) => (count * 1000) / lengthMillis;
   columns.at.push(at);
-  columns.admitted.push(each(step.ok));
-  columns.refused.push(each(step.overLimit));
+  columns.admitted.push(admitted);
+  columns.refused.push(refused);
   // Without calls there is no latency, and the line has a gap.
-  columns.p50.push(step.calls > 0 ? step.p50Micros : null);
-  columns.p99.push(step.calls > 0 ? step.p99Micros : null);
+  columns.p50.push(calls > 0 ? latency.p50Micros : null);
+  columns.p99.push(calls > 0 ? latency.p99Micros : null);
   const old = columns.at.findIndex((known) => known >= at - KEPT_SECS);
   if (old > 0) Object.values(columns).forEach((column) => column.splice(0, old));
 }
@@ -64,19 +58,20 @@ function draw() {
   find("no-latency").hidden = !isEmpty;
 }
 
-/** Shows an event. */
-export function update(event) {
-  const { process, lengthMillis } = event;
-  fill(find("notices"), notices(event));
-  if (lengthMillis < 200) {
-    fill(find("tiles"), tiles(event, null));
+/** Shows a snapshot, and what has changed since the one before, if there was one. */
+export function update(snapshot, changes) {
+  fill(find("notices"), notices(snapshot));
+  if (!changes) {
+    fill(find("tiles"), tiles(snapshot, null, null));
     return;
   }
-  append(event.endMillis, lengthMillis, process);
+  const { totals, lengthMillis } = changes;
   const each = (count) => (count * 1000) / lengthMillis;
-  const rates = { admitted: each(process.ok), refused: each(process.overLimit) };
-  fill(find("tiles"), tiles(event, rates));
+  const rates = { admitted: each(totals.ok), refused: each(totals.overLimit) };
+  append(snapshot, rates, totals.calls);
+  fill(find("tiles"), tiles(snapshot, totals, rates));
   draw();
+  const { p50Micros, p99Micros } = snapshot.latency;
   find("rates").setAttribute(
     "aria-label",
     `Decisions per second over the last ${seconds(span)}; now ${rate(rates.admitted)} admitted and ` +
@@ -84,8 +79,8 @@ export function update(event) {
   );
   find("latency").setAttribute(
     "aria-label",
-    `Latency of a decision over the last ${seconds(span)}; now p50 ${micros(process.p50Micros)} and ` +
-      `p99 ${micros(process.p99Micros)}`,
+    `Latency of a decision over the last ${seconds(span)}; now p50 ${micros(p50Micros)} and ` +
+      `p99 ${micros(p99Micros)}`,
   );
 }
 
@@ -97,10 +92,11 @@ const tile = (name, value, more, state = "") =>
     make("dd", {}, make("b", {}, value), make("span", {}, more)),
   );
 
-function tiles({ process, loads, components, nodes }, rates) {
+function tiles({ latency, store, components, loads, residentBytes, counters }, totals, rates) {
   const all = rates ? rates.admitted + rates.refused : 0;
   const share = all > 0 ? `${((100 * rates.refused) / all).toFixed(1)} % of all` : "of all: none";
-  const failures = process.storeFailures + process.badRequests;
+  const failures = totals ? totals.storeFailures + totals.badRequests : 0;
+  const hasLatency = totals && totals.calls > 0;
   return [
     tile("Decisions", rates ? rate(all) : "–", "a second"),
     tile(
@@ -111,24 +107,21 @@ function tiles({ process, loads, components, nodes }, rates) {
     ),
     tile(
       "Latency p99",
-      micros(process.p99Micros),
-      process.calls > 0 ? `p50 ${micros(process.p50Micros)}` : "no calls over gRPC",
+      hasLatency ? micros(latency.p99Micros) : "–",
+      hasLatency ? `p50 ${micros(latency.p50Micros)}` : "no calls over gRPC",
     ),
-    tile("Failed", number(failures + process.late), "or late, this second", failures > 0 ? "bad" : ""),
-    store(process, components, nodes),
+    tile("Failed", totals ? number(failures + totals.late) : "–", "or late, this second", failures > 0 ? "bad" : ""),
+    storeTile(store, components),
     rules(loads),
-    tile("Memory", bytes(process.residentBytes), many(process.counters, "counter")),
+    tile("Memory", bytes(residentBytes), many(counters, "counter")),
   ];
 }
 
-function store(process, components, nodes) {
+function storeTile({ storesLost, nodes, nodesLost, nodesSuspected }, components) {
   const name = components.find((one) => one.name === "store")?.state ?? "unknown";
   if (name === "memory") return tile("Store", "memory", "no breaker", "good");
-  if (process.storesLost || process.nodesLost) {
-    return tile("Store", "lost", `breaker open at ${process.nodesLost} of ${nodes}`, "bad");
-  }
-  if (process.nodesSuspected)
-    return tile("Store", "silent", `${process.nodesSuspected} of ${many(nodes, "server")}`, "warn");
+  if (storesLost || nodesLost) return tile("Store", "lost", `breaker open at ${nodesLost} of ${nodes}`, "bad");
+  if (nodesSuspected) return tile("Store", "silent", `${nodesSuspected} of ${many(nodes, "server")}`, "warn");
   return tile("Store", name, `breaker closed at ${nodes} of ${nodes}`, "good");
 }
 
@@ -140,7 +133,7 @@ function rules({ inUse, refused }) {
 }
 
 /** The errors of the last reload, and parts of the server that are not well. */
-function notices({ process, nodes, loads: { refused }, loss, components }) {
+function notices({ store, loads: { refused }, loss, components }) {
   const found = [];
   if (refused) {
     const errors = refused.errors.map((text) => make("li", {}, make("code", {}, shown(text, 500))));
@@ -161,8 +154,8 @@ function notices({ process, nodes, loads: { refused }, loss, components }) {
   if (loss.length > 0) {
     const items = loss.flatMap((effects) => effects.split("; ")).map((text) => make("li", {}, text));
     const lost =
-      nodes > 1
-        ? `Lost servers of the store: ${process.nodesLost} of ${nodes}. For counters there:`
+      store.nodes > 1
+        ? `Lost servers of the store: ${store.nodesLost} of ${store.nodes}. For counters there:`
         : "The store is lost. Meanwhile:";
     found.push(make("div", { class: "notice bad" }, make("p", {}, lost), make("ul", {}, items)));
   }

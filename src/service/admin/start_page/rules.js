@@ -47,18 +47,8 @@ export async function load() {
   }
 }
 
-/** Takes the last minutes of each rule. */
-export function start({ endMillis, lengthMillis, rules }) {
-  for (const { rule, hits, over } of rules) {
-    const track = trackOf(rule);
-    endMillis.slice(-POINTS).forEach((end, index) => {
-      const at = Math.max(0, endMillis.length - POINTS) + index;
-      const each = (count) => (count * 1000) / lengthMillis[at];
-      if (lengthMillis[at] >= 1000) push(track, end / 1000, each(hits[at] - over[at]), each(over[at]));
-    });
-  }
-  find("rule-filter").addEventListener("input", draw);
-}
+/** Prepares the field that finds rules. */
+export const start = () => find("rule-filter").addEventListener("input", draw);
 
 function trackOf(path) {
   if (!tracks.has(path)) tracks.set(path, { at: [], admitted: [], refused: [] });
@@ -75,15 +65,14 @@ function push(track, at, admitted, refused) {
   }
 }
 
-/** Shows the hits of an event. */
-export function update({ endMillis, lengthMillis, rules }) {
-  if (lengthMillis < 200) return;
+/** Shows the hits since the snapshot before. */
+export function update({ atMillis }, { lengthMillis, rules }) {
   const each = (count) => (count * 1000) / lengthMillis;
   const changed = new Map(rules.map((one) => [one.rule, one]));
   changed.forEach((_, path) => trackOf(path));
   for (const [path, track] of tracks) {
     const { hits = 0, over = 0 } = changed.get(path) ?? {};
-    push(track, endMillis / 1000, each(hits - over), each(over));
+    push(track, atMillis / 1000, each(hits - over), each(over));
     // A rule that rests takes no memory.
     const isIdle = track.admitted.every((one) => one === 0) && track.refused.every((one) => one === 0);
     if (isIdle && track.at.length === POINTS) tracks.delete(path);

@@ -87,7 +87,7 @@ pub(super) fn rebound_page(_: Size) -> Effect {
         "/settings",
         "/top",
         "/explain?domain=d&descriptor=k=v",
-        "/history",
+        "/snapshot",
         "/counters?domain=d",
     ];
     let server = with_limit().start();

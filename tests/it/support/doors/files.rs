@@ -1,15 +1,9 @@
 //! Attacks of those who can write rule files, or into a folder that the server uses.
 
-use std::{
-    fs::{self, Permissions},
-    os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
-    time::Duration,
-};
+use std::{fs, os::unix::fs::symlink, time::Duration};
 
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use serde_json::json;
-use tempfile::TempDir;
 
 use super::{
     super::{
@@ -17,7 +11,7 @@ use super::{
         finish,
         tollgate::{bare, builder, program},
     },
-    Effect, TEN_SECONDS, costs, time_of_change, time_until, with_limit,
+    Effect, costs, time_of_change, time_until, with_limit,
 };
 
 const LOADED: &str = "ratelimit_service_config_load_success";
@@ -121,41 +115,5 @@ pub(super) fn forging_names(_: Size) -> Effect {
     Effect {
         text: format!("{logged} forged lines of the log, {checked} of `check`"),
         is_harmless: logged + checked == 0,
-    }
-}
-
-/// Starts with a file that all may read and write, with a link to a file of others, and with a pipe.
-pub(super) fn strange_decision_files(_: Size) -> Effect {
-    let folder = TempDir::new().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let start = |file: &Path| {
-        let file = file.to_str().unwrap();
-        with_limit()
-            .args(["--log-decisions", "all", "--log-decisions-to", file])
-            .start_within(TEN_SECONDS)
-    };
-    fs::write(path("open"), "").unwrap();
-    fs::set_permissions(path("open"), Permissions::from_mode(0o666)).unwrap();
-    let server = start(&path("open"));
-    let mode = fs::metadata(path("open")).unwrap().permissions().mode() & 0o777;
-    drop(server);
-    fs::write(path("of-others"), "").unwrap();
-    symlink(path("of-others"), path("link")).unwrap();
-    let link = start(&path("link")).err();
-    mkfifo(&path("pipe"), Mode::S_IRWXU).unwrap();
-    let pipe = start(&path("pipe")).err();
-    let link = match &link {
-        None => "is followed",
-        Some(_) => "is refused",
-    };
-    let pipe = match &pipe {
-        None => "is taken",
-        Some(failure) if failure.status.is_some() => "is refused",
-        Some(_) => "holds up the start, without a line",
-    };
-    let text = format!("mode {mode:o}; the link {link}; the pipe {pipe}");
-    Effect {
-        is_harmless: text == "mode 640; the link is refused; the pipe is refused",
-        text,
     }
 }
