@@ -85,7 +85,7 @@ impl Sink {
         }
     }
 
-    /// What is remembered of the lines that were sent: nothing yet.
+    /// The memory of the lines that were sent: of none yet.
     pub(crate) fn flusher(&self) -> Flusher {
         Flusher::new(&self.options.dialect, &self.options.extra_tags)
     }

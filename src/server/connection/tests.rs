@@ -332,7 +332,7 @@ async fn status(client: &mut client::Grpc<Channel>, message: &[u8]) -> Status {
 #[test]
 fn a_panic_of_one_connection_ends_that_connection_only() {
     on_one_thread(async {
-        let (server, ..) = server(1 << 20);
+        let (server, _, _serving) = server(1 << 20);
         let worker = Worker {
             server,
             of_store: Vec::new(),

@@ -85,9 +85,9 @@ pub(crate) fn count_read(bytes: usize) {
     TURN.set(TURN.get().saturating_sub(bytes));
 }
 
-/// Runs the futures that hyper makes of calls. Most calls in memory are answered by their first poll, which follows that
-/// of their connection: the connection then writes all replies at once, and no call needs a task. Those that wait go on
-/// in one.
+/// Runs the futures that hyper makes of calls. Most calls in memory are answered by their first poll, which follows
+/// that of their connection: the connection then writes all replies at once, and no call needs a task. Those that wait
+/// go on in one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Calls;
 
