@@ -1,6 +1,6 @@
 //! The keys of rule files: the levels that each belongs to, and the kind of its value. The lists of keys, the
-//! suggestion for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them to
-//! people.
+//! suggestion for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them
+//! to people.
 
 use super::suggest::closest;
 use crate::core::kind::WORDS;
