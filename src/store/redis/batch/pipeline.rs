@@ -132,7 +132,10 @@ where
 
     /// Adds the increments of one request.
     pub(crate) fn request(&mut self, increments: impl Iterator<Item = Increment<'a>> + Clone) {
-        if increments.clone().all(|increment| increment.stands_alone()) {
+        if increments
+            .clone()
+            .all(|increment| increment.needs_no_look())
+        {
             increments.for_each(|increment| self.increment(increment));
         } else {
             self.step(increments);
