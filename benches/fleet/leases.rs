@@ -44,8 +44,6 @@ pub(crate) enum Spread {
     Zipf,
     /// Each has four times its share, for a twentieth of a window on average, and then none for three times as long.
     Bursty,
-    /// All is at the first.
-    One,
 }
 
 /// Holders that are replaced by new ones, in the course of all windows that count.
@@ -217,7 +215,6 @@ impl Run {
         let weight = |number: usize| match spread {
             Spread::Uniform | Spread::Bursty => 1.0,
             Spread::Zipf => 1.0 / (number + 1) as f64,
-            Spread::One => f64::from(u8::from(number == 0)),
         };
         let all: f64 = (0..holders).map(weight).sum();
         let rate = demand * limit as f64 / window.as_secs_f64();

@@ -337,14 +337,12 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
         async move {
             own.is_draining.store(true, Relaxed);
-            let mut left = Batch::default();
-            for (_, mut held) in lock(&own.slices).drain() {
+            let held = std::mem::take(&mut *lock(&own.slices)).into_values();
+            let free = held.filter_map(|mut held| {
                 let free = held.slice.end();
-                if free > 0 {
-                    left.append(&held.back(free));
-                }
-            }
-            if !left.is_empty() {
+                (free > 0).then(|| held.back(free))
+            });
+            for left in gathered(free) {
                 all.give_back(&store, left, now()).await;
             }
         }
@@ -424,10 +422,13 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
         }
         let mut refused = Batch::default();
         let back = overcharged(batch, counts, false);
-        for (increment, spec) in batch.iter().zip(back) {
-            if let Some(spec) = spec {
-                refused.append_one(Increment { spec, ..increment });
+        for ((increment, spec), count) in batch.iter().zip(back).zip(&*counts) {
+            let Some(mut spec) = spec else { continue };
+            if !count.is_degraded {
+                // The store has them, and nothing else can give them back.
+                spec.on_loss = OnStoreLoss::Error;
             }
+            refused.append_one(Increment { spec, ..increment });
         }
         if !refused.is_empty() {
             let store = self.store.clone();
@@ -592,8 +593,22 @@ impl WorkerSlices {
             }
             !held.slice.is_idle(&held.policy, steady)
         });
-        surplus
+        gathered(surplus.into_iter())
     }
+}
+
+/// All increments of `batches`, in few batches: a worker can give back only so many at a time.
+fn gathered(batches: impl Iterator<Item = Batch>) -> Vec<Batch> {
+    /// The most increments of one, about half a pipeline.
+    const MOST: usize = 500;
+    let mut all: Vec<Batch> = Vec::new();
+    for batch in batches {
+        match all.last_mut() {
+            Some(last) if last.len() < MOST => last.append(&batch),
+            _ => all.push(batch),
+        }
+    }
+    all
 }
 
 impl SliceTables {

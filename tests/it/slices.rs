@@ -243,14 +243,15 @@ const PERIOD: u64 = 4;
 const CLOCK_ERROR: Duration = Duration::from_millis(50);
 
 /// Windows of [`PERIOD`] on four processes, of which one is killed every other second and replaced. Every hit that passes
-/// is counted in a window, and no window admits more than its limit. `SECONDS` is how long that goes on.
+/// is counted in a window, and no window admits more than its limit. `WINDOWS` is how many there are.
 #[expect(
     clippy::disallowed_methods,
     reason = "the test program is no part of tollgate, and a variable is what it has for itself"
 )]
 async fn check_windows(start: impl Fn() -> Tollgate, counts: impl Fn() -> HashMap<String, u64>) {
     const LIMIT: u64 = 2_000;
-    let seconds = env::var("SECONDS").map_or(12, |seconds| seconds.parse().unwrap());
+    let windows = env::var("WINDOWS").map_or(3, |windows| windows.parse().unwrap());
+    let seconds = PERIOD * windows;
     let mut servers: Vec<_> = (0..4).map(|_| start()).collect();
     let mut hammer = Hammer::start(&servers.iter().collect::<Vec<_>>(), 8);
     let mut windows = HashMap::new();
