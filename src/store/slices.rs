@@ -399,14 +399,12 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             };
             let hits = batch.spec(group.start).hits;
             held.slice.call(true, &held.policy, steady);
-            held.slice.demand(hits, &held.policy, steady);
             held.slice.admit(hits);
             let free = held.slice.free();
             let counters = held.counters.iter();
             let known = counters.map(|counter| counter.held.saturating_sub_unsigned(free));
             counts.extend(known.map(CounterState::of));
-            self.return_surplus(held, now, steady);
-            self.ask(held, now);
+            self.serve(held, hits, now, steady);
         }
         self.all.stats.passes.fetch_add(1, Relaxed);
         Way::Slices
@@ -461,15 +459,16 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
                 continue;
             }
             let counts = &counts[group.clone()];
-            if !slices.contains_key(name) {
-                if self.all.bytes.load(Relaxed) >= MAX_BYTES {
+            let held = match slices.get_mut(name) {
+                Some(held) => held,
+                None if self.all.bytes.load(Relaxed) >= MAX_BYTES => {
                     may_serve = false;
                     continue;
                 }
-                slices.insert(name.into(), HeldSlice::new(&self.all, steady));
-            }
-            let Some(held) = slices.get_mut(name) else {
-                continue;
+                None => {
+                    let new = || HeldSlice::new(&self.all, steady);
+                    slices.entry(name.into()).or_insert_with(new)
+                }
             };
             if !held.has(batch, group.clone()) {
                 // A window has ended, or the rule has changed.
@@ -488,27 +487,35 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             let is_charged = counts.iter().all(|count| count.is_charged);
             held.slice.call(is_charged, &held.policy, steady);
             held.see(counts, if is_charged { spec.hits } else { 0 });
-            match is_charged {
-                true => charged.push((group, held.slice.is_hot(&held.policy))),
-                false => may_serve = false,
+            if !is_charged {
+                may_serve = false;
+            } else if group.len() == batch.len() {
+                // The only descriptor needs no other look-up.
+                return self.serve(held, spec.hits, now, steady);
+            } else {
+                charged.push((group, held.slice.is_hot(&held.policy)));
             }
+        }
+        if !may_serve {
+            return;
         }
         for (index, (group, _)) in charged.iter().enumerate() {
-            let Some(held) = slices.get_mut(descriptor_name(batch, group)) else {
-                continue;
-            };
             // Otherwise such a request asks the store anyway, whatever slice this descriptor has.
             let mut others = charged.iter().enumerate().filter(|(at, _)| *at != index);
-            let is_served = may_serve && others.all(|(_, (_, is_hot))| *is_hot);
-            if is_served {
-                let hits = batch.spec(group.start).hits;
-                held.slice.demand(hits, &held.policy, steady);
-            }
-            self.return_surplus(held, now, steady);
-            if is_served {
-                self.ask(held, now);
+            if others.all(|(_, (_, is_hot))| *is_hot)
+                && let Some(held) = slices.get_mut(descriptor_name(batch, group))
+            {
+                self.serve(held, batch.spec(group.start).hits, now, steady);
             }
         }
+    }
+
+    /// Takes charged hits into account that a slice can serve, gives back what is too much, and asks for more if it is
+    /// time to.
+    fn serve(&self, held: &mut HeldSlice, hits: u64, now: Timestamp, steady: SteadyTime) {
+        held.slice.demand(hits, &held.policy, steady);
+        self.return_surplus(held, now, steady);
+        self.ask(held, now);
     }
 
     /// Gives back what is too much.
