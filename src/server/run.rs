@@ -86,7 +86,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
     let (json, of_json) = thread_service(&parts, workers.count(), &tracer);
-    let at_drain = store_tasks::start(&parts, of_json, &mut tasks);
+    let of_json_store = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
     let mut phases = connections.phases.clone();
@@ -99,7 +99,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
         signals,
         open,
         phase,
-        at_drain,
+        of_json_store,
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
@@ -182,6 +182,7 @@ fn start_workers(
             server,
             of_store: batchers,
             at_drain: of_store.at_drain,
+            at_end: of_store.at_end,
         };
         workers.start(worker, tasks)?;
     }
@@ -195,8 +196,8 @@ struct Server {
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
-    /// Work of the store of `/json` for the beginning of a drain.
-    at_drain: Vec<Running>,
+    /// Work of the store of `/json` for the beginning and the end of a drain.
+    of_json_store: [Vec<Running>; 2],
     workers: Workers,
     service_manager: ServiceManager,
     spans: SpanExport,
@@ -275,11 +276,16 @@ impl Server {
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.phase.send_replace(Phase::Draining);
+        let [at_drain, at_end] = self.of_json_store;
         let ends = async {
-            for end in self.at_drain {
-                end.await;
+            for work in at_drain {
+                work.await;
             }
-            self.tasks.all_end(Task::Worker).await
+            let ended = self.tasks.all_end(Task::Worker).await;
+            for work in at_end {
+                work.await;
+            }
+            ended
         };
         let drained = tokio::time::timeout(settings.drain_timeout, ends);
         match drained.await {
