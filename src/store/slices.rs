@@ -50,7 +50,7 @@ const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 #[derive(Debug)]
 pub(crate) struct Slices<S, P> {
     pub(super) store: S,
-    /// The same counters, for slices that are asked for: no caller waits for them, so it waits longer for its answers.
+    /// A second way to these counters, for slices that are asked for: no caller waits for them, so it waits longer.
     patient: P,
     own: Arc<WorkerSlices>,
     all: Arc<SliceTables>,

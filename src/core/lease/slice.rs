@@ -6,7 +6,7 @@
 //!
 //! A slice is as large as the demand of a *horizon*, a fortieth of the window, and a fifth more. Demand is what was
 //! charged; refused hits are none. It is taken only where it serves enough calls to cost less than they do. What a
-//! holder has and asks for is together at most a quarter of its share of what nobody holds yet: the last hits of a
+//! holder has and asks for is together at most a quarter of its share of what is free: the last hits of a
 //! limit are counted one by one. The share follows from how much of the counters' growth is this holder's. What is too
 //! much goes back once a horizon, and all of it as soon as demand seems to have ended: others may need it before the
 //! window ends.
@@ -28,7 +28,7 @@ const DOUBT: f64 = 4.0;
 /// Demand has ended if this many requests that were expected have not come, or none came for a horizon.
 const MISSED: f64 = 8.0;
 
-/// What is known of a descriptor that has no slice is kept for this long, and for a horizon.
+/// The calls of a descriptor that has no slice are remembered for this long, and for a horizon.
 const KEPT: Duration = Duration::from_secs(1);
 
 /// How slices of one descriptor are sized.
@@ -57,7 +57,7 @@ impl SlicePolicy {
 }
 
 /// Whether hits may be added before they are judged if nothing is known of their counters. Should they be too many, the
-/// counters look fuller than they are until the hits are given back. One hit keeps nobody out: where it is too many
+/// counters look fuller than they are until the hits are given back. One hit keeps no other out: where it is too many
 /// there is no room for any.
 pub(crate) fn may_add_first_unknown(hits: u64, limit: u64) -> bool {
     hits <= limit && hits <= (limit / 8).max(1)
