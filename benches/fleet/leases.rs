@@ -44,8 +44,6 @@ pub(crate) enum Spread {
     Zipf,
     /// Each has four times its share, for a twentieth of a window on average, and then none for three times as long.
     Bursty,
-    /// All is at the first.
-    One,
 }
 
 /// Holders that are replaced by new ones, in the course of all windows that count.
@@ -100,6 +98,8 @@ struct Command {
     kind: Kind,
     window: usize,
     hits: u64,
+    /// Whether Redis counts them whether they are too many or not.
+    adds_first: bool,
     /// When the request arrived.
     began: Duration,
     /// How many give-backs of the holder were answered before.
@@ -169,7 +169,7 @@ pub(crate) fn simulate(counter: Counter, has_slices: bool, seed: u64) -> Counts 
     let holders = u32::try_from(counter.holders).expect("holders are few");
     let mut run = Run {
         counter,
-        policy: SlicePolicy::new(window, holders),
+        policy: SlicePolicy::new(window, counter.limit, holders),
         has_slices,
         rng: Rng::with_seed(seed),
         began: Instant::now().into(),
@@ -215,7 +215,6 @@ impl Run {
         let weight = |number: usize| match spread {
             Spread::Uniform | Spread::Bursty => 1.0,
             Spread::Zipf => 1.0 / (number + 1) as f64,
-            Spread::One => f64::from(u8::from(number == 0)),
         };
         let all: f64 = (0..holders).map(weight).sum();
         let rate = demand * limit as f64 / window.as_secs_f64();
@@ -308,6 +307,7 @@ impl Run {
         let Some(held) = held.filter(|held| held.window == window && held.slice.free() > 0) else {
             return false;
         };
+        held.slice.call(true, &self.policy, steady);
         held.slice.demand(1, &self.policy, steady);
         held.slice.admit(1);
         true
@@ -357,12 +357,18 @@ impl Run {
             }
             return;
         }
+        let held = holder.held.as_ref();
+        let known = held.filter(|held| held.window == window);
+        let adds_first = kind == Kind::Request
+            && self.has_slices
+            && known.is_none_or(|held| held.slice.may_add_first(hits, &self.policy));
         let command = Command {
             holder: number,
             life: holder.life,
             kind,
             window,
             hits,
+            adds_first,
             began: now,
             given_back: holder.given_back,
         };
@@ -376,7 +382,7 @@ impl Run {
     /// Lets the cache answer an ask.
     fn refuse_ask(&mut self, number: usize) {
         if let Some(held) = &mut self.holders[number].held {
-            held.slice.answered(0);
+            held.slice.answered(Some(0));
             held.see(self.counter.limit, 0, self.counter.limit);
         }
     }
@@ -394,16 +400,17 @@ impl Run {
                 true => ledger.lost += hits,
                 false => ledger.count -= hits,
             }
-        } else if ledger.count + hits <= self.counter.limit {
-            is_charged = true;
+        } else if command.adds_first || ledger.count + hits <= self.counter.limit {
             ledger.count += hits;
+            is_charged = ledger.count <= self.counter.limit;
             match is_lost {
                 true => ledger.lost += hits,
                 false => ledger.under_way += hits,
             }
         }
+        let is_refused = command.adds_first && !is_charged;
         let answer = Answer {
-            count: ledger.count,
+            count: ledger.count - if is_refused { hits } else { 0 },
             is_charged,
         };
         if is_lost {
@@ -429,6 +436,14 @@ impl Run {
                 return;
             }
             ledger.admitted += u64::from(command.kind == Kind::Request);
+        }
+        if command.adds_first && answer.is_some_and(|answer| !answer.is_charged) {
+            ledger.under_way -= command.hits;
+            if !is_alive && self.counter.turnover == Turnover::Killed {
+                ledger.lost += command.hits;
+            } else {
+                self.give_back(command.holder, command.window, command.hits, now);
+            }
         }
         let hits = charged.map_or(0, |_| command.hits);
         match (command.kind, answer) {
@@ -469,12 +484,15 @@ impl Run {
             held.window = window;
             held.count = answer.count;
         }
-        held.slice.demand(1, &self.policy, steady);
+        held.slice.call(answer.is_charged, &self.policy, steady);
         held.see(
             answer.count,
             u64::from(answer.is_charged),
             self.counter.limit,
         );
+        if answer.is_charged {
+            held.slice.demand(1, &self.policy, steady);
+        }
         if let Some((window, hits)) = left {
             self.give_back(number, window, hits, now);
         }
@@ -490,7 +508,7 @@ impl Run {
             self.give_back(command.holder, command.window, hits, now);
             return;
         };
-        held.slice.answered(hits);
+        held.slice.answered(answer.map(|_| hits));
         if let Some(answer) = answer {
             held.see(answer.count, hits, self.counter.limit);
         }
@@ -505,7 +523,7 @@ impl Run {
             return;
         };
         let (window, surplus) = (held.window, held.slice.surplus(&self.policy, steady));
-        if held.slice.is_idle() {
+        if held.slice.is_idle(&self.policy, steady) {
             self.holders[number].held = None;
         }
         self.give_back(number, window, surplus.unwrap_or(0), now);

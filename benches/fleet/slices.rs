@@ -49,51 +49,17 @@ fn counters() -> Vec<(&'static str, Counter)> {
     let four = counter(4, Spread::Bursty);
     vec![
         ("1 holder", counter(1, Spread::Uniform)),
-        ("1, bursty", counter(1, Spread::Bursty)),
         ("4", counter(4, Spread::Uniform)),
-        ("4, Zipf", counter(4, Spread::Zipf)),
         ("4, bursty", four),
         ("100", counter(100, Spread::Uniform)),
         ("100, Zipf", counter(100, Spread::Zipf)),
-        ("100, bursty", counter(100, Spread::Bursty)),
         ("1,000", counter(1_000, Spread::Uniform)),
-        ("1,000, Zipf", counter(1_000, Spread::Zipf)),
-        ("1,000, bursty", counter(1_000, Spread::Bursty)),
-        (
-            "1,000, limit 500",
-            Counter {
-                limit: 500,
-                ..counter(1_000, Spread::Uniform)
-            },
-        ),
-        (
-            "1,000, one of them busy, limit 5,000",
-            Counter {
-                limit: 5_000,
-                ..counter(1_000, Spread::One)
-            },
-        ),
         (
             "4, bursty, 10,000 in 1 s",
             Counter {
                 limit: 10_000,
                 window: Duration::from_secs(1),
                 ..four
-            },
-        ),
-        (
-            "4, 100,000 in 10 s",
-            Counter {
-                limit: 100_000,
-                window: Duration::from_secs(10),
-                ..counter(4, Spread::Uniform)
-            },
-        ),
-        (
-            "4, Zipf, 0.9 times the limit",
-            Counter {
-                demand: 0.9,
-                ..counter(4, Spread::Zipf)
             },
         ),
         (

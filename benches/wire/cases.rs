@@ -9,6 +9,8 @@ pub struct Case {
     pub server: Server,
     /// The limits of every key, in the form of a rule file.
     pub limits: &'static str,
+    /// Whether the rule has slices (`accuracy: exact-leased`).
+    pub is_sliced: bool,
     pub shape: Shape,
     pub expected: Expected,
     pub observed: Observed,
@@ -74,6 +76,8 @@ pub struct Shape {
     pub connections: usize,
     pub descriptors: usize,
     pub keys: Keys,
+    /// The hits of each descriptor; 0 to name none.
+    pub hits: u64,
     /// The least time between an answer and the next call of its connection.
     pub rest: Duration,
 }
@@ -85,6 +89,7 @@ impl Default for Shape {
             connections: 4,
             descriptors: 1,
             keys: Keys::Spread(1_000),
+            hits: 0,
             rest: Duration::ZERO,
         }
     }
@@ -148,6 +153,104 @@ pub const MINUTE: &str = "[10000000/minute]";
 /// A minute, charged in advance.
 pub const LEASED: &str = "[10000000/minute]\n        accuracy: exact-leased";
 
+const MINUTE_AND_DAY: &str = "[4000000000/minute, 4000000000/day]";
+const SECOND_AND_MINUTE: &str = "[4000000000/second, 4000000000/minute]";
+
+/// Loads beside which the cost of a rule with slices is compared with that of a plain one: names, limits, keys, calls a
+/// second in all, and the hits of a call.
+const SLICED_LOADS: [([&str; 2], &str, u32, u64, u64); 9] = [
+    (
+        [
+            "plain: minute, 1 key, 4,000 a second",
+            "sliced: minute, 1 key, 4,000 a second",
+        ],
+        MINUTE,
+        1,
+        4_000,
+        0,
+    ),
+    (
+        [
+            "plain: minute, 20 keys, 1,500 a second",
+            "sliced: minute, 20 keys, 1,500 a second",
+        ],
+        MINUTE,
+        20,
+        1_500,
+        0,
+    ),
+    (
+        [
+            "plain: minute, 200 keys, 2,000 a second",
+            "sliced: minute, 200 keys, 2,000 a second",
+        ],
+        MINUTE,
+        200,
+        2_000,
+        0,
+    ),
+    (
+        [
+            "plain: second and minute, 100 keys, 8,000 a second",
+            "sliced: second and minute, 100 keys, 8,000 a second",
+        ],
+        SECOND_AND_MINUTE,
+        100,
+        8_000,
+        0,
+    ),
+    (
+        [
+            "plain: second and minute, 1,000 keys, 8,000 a second",
+            "sliced: second and minute, 1,000 keys, 8,000 a second",
+        ],
+        SECOND_AND_MINUTE,
+        1_000,
+        8_000,
+        0,
+    ),
+    (
+        [
+            "plain: minute, 1,000 keys, 1,000 a second, 10 hits",
+            "sliced: minute, 1,000 keys, 1,000 a second, 10 hits",
+        ],
+        MINUTE,
+        1_000,
+        1_000,
+        10,
+    ),
+    (
+        [
+            "plain: minute and day, 500 keys, 1,000 a second, 1,000 hits",
+            "sliced: minute and day, 500 keys, 1,000 a second, 1,000 hits",
+        ],
+        MINUTE_AND_DAY,
+        500,
+        1_000,
+        1_000,
+    ),
+    (
+        [
+            "plain: minute and day, 10,000 keys, 6,000 a second, 10 hits",
+            "sliced: minute and day, 10,000 keys, 6,000 a second, 10 hits",
+        ],
+        MINUTE_AND_DAY,
+        10_000,
+        6_000,
+        10,
+    ),
+    (
+        [
+            "plain: second and minute, 1,000 keys, 2,000 a second, 10 hits",
+            "sliced: second and minute, 1,000 keys, 2,000 a second, 10 hits",
+        ],
+        SECOND_AND_MINUTE,
+        1_000,
+        2_000,
+        10,
+    ),
+];
+
 const HOT: Keys = Keys::Spread(1);
 const MANY: Keys = Keys::Spread(100_000);
 const ZIPF: Keys = Keys::Zipf(100_000);
@@ -157,11 +260,13 @@ const BASE: Case = Case {
     name: "",
     server: Server::Memory,
     limits: TWO_PERIODS,
+    is_sliced: false,
     shape: Shape {
         streams: 64,
         connections: 4,
         descriptors: 1,
         keys: Keys::Spread(1_000),
+        hits: 0,
         rest: Duration::ZERO,
     },
     expected: Expected::Ok,
@@ -214,7 +319,25 @@ pub fn all() -> Vec<Case> {
         expected: Expected::SomeOverLimit,
         ..case
     };
-    vec![
+    let sliced = SLICED_LOADS
+        .iter()
+        .flat_map(|(names, limits, keys, a_second, hits)| {
+            [false, true].map(|is_sliced| Case {
+                name: names[usize::from(is_sliced)],
+                limits,
+                is_sliced,
+                shape: Shape {
+                    streams: 64,
+                    connections: 64,
+                    keys: Keys::Spread(*keys),
+                    hits: *hits,
+                    rest: Duration::from_micros(64_000_000 / a_second),
+                    ..BASE.shape
+                },
+                ..case("", Redis)
+            })
+        });
+    let mut all = vec![
         default("floor", Floor),
         default("bare", Bare),
         default("stock", Stock),
@@ -300,7 +423,9 @@ pub fn all() -> Vec<Case> {
         over(case("floor, 256 over 4", Floor), 256, 4),
         over(case("memory, 256 over 4", Memory), 256, 4),
         over(case("redis, 256 over 4", Redis), 256, 4),
-    ]
+    ];
+    all.extend(sliced);
+    all
 }
 
 /// The row of a foreign server.
@@ -316,6 +441,9 @@ impl Case {
     /// The rule file of its server.
     pub fn rules(&self) -> String {
         let mut rules = rules(self.limits);
+        if self.is_sliced {
+            rules += "        accuracy: exact-leased\n";
+        }
         if self.expected == Expected::SomeOverLimit {
             rules += "      - key: user\n        value: 0000000*\n        rate_limits: [1/year]\n";
         }

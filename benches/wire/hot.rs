@@ -41,6 +41,7 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
             connections: options.workers,
             descriptors: 1,
             keys: Keys::Spread(1),
+            hits: 0,
             rest: Duration::ZERO,
         };
         let callers = servers

@@ -105,8 +105,9 @@ impl Callers {
         let mut threads = Vec::new();
         for index in 0..shape.connections {
             // One after the other, so that the worker of each is known.
-            let keys = Source::new(shape.keys, index, is_new);
-            let mut caller = Caller::connect(server, shape.descriptors, streams, keys)?;
+            // A slow caller would take too long for them.
+            let keys = Source::new(shape.keys, index, is_new && shape.rest.is_zero());
+            let mut caller = Caller::connect(server, &shape, streams, keys)?;
             caller.rest = shape.rest;
             let core = cores.map(Cores::next);
             let shared = shared.clone();
@@ -165,7 +166,7 @@ pub fn idle(server: SocketAddr, count: usize) -> anyhow::Result<Vec<TcpStream>> 
     let keys = || Source::new(shape.keys, 0, false);
     (0..count)
         .map(|_| {
-            let mut caller = Caller::connect(server, 1, 1, keys())?;
+            let mut caller = Caller::connect(server, &shape, 1, keys())?;
             caller.once()?;
             Ok(caller.socket)
         })
@@ -251,7 +252,7 @@ struct Template {
 }
 
 impl Template {
-    fn new(descriptors: usize) -> Self {
+    fn new(descriptors: usize, hits: u64) -> Self {
         let digit = b'~';
         let entry = |key: &str, value: &[u8]| Entry {
             key: key.as_bytes().to_vec().into(),
@@ -262,6 +263,7 @@ impl Template {
                 entry("tenant", format!("t{index}").as_bytes()),
                 entry("user", &[digit; DIGITS]),
             ],
+            hits_addend: (hits > 0).then_some(hits),
             ..RateLimitDescriptor::default()
         };
         let request = RateLimitRequest {
@@ -340,7 +342,7 @@ impl Template {
 impl Caller {
     fn connect(
         server: SocketAddr,
-        descriptors: usize,
+        shape: &Shape,
         streams: usize,
         keys: Source,
     ) -> anyhow::Result<Self> {
@@ -352,7 +354,7 @@ impl Caller {
             inbound: Inbound::default(),
             outbound: hello(),
             headers: hpack::Decoder::default(),
-            template: Template::new(descriptors),
+            template: Template::new(shape.descriptors, shape.hits),
             keys,
             streams,
             rest: Duration::ZERO,

@@ -137,6 +137,7 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
         streams: 2,
         connections: 2,
         keys: Keys::Spread(100_000_000),
+        hits: 0,
         rest: REST,
         ..Shape::default()
     };

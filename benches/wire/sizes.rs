@@ -135,6 +135,7 @@ fn reloads(server: Process) -> anyhow::Result<()> {
 fn ask_for_all(server: &Process) -> anyhow::Result<()> {
     let shape = Shape {
         keys: Keys::Spread(DESCRIPTORS),
+        hits: 0,
         ..Shape::default()
     };
     let callers = Callers::start(server.address, shape, true, None)?;

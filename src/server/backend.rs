@@ -63,7 +63,12 @@ pub(super) struct StoreTasks {
     /// Work that gives back what the store of this worker holds for later requests. It runs once, when a drain begins,
     /// while the tasks above still run.
     pub(super) at_drain: Vec<Running>,
+    /// Work to wait for after that, once no call runs: what was begun for earlier calls.
+    pub(super) at_end: Vec<Running>,
 }
+
+/// How long an answer may take for which no caller waits. Hits that are charged by one that never comes are lost.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Work that ends.
 pub(super) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -116,7 +121,7 @@ impl StoreBackend {
     /// Creates the store of one worker.
     pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
         let mut tasks = StoreTasks::default();
-        let (all, per_second, caches) = match self {
+        let (all, per_second_backend, caches) = match self {
             Self::Memory(store) => {
                 let (returns, task) = Returns::new(metrics.returns.clone());
                 tasks.on_worker.push(Box::pin(task.run()));
@@ -153,7 +158,7 @@ impl StoreBackend {
             OnLoss::new(store, loss, returns.clone(), options.deadline)
         };
         let store_of_all = store(all);
-        let per_second = per_second.as_ref().map(&mut store);
+        let per_second = per_second_backend.as_ref().map(&mut store);
         let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
         let stats = &metrics.over_limit_cache;
         let both = PerSecond {
@@ -164,13 +169,30 @@ impl StoreBackend {
         let tables = metrics.slices.clone();
         let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
         tables.set_holders(replicas, worker_count(settings));
-        let store = Slices::new(store, tables, returns.clone());
+        let patient_options = redis::options::Options {
+            deadline: PATIENCE,
+            ..options
+        };
+        let mut patient = |backend: &RedisBackend| {
+            let (store, batchers) = RedisStore::new(&backend.servers, &patient_options);
+            tasks.on_worker.push(Box::pin(batchers.run()));
+            store
+        };
+        let patient = PerSecond {
+            store: patient(all),
+            per_second: per_second_backend.as_ref().map(patient),
+        };
+        let store = Slices::new(store, Arc::new(patient), tables, returns.clone());
         let clock = || {
             let clock = self.clock(settings);
             move || clock.now()
         };
         tasks.on_worker.push(Box::pin(store.sweeping(clock())));
         tasks.at_drain.push(Box::pin(store.drain(clock())));
+        let work = returns.clone();
+        tasks
+            .at_end
+            .push(Box::pin(async move { work.all_done().await }));
         WorkerStore {
             store: AnyStore::Redis(Arc::new(store)),
             returns,

@@ -67,6 +67,7 @@ pub fn serve_method<M: UnaryMethod>(
                 server,
                 of_store: Vec::new(),
                 at_drain: Vec::new(),
+                at_end: Vec::new(),
             };
             all.start(worker, &mut tasks)?;
         }

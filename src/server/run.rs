@@ -82,7 +82,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
     let (json, of_json) = thread_service(&parts, workers.count(), &tracer);
-    let at_drain = store_tasks::start(&parts, of_json, &mut tasks);
+    let of_json_store = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
     http_ports::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
@@ -92,7 +92,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
         signals,
         open,
         phase,
-        at_drain,
+        of_json_store,
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
         spans,
@@ -174,6 +174,7 @@ fn start_workers(
             server,
             of_store: batchers,
             at_drain: of_store.at_drain,
+            at_end: of_store.at_end,
         };
         workers.start(worker, tasks)?;
     }
@@ -187,8 +188,8 @@ struct Server {
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
-    /// Work of the store of `/json` for the beginning of a drain.
-    at_drain: Vec<Running>,
+    /// Work of the store of `/json` for the beginning and the end of a drain.
+    of_json_store: [Vec<Running>; 2],
     workers: Workers,
     service_manager: ServiceManager,
     spans: SpanExport,
@@ -266,11 +267,16 @@ impl Server {
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.phase.send_replace(Phase::Draining);
+        let [at_drain, at_end] = self.of_json_store;
         let ends = async {
-            for end in self.at_drain {
-                end.await;
+            for work in at_drain {
+                work.await;
             }
-            self.tasks.all_end(Task::Worker).await
+            let ended = self.tasks.all_end(Task::Worker).await;
+            for work in at_end {
+                work.await;
+            }
+            ended
         };
         let drained = tokio::time::timeout(settings.drain_timeout, ends);
         match drained.await {

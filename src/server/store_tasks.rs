@@ -17,12 +17,13 @@ use crate::{
 /// Interval between removals of expired counters.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// Starts the tasks. `of_json` are those of `/json`'s store. Returns the work to do when a drain begins.
+/// Starts the tasks. `of_json` are those of `/json`'s store. Returns the work to do when a drain begins, and
+/// the work to wait for at its end.
 pub(super) fn start(
     parts: &Parts<'_>,
     of_json: StoreTasks,
     tasks: &mut OwnedTasks,
-) -> Vec<Running> {
+) -> [Vec<Running>; 2] {
     let Parts {
         settings,
         metrics,
@@ -50,12 +51,13 @@ pub(super) fn start(
         on_worker,
         once,
         at_drain,
+        at_end,
     } = of_json;
     let batchers = on_worker.into_iter().map(|task| (Task::Batchers, task));
     for (task, running) in batchers.chain(once) {
         tasks.start(task, async move { match running.await {} });
     }
-    at_drain
+    [at_drain, at_end]
 }
 
 /// Frees unused rules and expired counters, and logs reminders of a store that does not answer.

@@ -24,6 +24,8 @@ pub(super) struct Worker<M> {
     pub(super) of_store: Vec<Running>,
     /// Work of its store for the beginning of a drain.
     pub(super) at_drain: Vec<Running>,
+    /// Work to wait for once all connections have closed.
+    pub(super) at_end: Vec<Running>,
 }
 
 impl<M: UnaryMethod> Worker<M> {
@@ -60,5 +62,8 @@ impl<M: UnaryMethod> Worker<M> {
             }
         });
         while connections.join_next().await.is_some() {}
+        for ends in self.at_end {
+            ends.await;
+        }
     }
 }

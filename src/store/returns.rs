@@ -4,7 +4,7 @@
 use std::{
     convert::Infallible,
     fmt,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -12,7 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+    time::sleep,
+};
 
 use super::contract::{Deadline, Store, StoreError};
 use crate::{
@@ -35,8 +39,7 @@ type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 #[derive(Clone)]
 pub struct Returns {
     sender: mpsc::UnboundedSender<Work>,
-    /// How many pieces are not done.
-    open: Arc<AtomicUsize>,
+    open: Arc<OpenCount>,
     stats: Arc<ReturnStats>,
 }
 
@@ -70,12 +73,21 @@ impl fmt::Debug for Returns {
 #[derive(Debug)]
 pub(crate) struct ReturnTask(mpsc::UnboundedReceiver<Work>);
 
+/// How many pieces of work are not done.
+#[derive(Debug, Default)]
+struct OpenCount {
+    pieces: AtomicUsize,
+    none_is_left: Notify,
+}
+
 /// A piece of work that is not done.
-struct OpenWork(Arc<AtomicUsize>);
+struct OpenWork(Arc<OpenCount>);
 
 impl Drop for OpenWork {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        if self.0.pieces.fetch_sub(1, Relaxed) == 1 {
+            self.0.none_is_left.notify_waiters();
+        }
     }
 }
 
@@ -98,13 +110,26 @@ impl Returns {
     /// Whether all work is done.
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.open.load(Relaxed) == 0
+        self.open.pieces.load(Relaxed) == 0
+    }
+
+    /// Waits until all work is done.
+    pub(crate) async fn all_done(&self) {
+        let mut notified = pin!(self.open.none_is_left.notified());
+        loop {
+            notified.as_mut().enable();
+            if self.open.pieces.load(Relaxed) == 0 {
+                return;
+            }
+            notified.as_mut().await;
+            notified.set(self.open.none_is_left.notified());
+        }
     }
 
     /// Takes a piece of work. Returns whether there was room; what is dropped stays charged until its window ends.
     pub(crate) fn take(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let open = OpenWork(self.open.clone());
-        if open.0.fetch_add(1, Relaxed) >= MAX_WORK {
+        if open.0.pieces.fetch_add(1, Relaxed) >= MAX_WORK {
             self.stats.dropped.fetch_add(1, Relaxed);
             return false;
         }

@@ -1,10 +1,14 @@
 //! Admits requests of hot counters from slices: hits that this worker charged in the store in advance. The limits of
 //! such a rule stay exact (`accuracy: exact-leased`).
 //!
-//! Either every descriptor of a request is admitted from slices, or the store is asked for all of them, exactly as
-//! without this. Slices are asked for and given back by the worker's [`Returns`], never by a request. A slice is of all
-//! counters of its descriptor together: it ends with the first window of its limits, and a reload that changes the
-//! keys of a descriptor ends it too. What it has left goes back to the windows that go on.
+//! Either every descriptor of a request is admitted from slices, or the store is asked for all of them. Where their
+//! counters have ample room, it adds the hits before they are judged, as those of a rule without slices: one increment
+//! for all calls of a pipeline. The worker judges the counts that come back, and gives back hits that are refused.
+//! Elsewhere the store looks first, so that the last hits of a limit are counted exactly.
+//!
+//! Slices are asked for and given back by the worker's [`Returns`], never by a request. A slice is of all counters of
+//! its descriptor together: it ends with the first window of its limits, and with a reload that changes a key or a
+//! limit of its descriptor. What it has left goes back to the windows that go on.
 
 use std::{
     collections::HashMap,
@@ -22,7 +26,8 @@ use smallvec::SmallVec;
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
-    returns::Returns,
+    returns::{self, Returns},
+    split::overcharged,
 };
 use crate::{
     core::{
@@ -30,11 +35,11 @@ use crate::{
             Batch, Charge, CounterState, CounterStates, Enforcement, Increment, IncrementSpec,
             Operation,
         },
-        lease::slice::{Slice, SlicePolicy},
+        lease::slice::{Slice, SlicePolicy, may_add_first_unknown},
         limit::OnStoreLoss,
         window::{SteadyTime, Timestamp},
     },
-    foundation::{lock::lock, sample::SampleWriter},
+    foundation::{lock::lock, object_pool::Pooled, sample::SampleWriter},
 };
 
 /// The most bytes of all slices, and about what one takes without its keys.
@@ -43,8 +48,10 @@ const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
-pub(crate) struct Slices<S> {
+pub(crate) struct Slices<S, P> {
     pub(super) store: S,
+    /// A second way to these counters, for slices that are asked for: no caller waits for them, so it waits longer.
+    patient: P,
     own: Arc<WorkerSlices>,
     all: Arc<SliceTables>,
     returns: Returns,
@@ -125,7 +132,7 @@ impl HeldSlice {
     fn new(tables: &SliceTables, now: SteadyTime) -> Self {
         Self {
             slice: Slice::new(now),
-            policy: tables.policy(0),
+            policy: tables.policy(0, 0),
             counters: Box::default(),
             bytes: SliceBytes {
                 all: tables.bytes.clone(),
@@ -140,14 +147,17 @@ impl HeldSlice {
         self.bytes
             .set(SLICE_BYTES + name + counters.iter().map(of_counter).sum::<usize>());
         let periods = counters.iter().map(|counter| counter.spec.period_millis);
-        self.policy = tables.policy(periods.min().unwrap_or(0));
+        let limits = counters.iter().map(|counter| counter.spec.limit);
+        self.policy = tables.policy(periods.min().unwrap_or(0), limits.min().unwrap_or(0));
         self.counters = counters;
     }
 
-    /// Whether these are the increments of its counters.
+    /// Whether these are increments of its counters, under the limits for which it was charged.
     fn has(&self, batch: &Batch, range: Range<usize>) -> bool {
-        let own = self.counters.iter().map(|own| &*own.key);
-        own.eq(batch.range(range).map(|increment| increment.key))
+        let own = self.counters.iter();
+        let own = own.map(|own| (own.spec.limit, &*own.key));
+        let increments = batch.range(range);
+        own.eq(increments.map(|increment| (increment.limit, increment.key)))
     }
 
     /// Takes the counts after increments of its counters into account. `own` are the hits that were charged.
@@ -205,9 +215,9 @@ impl SliceTables {
             .store(u64::from(replicas.max(1)) * workers, Relaxed);
     }
 
-    fn policy(&self, window_millis: u64) -> SlicePolicy {
+    fn policy(&self, window_millis: u64, limit: u64) -> SlicePolicy {
         let holders = u32::try_from(self.holders.load(Relaxed)).unwrap_or(u32::MAX);
-        SlicePolicy::new(window_millis, holders)
+        SlicePolicy::new(window_millis, limit, holders)
     }
 
     /// The hits of a counter that the workers of this process hold and have not used.
@@ -261,12 +271,29 @@ impl SliceTables {
     }
 }
 
-impl<S: Store + Clone> Slices<S> {
-    pub(crate) fn new(store: S, all: Arc<SliceTables>, returns: Returns) -> Self {
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// From slices.
+    Slices,
+    /// By a store that adds the hits before they are judged.
+    AddFirst,
+    /// By a store that looks first.
+    Look,
+}
+
+/// Whether a rule with slices charges these hits if the request passes.
+fn is_sliced(spec: &IncrementSpec) -> bool {
+    spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
+}
+
+impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
+    pub(crate) fn new(store: S, patient: P, all: Arc<SliceTables>, returns: Returns) -> Self {
         let own: Arc<WorkerSlices> = Arc::default();
         lock(&all.all).push(own.clone());
         Self {
             store,
+            patient,
             own,
             all,
             returns,
@@ -277,13 +304,10 @@ impl<S: Store + Clone> Slices<S> {
         &self.all
     }
 
-    /// The store that answers a request, unless all of its hits can come from slices.
+    /// The store that answers a request in which no hits are sliced.
     #[inline]
     pub(super) fn beside(&self, batch: &Batch) -> Option<&S> {
-        let is_sliced = |spec: &IncrementSpec| {
-            spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
-        };
-        (!batch.all_specs().all(is_sliced)).then_some(&self.store)
+        (!batch.all_specs().any(is_sliced)).then_some(&self.store)
     }
 
     /// A task that gives back what is not used. It never ends.
@@ -292,17 +316,20 @@ impl<S: Store + Clone> Slices<S> {
         now: impl Fn() -> Timestamp + Send + 'static,
     ) -> impl Future<Output = Infallible> + Send + 'static {
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
+        let returns = self.returns.clone();
         async move {
             loop {
                 tokio::time::sleep(SlicePolicy::SWEEP).await;
                 for surplus in own.sweep(Instant::now().into()) {
-                    give_back(&store, &all, surplus, now()).await;
+                    let (store, all, now) = (store.clone(), all.clone(), now());
+                    returns.take(async move { all.give_back(&store, surplus, now).await });
                 }
             }
         }
     }
 
-    /// Gives back all free hits, and asks for none any more.
+    /// Gives back all free hits, and asks for none any more. Answers that are still on their way are returned by work
+    /// of [`Returns`].
     pub(crate) fn drain(
         &self,
         now: impl Fn() -> Timestamp + Send + 'static,
@@ -310,81 +337,138 @@ impl<S: Store + Clone> Slices<S> {
         let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
         async move {
             own.is_draining.store(true, Relaxed);
-            let mut left = Batch::default();
-            for (_, mut held) in lock(&own.slices).drain() {
+            let held = std::mem::take(&mut *lock(&own.slices)).into_values();
+            let free = held.filter_map(|mut held| {
                 let free = held.slice.end();
-                if free > 0 {
-                    left.append(&held.back(free));
-                }
-            }
-            if !left.is_empty() {
-                give_back(&store, &all, left, now()).await;
+                (free > 0).then(|| held.back(free))
+            });
+            for left in gathered(free) {
+                all.give_back(&store, left, now()).await;
             }
         }
     }
 
-    /// Admits a request from slices. Returns whether it did, and puts the counts into `counts`.
+    /// Admits a request from slices if it can, and puts the counts into `counts`. `is_whole` is whether all of its hits
+    /// are sliced.
     fn admit(
         &self,
         counts: &mut CounterStates,
         batch: &Batch,
+        is_whole: bool,
         now: Timestamp,
         steady: SteadyTime,
-    ) -> bool {
+    ) -> Way {
         let mut slices = lock(&self.own.slices);
         let mut groups = SmallVec::<[Range<usize>; 4]>::new();
+        let (mut is_enough, mut may_add_first) = (is_whole, true);
         for group in descriptors(batch) {
+            let spec = batch.spec(group.start);
+            if !is_sliced(spec) {
+                may_add_first &= batch.range(group).all(|increment| increment.is_plain());
+                continue;
+            }
             let name = descriptor_name(batch, &group);
-            let Some(held) = slices.get(name) else {
-                return false;
-            };
-            let is_twice = groups
-                .iter()
-                .any(|other| descriptor_name(batch, other) == name);
-            let is_enough = held.slice.free() >= batch.spec(group.start).hits;
-            if is_twice || !is_enough || !held.has(batch, group.clone()) {
-                return false;
+            let is_same = |other: &Range<usize>| descriptor_name(batch, other) == name;
+            if groups.iter().any(is_same) {
+                return Way::Look;
+            }
+            let held = slices.get(name);
+            match held.filter(|held| held.has(batch, group.clone())) {
+                Some(held) => {
+                    is_enough &= held.slice.free() >= spec.hits;
+                    may_add_first &= held.slice.may_add_first(spec.hits, &held.policy);
+                }
+                None => {
+                    is_enough = false;
+                    let limits = batch.range(group.clone()).map(|increment| increment.limit);
+                    let limit = limits.min().unwrap_or(0);
+                    may_add_first &= may_add_first_unknown(spec.hits, limit);
+                }
             }
             groups.push(group);
         }
+        if !is_enough {
+            return match may_add_first {
+                true => Way::AddFirst,
+                false => Way::Look,
+            };
+        }
         for group in &groups {
             let Some(held) = slices.get_mut(descriptor_name(batch, group)) else {
-                return false;
+                return Way::Look;
             };
             let hits = batch.spec(group.start).hits;
-            held.slice.demand(hits, &held.policy, steady);
+            held.slice.call(true, &held.policy, steady);
             held.slice.admit(hits);
             let free = held.slice.free();
             let counters = held.counters.iter();
             let known = counters.map(|counter| counter.held.saturating_sub_unsigned(free));
             counts.extend(known.map(CounterState::of));
-            self.renew(held, now, steady);
+            self.serve(held, hits, now, steady);
         }
         self.all.stats.passes.fetch_add(1, Relaxed);
-        true
+        Way::Slices
+    }
+
+    /// Judges a request whose hits were added first, by the counts after them, and gives back those that are refused.
+    fn judge(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
+        let is_over = |(spec, count): (&IncrementSpec, &CounterState)| {
+            count.is_over(spec.limit, spec.added())
+        };
+        if !batch.all_specs().zip(&*counts).any(is_over) {
+            return;
+        }
+        let mut refused = Batch::default();
+        let back = overcharged(batch, counts, false);
+        for ((increment, spec), count) in batch.iter().zip(back).zip(&*counts) {
+            let Some(mut spec) = spec else { continue };
+            if !count.is_degraded {
+                // The store has them, and nothing else can give them back.
+                spec.on_loss = OnStoreLoss::Error;
+            }
+            refused.append_one(Increment { spec, ..increment });
+        }
+        if !refused.is_empty() {
+            let store = self.store.clone();
+            self.returns.take(async move {
+                give_back(&store, refused, now).await;
+            });
+        }
     }
 
     /// Takes a reply of the store into account.
-    fn learn(&self, counts: &[CounterState], batch: &Batch, now: Timestamp, steady: SteadyTime) {
-        if self.own.is_draining.load(Relaxed) {
+    fn learn(
+        &self,
+        counts: &[CounterState],
+        batch: &Batch,
+        is_whole: bool,
+        now: Timestamp,
+        steady: SteadyTime,
+    ) {
+        let is_of_store = |count: &CounterState| !count.is_cached && !count.is_degraded;
+        if self.own.is_draining.load(Relaxed) || !counts.iter().all(is_of_store) {
             return;
         }
         let mut slices = lock(&self.own.slices);
+        // The descriptors whose hits were charged, each with whether it is hot.
+        let mut charged = SmallVec::<[(Range<usize>, bool); 4]>::new();
+        let mut may_serve = is_whole;
         for group in descriptors(batch) {
             let (name, spec) = (descriptor_name(batch, &group), batch.spec(group.start));
-            let counts = &counts[group.clone()];
-            let is_of_store = |count: &CounterState| !count.is_cached && !count.is_degraded;
-            if !counts.iter().all(is_of_store) {
+            if !is_sliced(spec) {
                 continue;
             }
-            if !slices.contains_key(name) {
-                if self.all.bytes.load(Relaxed) >= MAX_BYTES {
+            let counts = &counts[group.clone()];
+            let held = match slices.get_mut(name) {
+                Some(held) => held,
+                None if self.all.bytes.load(Relaxed) >= MAX_BYTES => {
+                    may_serve = false;
                     continue;
                 }
-                slices.insert(name.into(), HeldSlice::new(&self.all, steady));
-            }
-            let Some(held) = slices.get_mut(name) else {
-                continue;
+                None => {
+                    let new = || HeldSlice::new(&self.all, steady);
+                    slices.entry(name.into()).or_insert_with(new)
+                }
             };
             if !held.has(batch, group.clone()) {
                 // A window has ended, or the rule has changed.
@@ -400,18 +484,49 @@ impl<S: Store + Clone> Slices<S> {
                 });
                 held.set_counters(counters.collect(), name.len(), &self.all);
             }
-            held.slice.demand(spec.hits, &held.policy, steady);
             let is_charged = counts.iter().all(|count| count.is_charged);
+            held.slice.call(is_charged, &held.policy, steady);
             held.see(counts, if is_charged { spec.hits } else { 0 });
-            self.renew(held, now, steady);
+            if !is_charged {
+                may_serve = false;
+            } else if group.len() == batch.len() {
+                // The only descriptor needs no other look-up.
+                return self.serve(held, spec.hits, now, steady);
+            } else {
+                charged.push((group, held.slice.is_hot(&held.policy)));
+            }
+        }
+        if !may_serve {
+            return;
+        }
+        for (index, (group, _)) in charged.iter().enumerate() {
+            // Otherwise such a request asks the store anyway, whatever slice this descriptor has.
+            let mut others = charged.iter().enumerate().filter(|(at, _)| *at != index);
+            if others.all(|(_, (_, is_hot))| *is_hot)
+                && let Some(held) = slices.get_mut(descriptor_name(batch, group))
+            {
+                self.serve(held, batch.spec(group.start).hits, now, steady);
+            }
         }
     }
 
-    /// Asks for more hits if it is time to, and gives back what is too much.
-    fn renew(&self, held: &mut HeldSlice, now: Timestamp, steady: SteadyTime) {
+    /// Takes charged hits into account that a slice can serve, gives back what is too much, and asks for more if it is
+    /// time to.
+    fn serve(&self, held: &mut HeldSlice, hits: u64, now: Timestamp, steady: SteadyTime) {
+        held.slice.demand(hits, &held.policy, steady);
+        self.return_surplus(held, now, steady);
+        self.ask(held, now);
+    }
+
+    /// Gives back what is too much.
+    fn return_surplus(&self, held: &mut HeldSlice, now: Timestamp, steady: SteadyTime) {
         if let Some(surplus) = held.slice.surplus(&held.policy, steady) {
             self.return_hits(held.back(surplus), now);
         }
+    }
+
+    /// Asks for more hits if it is time to. The answer is used or returned, however late it comes.
+    fn ask(&self, held: &mut HeldSlice, now: Timestamp) {
         if self.own.is_draining.load(Relaxed) {
             return;
         }
@@ -420,51 +535,45 @@ impl<S: Store + Clone> Slices<S> {
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
         let asked = increments(held.increments(), Operation::Add(Charge::Admitted), hits);
-        let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
+        let (store, patient) = (self.store.clone(), self.patient.clone());
+        let (own, all) = (self.own.clone(), self.all.clone());
         let resets = own.resets.load(Relaxed);
         let is_taken = self.returns.take(async move {
-            let mut counts = CounterStates::new();
-            let deadline = Deadline::of_store();
-            let result = store.add_into(&mut counts, &asked, now, &deadline).await;
-            // Without an answer they may be charged, and are not used.
-            let is_charged = result.is_ok()
-                && counts
-                    .iter()
-                    .zip(asked.all_specs())
-                    .all(|(count, spec)| count.was_counted(spec));
-            if !is_charged {
-                all.stats.refused.fetch_add(1, Relaxed);
-            }
-            let left = own.answered(&asked, &counts, result.is_ok(), is_charged.then_some(hits));
-            if is_charged {
-                all.stats.taken_hits.fetch_add(hits, Relaxed);
-            }
+            let answer = patient.add(&asked, now).await;
+            let is_charged = answer.as_ref().is_ok_and(|counts| {
+                let mut counts = counts.iter().zip(asked.all_specs());
+                counts.all(|(count, spec)| count.was_counted(spec))
+            });
+            let charged = if is_charged { hits } else { 0 };
+            let stats = &all.stats;
+            stats.refused.fetch_add(u64::from(!is_charged), Relaxed);
+            stats.taken_hits.fetch_add(charged, Relaxed);
+            let left = own.answered(&asked, answer.ok().as_deref(), charged);
             // Of a counter that was reset nothing is given back that was charged before.
             if let Some(left) = left.filter(|_| own.resets.load(Relaxed) == resets) {
-                give_back(&store, &all, left, now).await;
+                all.give_back(&store, left, now).await;
             }
         });
         if !is_taken {
-            held.slice.answered(0);
+            held.slice.answered(Some(0));
         }
     }
 
     fn return_hits(&self, hits: Batch, now: Timestamp) {
         let (store, all) = (self.store.clone(), self.all.clone());
         self.returns
-            .take(async move { give_back(&store, &all, hits, now).await });
+            .take(async move { all.give_back(&store, hits, now).await });
     }
 }
 
 impl WorkerSlices {
-    /// Takes the answer to an ask over: `hits` if they are charged. Returns what has to be given back, because the
-    /// slice has ended meanwhile.
+    /// Takes the answer to an ask over: the counts if there are any, and the hits that are charged. Returns what has to
+    /// be given back, because the slice has ended meanwhile.
     fn answered(
         &self,
         asked: &Batch,
-        counts: &[CounterState],
-        is_known: bool,
-        hits: Option<u64>,
+        counts: Option<&[CounterState]>,
+        charged: u64,
     ) -> Option<Batch> {
         let mut slices = lock(&self.slices);
         let range = 0..asked.len();
@@ -472,11 +581,11 @@ impl WorkerSlices {
         let is_draining = self.is_draining.load(Relaxed);
         let Some(held) = held.filter(|held| !is_draining && held.has(asked, range)) else {
             drop(slices);
-            return hits.map(|hits| increments(asked.iter(), Operation::GiveBack, hits));
+            return (charged > 0).then(|| increments(asked.iter(), Operation::GiveBack, charged));
         };
-        held.slice.answered(hits.unwrap_or(0));
-        if is_known {
-            held.see(counts, hits.unwrap_or(0));
+        held.slice.answered(counts.map(|_| charged));
+        if let Some(counts) = counts {
+            held.see(counts, charged);
         }
         None
     }
@@ -489,33 +598,56 @@ impl WorkerSlices {
             if let Some(hits) = held.slice.surplus(&held.policy, steady) {
                 surplus.push(held.back(hits));
             }
-            !held.slice.is_idle()
+            !held.slice.is_idle(&held.policy, steady)
         });
-        surplus
+        gathered(surplus.into_iter())
     }
 }
 
-/// Gives back hits to windows that have not ended at `now`.
-async fn give_back<S: Store>(store: &S, all: &SliceTables, hits: Batch, now: Timestamp) {
-    let mut live = Batch::default();
-    let mut expired = 0;
-    for increment in hits.iter() {
-        if increment.expires_at > now {
-            live.append_one(increment);
-        } else {
-            expired += increment.hits;
+/// All increments of `batches`, in few batches: a worker can give back only so many at a time.
+fn gathered(batches: impl Iterator<Item = Batch>) -> Vec<Batch> {
+    /// The most increments of one, about half a pipeline.
+    const MOST: usize = 500;
+    let mut all: Vec<Batch> = Vec::new();
+    for batch in batches {
+        match all.last_mut() {
+            Some(last) if last.len() < MOST => last.append(&batch),
+            _ => all.push(batch),
         }
     }
-    all.stats.expired_hits.fetch_add(expired, Relaxed);
-    if live.is_empty() {
-        return;
+    all
+}
+
+impl SliceTables {
+    /// Gives back hits of slices.
+    async fn give_back<S: Store>(&self, store: &S, hits: Batch, now: Timestamp) {
+        let all: u64 = hits.all_specs().map(|spec| spec.hits).sum();
+        let returned = give_back(store, hits, now).await;
+        self.stats.returned_hits.fetch_add(returned, Relaxed);
+        self.stats.expired_hits.fetch_add(all - returned, Relaxed);
     }
-    let returned: u64 = live.all_specs().map(|spec| spec.hits).sum();
-    // Otherwise they stay charged until their window ends.
-    match store.add(&live, now).await {
-        Ok(_) => all.stats.returned_hits.fetch_add(returned, Relaxed),
-        Err(_) => all.stats.expired_hits.fetch_add(returned, Relaxed),
-    };
+}
+
+/// Gives back hits to windows that have not ended at `now`. A store that is away is asked again until they have: what
+/// was not sent is not lost. Returns how many hits the store took.
+async fn give_back<S: Store>(store: &S, hits: Batch, now: Timestamp) -> u64 {
+    let began = Instant::now();
+    loop {
+        let now = now.plus(began.elapsed());
+        let mut live = Batch::default();
+        for increment in hits.iter().filter(|one| one.expires_at > now) {
+            live.append_one(increment);
+        }
+        if live.is_empty() {
+            return 0;
+        }
+        match store.add(&live, now).await {
+            Ok(_) => return live.all_specs().map(|spec| spec.hits).sum(),
+            Err(error) if error.is_unsent() => returns::pause().await,
+            // The store may have taken them. Otherwise they stay charged until their window ends.
+            Err(_) => return 0,
+        }
+    }
 }
 
 /// The increments of each descriptor of a request.
@@ -538,7 +670,7 @@ fn descriptor_name<'b>(batch: &'b Batch, group: &Range<usize>) -> &'b [u8] {
     key.get(..length).unwrap_or(key)
 }
 
-impl<S: Store + Clone> Store for Slices<S> {
+impl<S: Store + Clone, P: Store + Clone> Store for Slices<S, P> {
     async fn add_into(
         &self,
         counts: &mut CounterStates,
@@ -550,11 +682,19 @@ impl<S: Store + Clone> Store for Slices<S> {
             return store.add_into(counts, batch, now, deadline).await;
         }
         let steady = deadline.steady();
-        if self.admit(counts, batch, now, steady) {
-            return Ok(());
+        let is_whole = batch.all_specs().all(is_sliced);
+        match self.admit(counts, batch, is_whole, now, steady) {
+            Way::Slices => return Ok(()),
+            Way::Look => self.store.add_into(counts, batch, now, deadline).await?,
+            Way::AddFirst => {
+                let mut first = Pooled::<Batch>::default();
+                first.append(batch);
+                first.add_first();
+                self.store.add_into(counts, &first, now, deadline).await?;
+                self.judge(counts, batch, now);
+            }
         }
-        self.store.add_into(counts, batch, now, deadline).await?;
-        self.learn(counts, batch, now, steady);
+        self.learn(counts, batch, is_whole, now, steady);
         Ok(())
     }
 

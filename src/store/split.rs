@@ -55,7 +55,7 @@ enum SplitEnd {
 }
 
 /// The parameters of each increment of a batch; `None` if its place is not asked.
-type Chosen = SmallVec<[Option<IncrementSpec>; 8]>;
+pub(super) type Chosen = SmallVec<[Option<IncrementSpec>; 8]>;
 
 impl Split {
     /// `stores` should be small numbers, because there is a part for each number up to the highest.
@@ -88,12 +88,18 @@ impl Split {
         stores: &impl PartStores,
         deadline: &Deadline,
     ) -> Result<CounterStates, StoreError> {
-        let mut counts = CounterStates::from_elem(CounterState::from(0), batch.len());
-        if batch.all_specs().all(IncrementSpec::stands_alone) {
+        let unknown = CounterState {
+            is_charged: false,
+            ..CounterState::from(0)
+        };
+        let mut counts = CounterStates::from_elem(unknown, batch.len());
+        if batch.all_specs().all(IncrementSpec::needs_no_look) {
             let all = batch.all_specs().map(|spec| Some(*spec)).collect();
-            self.send(batch, &all, stores, &mut counts, deadline)
-                .await?;
-            return Ok(counts);
+            let sent = self.send(batch, &all, stores, &mut counts, deadline).await;
+            if sent.is_err() {
+                self.take_back(batch, stores, &mut counts, true).await;
+            }
+            return sent.map(|()| counts);
         }
         let all_at_once = 0..self.parts;
         let judged = self.judge(batch, stores, &mut counts, deadline, [all_at_once]);
@@ -147,16 +153,7 @@ impl Split {
         if !has_room {
             return Ok(SplitEnd::Full);
         }
-        let back = overcharged(batch, counts, sent.is_err());
-        let mut is_undone = true;
-        if back.iter().any(Option::is_some) {
-            let mut ignored = counts.clone();
-            // The decision stands, whether the places take it back or not.
-            let taken = self
-                .send(batch, &back, stores, &mut ignored, &Deadline::of_store())
-                .await;
-            is_undone = taken.is_ok();
-        }
+        let is_undone = self.take_back(batch, stores, counts, sent.is_err()).await;
         match sent {
             Ok(()) if is_undone && counts.iter().all(|count| !count.is_charged) => {
                 Ok(SplitEnd::Overtaken)
@@ -166,6 +163,24 @@ impl Split {
             Err(StoreError::Moving) => Err(StoreError::Refused),
             Err(error) => Err(error.of_part()),
         }
+    }
+
+    /// Takes back the hits that are charged too much. Returns whether the places did: the decision stands in any case.
+    async fn take_back(
+        &self,
+        batch: &Batch,
+        stores: &impl PartStores,
+        counts: &mut CounterStates,
+        has_failed: bool,
+    ) -> bool {
+        let back = overcharged(batch, counts, has_failed);
+        if back.iter().all(Option::is_none) {
+            return true;
+        }
+        let mut ignored = counts.clone();
+        let deadline = Deadline::of_store();
+        let taken = self.send(batch, &back, stores, &mut ignored, &deadline);
+        taken.await.is_ok()
     }
 
     /// Asks the places of the `chosen` increments, and puts their answers into `counts`. If one place
@@ -250,6 +265,7 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
                     Operation::Add(Charge::Stopping) => Operation::Add(Charge::Always),
                     own => own,
                 },
+                adds_first: false,
                 enforcement: match spec.enforcement {
                     // One place does not know all quotas.
                     Enforcement::Quota => Enforcement::Silent,
@@ -280,7 +296,7 @@ fn charged(batch: &Batch, counts: &[CounterState]) -> Chosen {
 
 /// The hits to give back: those that were charged although the request as a whole is refused, or
 /// `has_failed`. Their `counts` then no longer include them.
-fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> Chosen {
+pub(super) fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed: bool) -> Chosen {
     let charging = charging(batch, counts);
     let back = |(spec, count): (&IncrementSpec, &mut CounterState)| {
         let hits = spec.hits;

@@ -200,6 +200,13 @@ impl Batch {
         }
     }
 
+    /// Makes the increments of rules with slices such that are added before they are judged.
+    pub(crate) fn add_first(&mut self) {
+        for planned in &mut self.increments {
+            planned.spec.adds_first = planned.spec.is_sliced;
+        }
+    }
+
     /// Names the slots that the increments take or free by a lease.
     pub(crate) fn name_slots(&mut self, lease: u64) {
         let lease = Halves::new(lease);

@@ -22,6 +22,9 @@ pub struct IncrementSpec {
     pub is_per_second: bool,
     /// Whether a worker may charge hits of its descriptor in advance (`accuracy: exact-leased`).
     pub is_sliced: bool,
+    /// Whether it is added before it is judged: its worker judges the counts that come back, and gives back hits that
+    /// are refused.
+    pub adds_first: bool,
     /// The length of the limit's period in milliseconds; for a calendar limit, that of the present
     /// window.
     pub period_millis: u64,
@@ -46,6 +49,7 @@ impl IncrementSpec {
             descriptor: 0,
             is_per_second: false,
             is_sliced: false,
+            adds_first: false,
             period_millis: 0,
             expires_at: Timestamp::from_secs(0),
             age_millis: 0,
@@ -94,6 +98,7 @@ impl IncrementSpec {
         Self {
             operation: Operation::Look,
             hits: self.added(),
+            adds_first: false,
             ..*self
         }
     }
@@ -105,7 +110,11 @@ impl IncrementSpec {
             ..0 => Operation::Grant,
             0.. => Operation::GiveBack,
         };
-        Self { operation, ..*self }
+        Self {
+            operation,
+            adds_first: false,
+            ..*self
+        }
     }
 
     /// Whether it is to take slots of a concurrency limit.
@@ -133,14 +142,22 @@ impl IncrementSpec {
             descriptor: _,
             is_per_second: _,
             is_sliced: _,
+            adds_first,
             period_millis: _,
             expires_at: _,
             age_millis: _,
         } = *self;
-        method == CounterKind::Window && operation == Operation::Add(Charge::Always)
+        let adds_all = adds_first || operation == Operation::Add(Charge::Always);
+        method == CounterKind::Window && adds_all
     }
 
-    /// Whether the increment can be applied without looking at the other counters of its request.
+    /// Whether a store need not look at the other counters of its request: it [stands alone](Self::stands_alone), or is
+    /// judged later.
+    pub fn needs_no_look(&self) -> bool {
+        self.adds_first || self.stands_alone()
+    }
+
+    /// Whether the increment can be judged without looking at the other counters of its request.
     pub fn stands_alone(&self) -> bool {
         match self.operation {
             Operation::Add(charge) => matches!(charge, Charge::Always | Charge::Within),

@@ -286,6 +286,7 @@ fn an_increment_carries_the_terms_of_its_limit() {
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
             is_sliced: false,
+            adds_first: false,
             is_per_second,
             period_millis,
             expires_at: Timestamp::from_secs(now.secs() + expires_at),

@@ -313,6 +313,7 @@ fn the_store_of_a_worker_ends_when_a_drain_begins_and_while_its_tasks_run() {
                 ask.send(()).unwrap();
                 ended.await.unwrap();
             })],
+            at_end: Vec::new(),
         };
         let (accepted, incoming) = mpsc::channel(1);
         drop(accepted);

@@ -301,6 +301,7 @@ fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Optio
         descriptor: 0,
         is_per_second,
         is_sliced: false,
+        adds_first: false,
         period_millis: period_secs.saturating_mul(1000),
         expires_at,
         age_millis: 0,

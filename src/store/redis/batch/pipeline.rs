@@ -140,7 +140,10 @@ where
         increments: impl Iterator<Item = Increment<'a>> + Clone,
         leaves: Option<(Timestamp, Instant)>,
     ) {
-        if increments.clone().all(|increment| increment.stands_alone()) {
+        if increments
+            .clone()
+            .all(|increment| increment.needs_no_look())
+        {
             increments.for_each(|increment| self.increment(increment));
         } else {
             self.step(increments, leaves);

@@ -112,6 +112,7 @@ pub(crate) fn write_fields(
         descriptor,
         is_per_second: _,
         is_sliced: _,
+        adds_first: _,
         period_millis,
         expires_at: _,
         age_millis: _,

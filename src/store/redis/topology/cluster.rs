@@ -237,7 +237,7 @@ pub(crate) fn parts(
     let mut parts = Vec::new();
     let mut endpoints = Vec::with_capacity(batch.len());
     let mut whole_key = Vec::new();
-    let is_step = batch.iter().any(|increment| !increment.stands_alone());
+    let is_step = batch.iter().any(|increment| !increment.needs_no_look());
     for index in 0..batch.len() {
         let key = batch.key(index);
         let (slot, node) = if prefix.is_empty() {
