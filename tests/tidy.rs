@@ -547,7 +547,7 @@ const LIBRARIES: [(&str, &[&str]); 30] = [
     ("serde_yaml", &["cli", "config", "observe"]),
     ("sha2", &["config", "core", "observe"]),
     ("socket2", &["net"]),
-    ("strsim", &["config", "core", "settings"]),
+    ("strsim", &["config", "core"]),
     ("tokio_rustls", &["net"]),
     (
         "tonic",
