@@ -1,5 +1,6 @@
-//! The keys of rule files: the levels that each belongs to, and the kind of its value. The lists of keys, the suggestion
-//! for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them to people.
+//! The keys of rule files: the levels that each belongs to, and the kind of its value. The lists of keys, the
+//! suggestion for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them to
+//! people.
 
 use super::suggest::closest;
 use crate::core::kind::WORDS;
@@ -92,7 +93,8 @@ const KEYS: [Key; 40] = [
     key("calendar", &[RateLimit], Boolean),
     key("time_zone", &[RateLimit], Text),
     key("starts", &[RateLimit], Map(Starts)),
-    key("week_starts", &[RateLimit], Text).words(&["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]),
+    key("week_starts", &[RateLimit], Text)
+        .words(&["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]),
 
     key("month", &[Starts], Number),
     key("day", &[Starts], Number),
