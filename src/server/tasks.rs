@@ -1,5 +1,5 @@
-//! The tasks of the server. The end of any of them ends the process with its error, but for sinks of metrics and traces,
-//! which start again.
+//! The tasks of the server. The end of any of them ends the process with its error, but for sinks of metrics and
+//! traces, which start again.
 
 use std::{
     any::Any,

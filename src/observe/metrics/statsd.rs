@@ -85,7 +85,7 @@ impl Sink {
         }
     }
 
-    /// What is remembered of the lines that were sent: nothing yet.
+    /// Remembers the lines that were sent: none yet.
     pub(crate) fn flusher(&self) -> Flusher {
         Flusher::new(&self.options.dialect, &self.options.extra_tags)
     }
