@@ -1070,9 +1070,9 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
         not_read.is_empty(),
         "src/config/yaml.rs does not read {not_read:?}"
     );
-    let has_words = |row: &&str| row.contains(".words(&[") && !row.contains("\"monday\"");
-    for row in table.lines().filter(has_words) {
-        let (_, list) = row.split_once(".words(&[").unwrap();
+    // Not all days and types of bodies have to be shown.
+    let has_few = |list: &&str| !list.contains("monday") && !list.contains("text/plain");
+    for list in table.split(".words(&[").skip(1).filter(has_few) {
         let words = list.split("])").next().unwrap();
         // The first one is the default.
         let words = words.split(", ").skip(1).map(|word| word.trim_matches('"'));

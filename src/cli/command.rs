@@ -67,7 +67,9 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
     match log_format {
         LogFormat::Json => {
             let text = error.render().to_string();
-            let (problem, _usage) = text.split_once("\n\nUsage:").unwrap_or((&text, ""));
+            let ends = ["\n\nUsage:", "\n\nFor more information"];
+            let end = ends.iter().filter_map(|end| text.find(end)).min();
+            let problem = &text[..end.unwrap_or(text.len())];
             let problem = problem.trim_start_matches("error: ").trim_end();
             let _log = log::start_at(log_format, LogLevel::Error)?;
             tracing::error!("{problem}");

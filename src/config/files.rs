@@ -28,7 +28,7 @@ pub struct Loaded {
 /// A load takes at most about this many bytes of memory for a byte of rules, measured with one rule a line.
 const LOAD_BYTES_PER_BYTE: usize = 96;
 
-/// The bytes of them that remain while the rules are in use.
+/// Rules in use take at most about this many.
 const RULE_BYTES_PER_BYTE: usize = 16;
 
 /// The bytes of `text` without comments of whole lines and without the space around lines.

@@ -85,7 +85,7 @@ impl Sink {
         }
     }
 
-    /// The memory of the lines that were sent: of none yet.
+    /// Remembers the lines that were sent: none yet.
     pub(crate) fn flusher(&self) -> Flusher {
         Flusher::new(&self.options.dialect, &self.options.extra_tags)
     }
