@@ -338,6 +338,7 @@ fn a_panic_of_one_connection_ends_that_connection_only() {
             server,
             of_store: Vec::new(),
             at_drain: Vec::new(),
+            at_end: Vec::new(),
         };
         let (accepted, incoming) = mpsc::channel(2);
         tokio::task::spawn_local(worker.run(incoming));
