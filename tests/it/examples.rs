@@ -53,10 +53,7 @@ fn the_front_page_s_first_calls_are_answered_as_it_says() {
     });
     let (_, rest) = rest.split_once("$ target/local/tollgate ").unwrap();
     let (command, printed) = rest.split_once('\n').unwrap();
-    let printed: Vec<_> = printed
-        .lines()
-        .take_while(|line| !line.contains('…'))
-        .collect();
+    let printed: Vec<_> = printed.lines().take_while(|line| *line != "```").collect();
     assert!(printed.len() >= 2, "{printed:?}");
     check_within_one_second(|| {
         let server = with_rules(&rules).start();

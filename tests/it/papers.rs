@@ -6,8 +6,6 @@ use std::{fmt::Write as _, fs, path::Path};
 use clap::{Arg, CommandFactory as _};
 use tollgate::{Cli, Cost, Costs, Treatment, VARIABLES};
 
-use crate::support::tollgate::program;
-
 #[track_caller]
 pub(crate) fn check(page: &str, expected: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
@@ -86,24 +84,16 @@ fn the_settings_page_is_the_help_of_serve() {
          variables. Booleans and durations are written as in Go: `true`, `1`,\n`10ms`, `1h30m`. This page is made of \
          `tollgate serve --help`.\n",
     );
-    let short = program().args(["serve", "-h"]).output().unwrap();
-    let short = String::from_utf8(short.stdout).unwrap();
-    let is_short = |flag: &Arg| short.split_whitespace().any(|word| word == name(flag));
-    let (often, rarely): (Vec<_>, Vec<_>) = flags().into_iter().partition(is_short);
-    assert!(!often.is_empty() && !rarely.is_empty());
     let row = |page: &mut String, flag: &Arg| {
         let (name, variable) = (name(flag), variable(flag));
         let (default, help) = (default(flag), meaning(flag));
         let _ = writeln!(page, "- `{name}`, `{variable}`{default}: {help}");
     };
-    page.push_str("\n## Most installations\n\n");
-    often.iter().for_each(|flag| row(&mut page, flag));
-    page.push_str("\n## Rarely\n");
     let mut heading = None;
-    for flag in &rarely {
+    for flag in &flags() {
         let under = flag.get_help_heading().unwrap_or("Rules").to_owned();
         if heading.as_ref() != Some(&under) {
-            let _ = write!(page, "\n### {under}\n\n");
+            let _ = write!(page, "\n## {under}\n\n");
             heading = Some(under);
         }
         row(&mut page, flag);

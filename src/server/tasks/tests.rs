@@ -214,6 +214,7 @@ fn the_process_ends_with_each_of_its_tasks_but_sinks_start_again() {
 #[tokio::test]
 async fn a_thread_s_end_and_panic_are_those_of_its_task() {
     let (mut tasks, ended) = (OwnedTasks::default(), watch::Sender::new(0));
+    tasks.start_draining();
     let ends = ended.clone();
     let body = move || {
         ends.send_modify(|ends| *ends += 1);
