@@ -358,10 +358,13 @@ async fn a_slot_is_said_to_be_free_at_the_latest_when_it_leaves_by_itself() {
             "{said}{errors}"
         );
         assert!(!said.contains("would pass at the latest in 1s"), "{said}");
-        let output = finish(program().args(["ask", "--server", &grpc]).args(of));
+        let why = ["--why", "--debug-server", &debug];
+        let asking = ["ask", "--server", &grpc];
+        let output = finish(program().args(asking).args(why).args(of));
         let said = String::from_utf8(output.stdout).unwrap();
-        let expected = "OVER_LIMIT, 0 of 3 in flight left, would pass at the latest in ";
+        let expected = "OVER_LIMIT, 0 of 3 in flight left";
         assert!(said.contains(expected), "{said}");
+        assert!(said.contains("would pass at the latest in "), "{said}");
         for hits in [1, 3] {
             let account = explain(server.debug, &with_hits("slots", hits));
             let reply = send(&mut client, with_hits("slots", hits)).await.unwrap();
