@@ -59,7 +59,12 @@ fn check_fails(variables: &[(&str, &str)]) {
     let (_, text) = builder.fail();
     assert!(!text.contains(SECRET), "{variables:?}: {text}");
     assert!(!text.contains("panicked"), "{variables:?}: {text}");
-    let says_why = ["tollgate cannot serve: ", "error: ", "invalid value"];
+    let says_why = [
+        "tollgate cannot serve: ",
+        "error: ",
+        "invalid value",
+        "cannot be used with",
+    ];
     assert!(
         says_why.iter().any(|why| text.contains(why)),
         "{variables:?}: {text}"
