@@ -581,6 +581,6 @@ impl Held {
     fn see(&mut self, count: u64, own: u64, limit: u64) {
         let growth = count.saturating_sub(self.count);
         self.count = count;
-        self.slice.see(own, growth, limit - count);
+        self.slice.see(own, growth, limit.saturating_sub(count));
     }
 }

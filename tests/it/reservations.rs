@@ -667,14 +667,26 @@ async fn costs_that_were_not_sent_in_time_are_counted_once_redis_answers() {
     for policy in ["error", "allow"] {
         let redis = Redis::start();
         let text = format!("{}    on_store_loss: {policy}\n", rules(200));
-        let server = tollgate::with_rules(&text).redis_at(&redis.url(), "100ms");
+        let server = tollgate::with_rules(&text).redis_at(&redis.url(), "500ms");
         let server = server.args(["--workers", "1"]).start();
         let mut client = connect(server.grpc).await;
         charge(&mut client, "a", 1).await;
         redis.freeze();
-        for _ in 0..8 {
-            charge(&mut client, "a", 100).await;
+        let mut calls = tokio::task::JoinSet::new();
+        let call = || {
+            let mut client = client.clone();
+            async move { charge(&mut client, "a", 100).await }
+        };
+        calls.spawn(call());
+        eventually("one is on its way", async || {
+            let stats = server.page("/stats");
+            stats.lines().any(|line| line.ends_with(".in_flight: 1"))
+        })
+        .await;
+        for _ in 1..8 {
+            calls.spawn(call());
         }
+        calls.join_all().await;
         redis.thaw();
         eventually("all costs are counted", async || counted(&redis) == 801).await;
     }
