@@ -5,7 +5,7 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run try demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
+.PHONY: help run try demo sizes unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
 .PHONY: pictures control-planes soak histories mutants fuzz tools components clean
 
 help: ## List the targets
@@ -27,6 +27,9 @@ demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the addr
 pictures: tools ## Write the pictures of the page into docs/page, of `make demo` with a release build
 	$(CARGO) build --release --locked
 	UPDATE_PICTURES=$(CURDIR)/target/release/tollgate $(CARGO) test --locked --test it the_demo
+
+sizes: ## Print how large the repository is: code, files, flags, lines, words
+	@tests/tools/sizes
 
 unit: ## The unit tests and the layout of src/, without any tool: a minute, once it is built
 	$(CARGO) test --locked --lib --test tidy
