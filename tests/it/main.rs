@@ -1,4 +1,5 @@
-//! tollgate as its users see it: real processes, real Redis, real Envoy. In the order of a tour:
+//! tollgate as its users see it: real processes, real Redis, real Envoy. `evidence.txt` names the tests that only `make
+//! evidence` runs. In the order of a tour:
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
@@ -65,6 +66,7 @@
 //! - `examples`: the rules in `config/` and in the documentation
 //! - `first_limit`: the newcomer's page, followed word by word
 //! - `recipes`: each recipe of its page, run by a real Envoy
+//! - `evidence`: `evidence.txt` names tests that are there
 //! - `dependencies`: advisories against the dependencies and the images of others, and licences
 //! - `support`: starts and stops everything else
 
@@ -98,6 +100,7 @@ mod drop_in;
 mod environment;
 mod envoy;
 mod envoy_gateway;
+mod evidence;
 mod examples;
 mod explain;
 mod first_limit;

@@ -248,6 +248,27 @@ fn the_workflow_of_pull_requests_runs_all_tests_and_can_write_nothing() {
 }
 
 #[test]
+fn the_workflow_of_each_night_runs_the_evidence_and_reports_a_failure() {
+    let workflow: Value = serde_yaml::from_str(&read(".github/workflows/evidence.yml")).unwrap();
+    assert_eq!(workflow["permissions"], json!({}));
+    assert!(workflow["on"]["schedule"][0]["cron"].is_string());
+    let [evidence, report] = ["evidence", "report"].map(|job| &workflow["jobs"][job]);
+    assert_eq!(evidence["permissions"], json!({ "contents": "read" }));
+    let of_releases = release();
+    let build = steps(&of_releases["jobs"]["build"]);
+    let own = steps(evidence);
+    assert_eq!(own[..2], [build[0], build[1]]);
+    assert_eq!(own.last(), Some(&"make evidence"));
+
+    assert_eq!(report["permissions"], json!({ "issues": "write" }));
+    assert_eq!(report["needs"], "evidence");
+    assert_eq!(report["if"], "failure()");
+    let steps = steps(report);
+    assert_eq!(steps.len(), 1, "{steps:?}");
+    assert!(steps[0].starts_with("gh issue create "), "{steps:?}");
+}
+
+#[test]
 fn the_job_that_builds_a_release_can_write_nothing() {
     let workflow = release();
     let [build, publish] = ["build", "publish"].map(|job| &workflow["jobs"][job]);
