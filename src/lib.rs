@@ -291,16 +291,12 @@ mod cli {
     mod lint_envoy;
     mod lint_file;
     mod print;
-    pub(crate) mod size;
 }
 
 // The program, the tests and the benchmarks use these names. Everything else is `pub(crate)`, which the lint
 // `unreachable_pub` holds.
 
-pub use cli::{
-    command::run_command,
-    size::costs::{Cost, Costs},
-};
+pub use cli::command::run_command;
 pub use config::{
     fault::Problem,
     files::{Files as RuleFiles, Loaded},

@@ -12,7 +12,6 @@ use super::{
     healthcheck::healthcheck,
     lint_file::lint_files,
     print::{PrintError, failed, print, print_bytes, print_error},
-    size::print_size,
 };
 use crate::{
     config::schema::schema,
@@ -48,7 +47,6 @@ pub fn run_command() -> ExitCode {
         Command::Explain(explain) => (print_called(explain::explanation(&explain)), FAILURE),
         Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
         Command::Healthcheck(settings) => (print_called(healthcheck(settings)), FAILURE),
-        Command::Size(size) => (print_size(&size), BAD_USAGE),
         Command::Schema => (print_all(format!("{:#}\n", schema()).as_bytes()), FAILURE),
         Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
         Command::Man(manual) => (print_manual(&manual), FAILURE),

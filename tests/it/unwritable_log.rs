@@ -161,7 +161,6 @@ fn printing(server: &Tollgate) -> Vec<Vec<String>> {
         "man".to_owned(),
         "schema".to_owned(),
         "serve --help".to_owned(),
-        "size --rps 1000 --keys 1000".to_owned(),
         "--help".to_owned(),
         "--version".to_owned(),
     ];
