@@ -235,7 +235,6 @@ mod settings {
     mod short_help;
     pub(crate) mod stats;
     pub(crate) mod tls;
-    pub(crate) mod top_talkers;
     pub(crate) mod traces;
     mod unexpected;
     pub(crate) mod values;

@@ -127,10 +127,7 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
     const REST: Duration = Duration::from_micros(15);
     let turn = Duration::from_secs_f64(options.seconds.max(10.0));
     let rules = cases::rules("[5/minute]");
-    let arguments = [
-        format!("--workers={}", options.workers),
-        "--top-talkers=all".to_owned(),
-    ];
+    let arguments = [format!("--workers={}", options.workers)];
     let server = Process::tollgate(
         Path::new(env!("CARGO_BIN_EXE_tollgate")),
         &rules,

@@ -195,9 +195,7 @@ impl Entrant {
                 }
                 match case.observed {
                     Observed::Default => {}
-                    Observed::Nothing => arguments.push("--top-talkers=off".to_owned()),
                     Observed::Everything => arguments.extend([
-                        "--top-talkers=refused".to_owned(),
                         "--log-decisions=refused".to_owned(),
                         format!(
                             "--log-decisions-to={}",

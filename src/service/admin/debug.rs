@@ -40,7 +40,7 @@ const INDEX: &str = "\
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
 /explain: how a request would be decided, and why, as JSON
-/top: the values that are refused most by each rule, as JSON; ?text for people
+/top: the values that are refused most by each rule, as JSON
 /history: the last hour of decisions, latency, store and memory, as JSON
 /counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
@@ -145,8 +145,9 @@ fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {
 }
 
 fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
-    let top = move |Extension(account), RawQuery(query): RawQuery, headers: HeaderMap| async move {
-        top(talkers, &blocking, account, query.as_deref(), &headers)
+    let top = move |Extension(account)| async move {
+        let page = blocking.page(account, move || top(&talkers));
+        (json_headers(), page)
     };
     Router::new().route("/top", get(top))
 }
