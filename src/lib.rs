@@ -131,7 +131,6 @@ mod store {
         pub(crate) mod node;
         pub(crate) mod options;
         mod pool;
-        pub(crate) mod scan;
         pub(crate) mod stats;
         pub(crate) mod store;
         /// Requests that wait for a node, and for its replies.

@@ -107,14 +107,13 @@ const DESCRIPTOR: &str = r#"{"domain":"bench","descriptors":[{"entries":[
     {"key":"tenant","value":"t0"},{"key":"user","value":"00000007"}]}]}"#;
 
 /// The requests of the page and of the commands for operators.
-const QUESTIONS: [(&str, &str, &str); 8] = [
+const QUESTIONS: [(&str, &str, &str); 7] = [
     ("GET", "/", ""),
     ("GET", "/rules", ""),
     ("GET", "/history", ""),
     ("GET", "/top", ""),
     ("POST", "/explain", DESCRIPTOR),
     ("POST", "/counters/get", DESCRIPTOR),
-    ("GET", "/counters?domain=bench&limit=100", ""),
     ("GET", "/metrics", ""),
 ];
 

@@ -230,6 +230,7 @@ pub(crate) static WORDS_TEXT: LazyLock<String> = LazyLock::new(|| {
 
 impl CounterKind {
     /// One of each; the bucket has a rate of 1, and the slots no lease.
+    #[cfg(test)]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         Algorithm::one_of_each(1).map(|algorithm| algorithm.kind(1))
     }

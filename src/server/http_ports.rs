@@ -6,7 +6,6 @@ use std::{
 };
 
 use super::{
-    backend::StoreBackend,
     http::{HttpLimits, serve_http},
     parts::Parts,
     ports::Ports,
@@ -17,8 +16,8 @@ use super::{
 use crate::{
     service::{
         admin::{
-            self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, KeySource, LiveFeed,
-            LiveSource, RedisKeys, Statistics,
+            self, BodyLimits, Counters, DebugPages, Health, HistoryRecorder, LiveFeed, LiveSource,
+            Statistics,
         },
         grpc,
         held_bytes::HeldBound,
@@ -104,13 +103,6 @@ fn counters(
     Counters {
         rules: parts.rules.clone(),
         store: service.limiter.store.clone(),
-        keys: match &parts.backend {
-            StoreBackend::Memory(memory) => KeySource::Memory(memory.clone()),
-            StoreBackend::Redis { .. } => KeySource::Redis(RedisKeys {
-                servers: parts.backend.servers().cloned().collect(),
-                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
-            }),
-        },
         bounds: service.bounds,
         bodies,
         clock: service.clock.clone(),

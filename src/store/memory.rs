@@ -22,7 +22,6 @@ pub(super) mod begun;
 mod capacity;
 mod cursor;
 mod key;
-mod listing;
 mod shard;
 pub(super) mod sketch;
 mod slot;
@@ -35,7 +34,6 @@ use capacity::Capacity;
 pub(crate) use capacity::{CounterBounds, ReservedBytes};
 use cursor::Cursor;
 use key::SplitKey;
-pub(crate) use listing::MemoryCursor;
 use shard::Shard;
 
 /// Counts in memory, up to bounds on counters and bytes.

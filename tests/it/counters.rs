@@ -1,6 +1,6 @@
 //! The hits of counters, shown and changed through the debug port: by `tollgate counters` and by its endpoints.
 
-use std::{collections::BTreeSet, process::Output};
+use std::process::Output;
 
 use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
@@ -109,21 +109,13 @@ async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
         assert_eq!(counter(&server, "log=w")["hits"], 0);
         assert_eq!(counter(&server, "free=v"), Value::Null);
     }
-    let listed = run_json(&server, &["list", "--domain", "d"]);
-    let listed = listed["counters"].as_array().unwrap();
-    let keys = listed
-        .iter()
-        .map(|one| one["entries"][0]["key"].as_str().unwrap());
-    let keys: BTreeSet<_> = keys.collect();
-    assert_eq!(keys, BTreeSet::from(KEYS));
-    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
     assert_eq!(server.metric("tollgate_memory_counters"), KEYS.len() as u64);
 }
 
 #[tokio::test]
 async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is_none() {
     let server = tollgate::with_rules(RULES).start();
-    hit(&server, &[("two", "v"), ("path", "/api/x")], 3).await;
+    hit(&server, &[("two", "v")], 3).await;
     let (code, text, _) = run(
         &server,
         &[
@@ -144,51 +136,6 @@ async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is
     );
     assert!(lines[3].starts_with("free=v: no counter: "), "{text}");
     assert!(lines[4].contains("`nope` is no key here"), "{text}");
-    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
-    assert!(
-        text.contains("path=/api/* (shared): 3 of 9 per year"),
-        "{text}"
-    );
-    assert_eq!(text.lines().count(), 3, "{text}");
-}
-
-#[tokio::test]
-async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
-    let server = tollgate::with_rules(RULES).start();
-    let hostile = "<b>\u{1b}[31m\r\n\"}{1:d1:k";
-    let long = "x".repeat(16_000);
-    let values: Vec<_> = (0..20).map(|value| value.to_string()).collect();
-    let mut used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
-    used.extend([("first", hostile), ("first", &long)]);
-    hit(&server, &used, 1).await;
-    let mut found = BTreeSet::new();
-    let mut path = "/counters?domain=d&limit=6".to_owned();
-    loop {
-        let page = get(server.debug, &path);
-        // Values are the clients', and no browser may take them for a page.
-        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
-        let page: Value = serde_json::from_str(&page.body).unwrap();
-        for one in page["counters"].as_array().unwrap() {
-            let value = one["entries"][0]["value"].as_str().unwrap();
-            assert!(found.insert(value.to_owned()), "{value} twice");
-        }
-        let Some(cursor) = page["cursor"].as_str() else {
-            break;
-        };
-        path = format!("/counters?domain=d&limit=6&cursor={cursor}");
-    }
-    let expected = values.iter().cloned().chain([hostile.to_owned()]);
-    assert_eq!(found, expected.collect());
-    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
-    assert_eq!(text.lines().count(), 21, "{text}");
-    assert!(!text.contains('\u{1b}'), "{text}");
-    // A key of a long descriptor is a digest: it is listed on request, and known as one when it is asked for.
-    let digests = run_json(&server, &["list", "--domain", "d", "--digests"]);
-    let digests = digests["counters"].as_array().unwrap().clone();
-    let digest: Vec<_> = digests.iter().filter(|one| one["digest"] == true).collect();
-    assert_eq!(digest.len(), 1);
-    assert_eq!(digest[0]["hits"], 1);
-    assert_eq!(counter(&server, &format!("first={long}"))["digest"], true);
 }
 
 #[tokio::test]
@@ -254,9 +201,9 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
     );
 }
 
-/// Counts in one Redis, or limits per second in another one; all keys begin with a text that is a pattern for SCAN.
+/// Counts in one Redis, or limits per second in another one.
 #[tokio::test]
-async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
+async fn counters_in_redis_are_shown_and_reset_as_in_memory() {
     let (redis, per_second) = (Redis::start(), Redis::start());
     let server = tollgate::with_rules(RULES)
         .redis(&redis)
@@ -274,18 +221,10 @@ async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
     hit(&server, &used, 3).await;
     let commands = per_second.number(&["DBSIZE"]);
     assert_eq!(commands, 1, "the limit of many seconds is there");
-    for key in KEYS {
+    for (key, _) in &used {
         assert_eq!(counter(&server, &format!("{key}=v"))["hits"], 3, "{key}");
     }
-    let listed = run_json(&server, &["list", "--domain", "d"]);
-    let listed = listed["counters"].as_array().unwrap();
-    let name = |one: &Value| one["entries"][0]["key"].as_str().unwrap().to_owned();
-    let keys: BTreeSet<_> = listed.iter().map(name).collect();
-    let expected = KEYS.into_iter().chain(["fast"]).map(str::to_owned);
-    assert_eq!(keys, expected.collect());
-    assert_eq!(listed.len(), keys.len());
-    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
-    // Neither looks nor lists made a key, or changed one.
+    // A look made no key.
     assert_eq!(redis.number(&["DBSIZE"]), 6);
     for key in KEYS {
         let descriptor = format!("{key}=v");
@@ -297,15 +236,15 @@ async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
             "{key}"
         );
     }
-    // A server that is gone is an error, and no empty list.
+    // A server that is gone is an error.
     drop((redis, per_second));
-    let (code, _, errors) = run(&server, &["list", "--domain", "d"]);
+    let (code, _, errors) = run(&server, &["get", "--domain", "d", "-d", "log=v"]);
     assert_eq!(code, Some(1));
     assert!(errors.contains("503"), "{errors}");
 }
 
 #[tokio::test]
-async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
+async fn counters_of_all_masters_of_a_cluster_are_shown_and_reset() {
     let cluster = Cluster::start(0);
     let server = tollgate::with_rules(RULES)
         .redis_at(&cluster.url(), "10s")
@@ -322,17 +261,12 @@ async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
         true
     })
     .await;
-    let listed = run_json(&server, &["list", "--domain", "d", "--limit", "1000"]);
-    let name = |one: &Value| one["entries"][0]["value"].as_str().unwrap().to_owned();
-    let found: BTreeSet<_> = listed["counters"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(name)
-        .collect();
-    assert_eq!(found, values.iter().cloned().collect());
-    for value in &values[..5] {
+    for value in &values {
         let descriptor = format!("log={value}");
+        assert!(
+            counter(&server, &descriptor)["hits"].as_u64() > Some(0),
+            "{value}"
+        );
         run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
         assert_eq!(counter(&server, &descriptor)["hits"], 0, "{value}");
     }
@@ -400,11 +334,8 @@ async fn granted_hits_pass_beyond_the_limit_in_memory_and_in_redis() {
             );
             let explained: Value = serde_json::from_str(&explained.body).unwrap();
             assert_eq!(explained["code"], "OK", "{explained}");
-            let listed = run_json(&server, &["list", "--domain", "d"]);
-            let listed = listed["counters"].as_array().unwrap().iter();
-            let listed = listed.filter(|one| one["entries"][0]["key"] == key);
             let limit = explained["descriptors"][0]["limits"][0].clone();
-            for shown in listed.chain([&counter(&server, &descriptor), &limit]) {
+            for shown in [&counter(&server, &descriptor), &limit] {
                 assert_eq!(shown["remaining"], more, "{key} {shown}");
                 let beyond = shown["beyondLimit"].as_u64();
                 assert_eq!(
@@ -490,15 +421,6 @@ async fn as_many_hits_pass_as_are_shown_after_any_grants() {
                 let explained: Value = serde_json::from_str(&explained).unwrap();
                 let limit = &explained["descriptors"][0]["limits"][0];
                 assert_eq!(limit["remaining"], *shown, "{key} {history:?}");
-                let listed = run_json(&server, &["list", "--domain", "d"]);
-                let mut listed = listed["counters"].as_array().unwrap().iter();
-                let listed = listed.find(|one| {
-                    (&one["entries"][0]["key"], &one["entries"][0]["value"])
-                        == (&json!(key), &json!(value))
-                });
-                // One without a window is gone if it holds nothing.
-                let is_listed = listed.is_some_and(|one| one["remaining"] == *shown);
-                assert!(is_listed || own["hits"] == 0, "{key} {history:?}");
                 assert_eq!(limit["over"], *shown == 0, "{key} {history:?}");
                 let passed = within(&server, key, &value).await;
                 assert_eq!(json!(passed), *shown, "{key} {history:?}");
@@ -820,7 +742,7 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
     let server = tollgate::with_rules(RULES)
         .args(["--debug-hosts", "tollgate.test,other.test"])
         .start();
-    const PAGES: [&str; 9] = [
+    const PAGES: [&str; 7] = [
         "/",
         "/rules",
         "/settings",
@@ -828,8 +750,6 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
         "/rlconfig",
         "/top",
         "/history",
-        "/counters?domain=d",
-        "/none",
     ];
     let status =
         |path: &str, host: &str| get_with(server.debug, path, &[("host", host.as_bytes())]).status;
@@ -867,16 +787,6 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
 #[test]
 fn nonsense_is_refused_with_the_reason() {
     let server = tollgate::with_rules(RULES).start();
-    for (query, reason) in [
-        ("", "say which domain"),
-        ("?domain=d&limit=0", "limit is not a number from 1 to 1000"),
-        ("?domain=d&cursor=x", "cursor is not one"),
-        ("?domain=d&nope=1", "a parameter is not one of"),
-    ] {
-        let reply = get(server.debug, &format!("/counters{query}"));
-        assert_eq!(reply.status, 400, "{query}");
-        assert!(reply.body.contains(reason), "{}", reply.body);
-    }
     let post = |body: &str| json::send(server.debug, "POST", "/counters/get", body.as_bytes());
     let many = vec![r#"{"entries":[{"key":"log","value":"v"}]}"#; 17].join(",");
     let many = format!(r#"{{"domain":"d","descriptors":[{many}]}}"#);
@@ -889,7 +799,4 @@ fn nonsense_is_refused_with_the_reason() {
         assert_eq!(reply.status, 400, "{body}");
         assert!(reply.body.contains(reason), "{}", reply.body);
     }
-    let (code, _, errors) = run(&server, &["list", "--domain", "d", "--cursor", "x"]);
-    assert_eq!(code, Some(1));
-    assert!(errors.contains("cursor is not one"), "{errors}");
 }

@@ -4,21 +4,8 @@ use std::fmt::Write as _;
 
 use crate::{
     foundation::printable::on_one_line,
-    service::admin::document::{
-        CounterDocument, CounterList, CountersDocument, EntryDocument, LimitDocument,
-    },
+    service::admin::document::{CounterDocument, CountersDocument, EntryDocument, LimitDocument},
 };
-
-/// One line for each counter of a domain.
-pub(super) fn list(all: &CounterList) -> String {
-    let mut lines: Vec<String> = all.counters.iter().map(listed).collect();
-    match &all.cursor {
-        Some(cursor) => lines.push(format!("more: --cursor {}", on_one_line(cursor))),
-        None if lines.is_empty() => lines.push("no counter holds hits".to_owned()),
-        None => {}
-    }
-    lines.join("\n")
-}
 
 /// Each descriptor with its counters below it.
 pub(super) fn descriptors(all: &CountersDocument) -> String {
@@ -38,23 +25,11 @@ pub(super) fn descriptors(all: &CountersDocument) -> String {
     text
 }
 
-fn listed(counter: &CounterDocument) -> String {
-    let name = match &counter.entries {
-        Some(of) => entries(of),
-        None => on_one_line(&counter.key),
-    };
-    format!("{name}: {}", standing(counter))
-}
-
-/// `k=v,k=v`; a pattern whose values share a counter is marked.
+/// `k=v,k=v`
 fn entries(of: &[EntryDocument]) -> String {
     let entry = |entry: &EntryDocument| {
         let [key, value] = [&entry.key, &entry.value].map(|text| on_one_line(text));
-        let shared = match entry.shared {
-            Some(true) => " (shared)",
-            _ => "",
-        };
-        format!("{key}={value}{shared}")
+        format!("{key}={value}")
     };
     let entries: Vec<_> = of.iter().map(entry).collect();
     entries.join(",")
@@ -70,13 +45,7 @@ fn standing(counter: &CounterDocument) -> String {
         Some(hits) => text.push_str(&hits.to_string()),
         None => text.push_str("unknown"),
     }
-    match (&counter.limit, counter.period_secs) {
-        (Some(limit), _) => text.push_str(&of_limit(limit)),
-        (None, Some(secs)) => {
-            let _ = write!(text, " hits in {}", duration(secs));
-        }
-        (None, None) => text.push_str(" hits"),
-    }
+    text.push_str(&of_limit(&counter.limit));
     if let Some(leased) = counter.leased {
         text.push_str(&slice(leased));
     }
@@ -103,9 +72,6 @@ fn standing(counter: &CounterDocument) -> String {
     }
     if let Some(rule) = &counter.rule {
         let _ = write!(text, ", rule {}", on_one_line(rule));
-    }
-    if counter.digest == Some(true) {
-        text.push_str(", digest (the descriptor is too long to be part of the key)");
     }
     text
 }
@@ -207,28 +173,6 @@ mod tests {
             let counter = serde_json::from_value(counter).unwrap();
             assert_eq!(standing(&counter), expected);
         }
-    }
-
-    #[test]
-    fn a_list_has_a_line_for_each_counter_whatever_its_values_are() {
-        let counters = json!([
-            {
-                "key": "k", "entries": [{ "key": "user", "value": "a\nb\u{1b}[31m" }],
-                "algorithm": "token_bucket", "periodSecs": 60, "rule": "d.user",
-                "limit": { "requestsPerUnit": 5, "unit": "minute", "unitMultiplier": 2 },
-                "hits": 7, "remaining": 0, "resetSecs": 90,
-            },
-            { "key": "{#00ff}f60", "digest": true, "algorithm": "first_hit", "periodSecs": 60 },
-        ]);
-        let list = |all| list(&serde_json::from_value(all).unwrap());
-        let text = list(json!({ "counters": counters, "cursor": "1.0.7" }));
-        let expected = "user=a\\nb\\u{1b}[31m: 7 of 5 per 2 minutes, 0 left, resets in 1m 30s; \
-                        token_bucket, rule d.user\n\
-                        {#00ff}f60: unknown hits in 1m; first_hit, digest (the descriptor is too long to be \
-                        part of the key)\n\
-                        more: --cursor 1.0.7";
-        assert_eq!(text, expected);
-        assert_eq!(list(json!({ "counters": [] })), "no counter holds hits");
     }
 
     #[test]

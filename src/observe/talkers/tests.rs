@@ -235,7 +235,7 @@ fn long_texts_are_cut_and_their_length_is_known() {
     let cut = &long[..MAX_TEXT_BYTES];
     check_kept(&[(b"k", &long)], &[(b"k", cut, 15_872)]);
     check_kept(
-        &[(b"k", &long); 300],
+        &[(&b"k"[..], &long[..]); 300],
         &[
             (b"k", cut, 15_872),
             (b"k", cut, 15_872),

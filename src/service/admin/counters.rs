@@ -29,15 +29,12 @@ use crate::{
     store::{
         any::AnyStore,
         contract::{Deadline, Store as _, StoreError},
-        memory::MemoryStore,
-        redis::topology::servers::Servers,
     },
 };
 
 mod access;
 mod change;
 pub(crate) mod document;
-mod list;
 mod look;
 mod report;
 
@@ -52,7 +49,6 @@ pub(super) use report::{algorithm, limit_document, text};
 pub(crate) struct Counters {
     pub rules: Rules,
     pub store: AnyStore,
-    pub keys: KeySource,
     pub bounds: RequestBounds,
     pub bodies: BodyLimits,
     pub clock: RequestClock,
@@ -61,37 +57,10 @@ pub(crate) struct Counters {
     pub leases: LeaseBook,
 }
 
-/// Where the keys of counters are listed.
-#[derive(Clone, Debug)]
-pub(crate) enum KeySource {
-    Memory(Arc<MemoryStore>),
-    Redis(RedisKeys),
-}
-
-/// The keys of all Redis servers.
-#[derive(Clone, Debug)]
-pub(crate) struct RedisKeys {
-    /// First the Redis for all limits, then the one for limits per second, if there is one.
-    pub servers: Vec<Servers>,
-    /// The prefix of all keys.
-    pub key_prefix: Arc<[u8]>,
-}
-
 /// Counters that one request to the store looks at. They are few, because decisions share the batch.
 const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {
-    /// A page of the counters of a domain; see [`list::ListQuery`].
-    pub(super) async fn list(
-        self,
-        account: Arc<Account>,
-        query: Option<&str>,
-    ) -> Result<Response, Response> {
-        let query = list::ListQuery::parse(query.unwrap_or_default());
-        let query = query.map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))?;
-        list::list(&self, account, query).await
-    }
-
     /// The counters of the descriptors in `body`.
     pub(super) async fn get(
         self,
@@ -134,15 +103,12 @@ impl Counters {
     ) -> Result<(), StoreError> {
         for some in reports.chunks_mut(LOOKS_AT_ONCE) {
             let mut counts = CounterStates::new();
-            let batch = batch(some);
-            if !batch.is_empty() {
-                let deadline = Deadline::of_store_itself();
-                let looked = self.store.add_into(&mut counts, &batch, now, &deadline);
-                looked.await?;
-            }
+            let (batch, deadline) = (batch(some), Deadline::of_store_itself());
+            let looked = self.store.add_into(&mut counts, &batch, now, &deadline);
+            looked.await?;
             take_states(some, &counts);
             for report in some.iter_mut() {
-                let bytes = report.spec.map_or(0, |spec| spec.descriptor_bytes);
+                let bytes = report.spec.descriptor_bytes;
                 report.leased = self.store.leased(&report.key, bytes);
             }
         }
@@ -150,22 +116,18 @@ impl Counters {
     }
 }
 
-/// The increments of all `reports` that have one.
+/// The increments of all `reports`.
 fn batch(reports: &[CounterReport]) -> Batch {
     let mut batch = Batch::default();
-    for report in reports {
-        if let Some(spec) = report.spec {
-            let key = &report.key;
-            batch.append_one(Increment { key, spec });
-        }
+    for CounterReport { key, spec, .. } in reports {
+        batch.append_one(Increment { key, spec: *spec });
     }
     batch
 }
 
-/// Stores the states in those of `reports` that were part of the batch.
+/// Stores the states in `reports`.
 fn take_states(reports: &mut [CounterReport], counts: &[CounterState]) {
-    let asked = reports.iter_mut().filter(|report| report.spec.is_some());
-    for (report, count) in asked.zip(counts) {
+    for (report, count) in reports.iter_mut().zip(counts) {
         report.state = Some(*count);
     }
 }

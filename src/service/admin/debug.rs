@@ -6,9 +6,8 @@ use axum::{
     Extension, Router,
     body::{Body, Bytes},
     extract::{Path, RawQuery, Request},
-    http::{HeaderMap, Method, StatusCode, Uri},
+    http::{HeaderMap, StatusCode, Uri},
     middleware::{self, Next},
-    response::Response,
     routing::{MethodRouter, get, post},
 };
 
@@ -42,7 +41,6 @@ const INDEX: &str = "\
 /explain: how a request would be decided, and why, as JSON
 /top: the values that are refused most by each rule, as JSON
 /history: the last hour of decisions, latency, store and memory, as JSON
-/counters?domain=NAME: the hits of a domain's counters now, page by page
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
 POST /counters/reset: takes all hits off the counters of descriptors, for callers that may change them
 POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
@@ -89,7 +87,7 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         }
     };
     Router::new()
-        .fallback(|method: Method| async move { unknown_path(&method) })
+        .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
         .route("/history", get(history))
         .merge(start_page_routes(live, settings.into()))
         .merge(tree_route(rules.clone(), blocking.clone()))
@@ -98,15 +96,6 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
         .layer(middleware::from_fn(guard))
-}
-
-/// As in the reference, GET of an unknown path shows the list of paths. Other methods ask for an effect, and a script
-/// would mistake the list for success.
-fn unknown_path(method: &Method) -> Response {
-    if [Method::GET, Method::HEAD].contains(method) {
-        return plain(StatusCode::OK, INDEX);
-    }
-    plain(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
 fn start_page_routes(live: LiveFeed, settings: Bytes) -> Router {
@@ -153,10 +142,6 @@ fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
 }
 
 fn counter_routes(counters: Counters) -> Router {
-    let list = counters.clone();
-    let list = move |Extension(account), RawQuery(query): RawQuery| async move {
-        list.list(account, query.as_deref()).await
-    };
     let look = counters.clone();
     let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
         look.get(account, headers, body).await
@@ -170,7 +155,6 @@ fn counter_routes(counters: Counters) -> Router {
         }
     };
     Router::new()
-        .route("/counters", get(list))
         .route("/counters/get", post(look))
         .route("/counters/reset", post(change(Change::Reset)))
         .route("/counters/grant", post(change(Change::Grant)))

@@ -76,7 +76,7 @@ pub(super) async fn change(
     answer.each(&request, |report, hits| {
         report.before = report.state;
         report.asked = (change == Change::Grant).then(|| hits.added());
-        report.spec = report.spec.map(|spec| change.spec(spec, hits));
+        report.spec = change.spec(report.spec, hits);
     });
     let mut counts = CounterStates::new();
     let changes = batch(&answer.reports);
@@ -143,13 +143,12 @@ fn log(
     let mut changes = String::new();
     for (index, report) in reports.iter().enumerate() {
         let separator = if index == 0 { "" } else { ", " };
-        let limit = report.limit.as_ref().map(|limit| limit.rate().to_string());
         let [before, after] =
             [report.before, report.state].map(|state| state.map(|state| state.after));
         let _ = write!(
             changes,
             "{separator}{} {} -> {}",
-            limit.unwrap_or_default(),
+            report.limit.rate(),
             before.unwrap_or_default(),
             after.unwrap_or_default()
         );

@@ -171,7 +171,7 @@ impl CounterAnswer {
             let entries = descriptor.entries.iter();
             DescriptorDocument {
                 entries: entries
-                    .map(|entry| entry_document(entry.key, entry.value, false))
+                    .map(|entry| entry_document(entry.key, entry.value))
                     .collect(),
                 no_limit: own.is_empty().then(no_limit),
                 counters: own.iter().map(|one| one.document(self.now)).collect(),

@@ -1,6 +1,6 @@
 // The section "Counters": what they hold, resets and grants.
 
-import { amount, ask, entries, fill, find, make, many, number } from "./dom.js";
+import { amount, ask, fill, find, make, many, number } from "./dom.js";
 import { oldest, passing, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 import { open as openExplain } from "./explain.js";
@@ -11,7 +11,7 @@ export let fields = null;
 let last = null;
 
 export function start() {
-  fields = descriptorFields(find("counter-descriptor"), { isOptional: true });
+  fields = descriptorFields(find("counter-descriptor"));
   find("counter-form").addEventListener("submit", (event) => {
     event.preventDefault();
     show();
@@ -27,7 +27,7 @@ export function open(domain, list) {
 
 function show() {
   const [domain, [list]] = [fields.domain(), fields.descriptors()];
-  last = list.length > 0 ? () => one(domain, list) : () => page(domain, null);
+  last = () => one(domain, list);
   find("counter-status").textContent = "";
   return run(last);
 }
@@ -54,52 +54,20 @@ async function one(domain, list) {
     fill(find("counter-list"), make("p", { class: "notice warn" }, `No limit: ${shown(noLimit, 400)}`));
     return;
   }
-  fill(
-    find("counter-list"),
-    actions(domain, list),
-    counterTable(
-      domain,
-      counters.map((counter) => ({ ...counter, entries: list })),
-      false,
-    ),
-  );
+  fill(find("counter-list"), actions(domain, list), counterTable(counters));
 }
 
-async function page(domain, cursor) {
-  const query = new URLSearchParams({ domain, limit: "50" });
-  if (cursor) query.set("cursor", cursor);
-  const found = await ask(`counters?${query}`);
-  const next = () => run((last = () => page(domain, found.cursor)));
-  const none = make(
-    "p",
-    { class: "note" },
-    found.cursor ? "No counter of the domain is on this page." : "There is no counter.",
-  );
-  fill(
-    find("counter-list"),
-    found.counters.length > 0 ? counterTable(domain, found.counters, true) : none,
-    found.cursor ? make("button", { type: "button", onclick: next }, "Next page") : "",
-  );
-}
-
-function counterTable(domain, counters, hasActions) {
+function counterTable(counters) {
   const rows = counters.map((counter) => {
-    const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, leased, algorithm, digest } = counter;
-    const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
-    const per = limit?.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit?.unit;
-    const rate = limit ? `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}` : "no rule in use";
+    const { rule, limit, hits, remaining, beyondLimit, resetSecs, leased, algorithm } = counter;
+    const per = limit.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit.unit;
+    const rate = `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}`;
     const isOver = remaining === 0 && !isSpared(rule);
     return make(
       "tr",
       { class: isOver ? "over" : "" },
-      make(
-        "td",
-        {},
-        name,
-        digest && make("span", { class: "muted" }, " (digest)"),
-        rule && make("span", { class: "place" }, shown(rule, 120)),
-      ),
-      make("td", {}, rate, make("span", { class: "place" }, algorithm?.replace("_", " ") ?? "")),
+      make("td", {}, make("code", {}, shown(rule ?? "", 120))),
+      make("td", {}, rate, make("span", { class: "place" }, algorithm.replace("_", " "))),
       make(
         "td",
         { class: "number" },
@@ -107,12 +75,10 @@ function counterTable(domain, counters, hasActions) {
         leased > 0 && make("span", { class: "place" }, `${number(leased)} in a slice`),
       ),
       amount(remaining, beyondLimit),
-      make("td", {}, limit?.ttlSecs ? oldest(counter) : seconds(resetSecs)),
-      hasActions && make("td", {}, list && rule ? actions(domain, list) : ""),
+      make("td", {}, limit.ttlSecs ? oldest(counter) : seconds(resetSecs)),
     );
   });
-  const heads = ["Descriptor", "Limit", "#Hits", "#Left", "Resets in"];
-  return table("List of counters", hasActions ? [...heads, "Change"] : heads, rows);
+  return table("List of counters", ["Rule", "Limit", "#Hits", "#Left", "Resets in"], rows);
 }
 
 function actions(domain, list) {
