@@ -8,9 +8,7 @@ use crate::{
     core::descriptor_text::Entries,
     foundation::ascii_json::ascii_json,
     service::admin::document::CountersDocument,
-    settings::command_line::counters::{
-        CountersAction, Descriptors, GetCounters, GrantCounters, ResetCounters,
-    },
+    settings::command_line::counters::{CountersAction, Descriptors, GetCounters, ResetCounters},
 };
 
 pub(super) mod text;
@@ -21,20 +19,14 @@ pub(super) mod text;
 ///
 /// If the server cannot be reached or refuses.
 pub(super) async fn counters(action: CountersAction) -> Result<String, CallError> {
-    let (path, of, hits, token, port) = match action {
-        CountersAction::Get(GetCounters { of, port }) => ("/counters/get", of, None, None, port),
+    let (path, of, token, port) = match action {
+        CountersAction::Get(GetCounters { of, port }) => ("/counters/get", of, None, port),
         CountersAction::Reset(ResetCounters { of, token, port }) => {
-            ("/counters/reset", of, None, Some(token), port)
+            ("/counters/reset", of, Some(token), port)
         }
-        CountersAction::Grant(GrantCounters {
-            of,
-            hits,
-            token,
-            port,
-        }) => ("/counters/grant", of, Some(hits), Some(token), port),
     };
     let server = DebugPort::new(&port.server, port.timeout)?;
-    let body = request(&of, hits);
+    let body = request(&of);
     let answer = server.post(path, &body, token.as_ref()).await?;
     if port.json {
         return Ok(ascii_json(&answer));
@@ -43,12 +35,12 @@ pub(super) async fn counters(action: CountersAction) -> Result<String, CallError
     Ok(text::descriptors(&answer))
 }
 
-/// The body of a request about these descriptors, with `hits` for each.
-fn request(of: &Descriptors, hits: Option<u32>) -> Value {
+/// The body of a request about these descriptors.
+fn request(of: &Descriptors) -> Value {
     let entry = |(key, value): &(String, String)| json!({ "key": key, "value": value });
     let descriptor = |Entries(entries): &Entries| -> Value {
         let entries: Vec<_> = entries.iter().map(entry).collect();
-        json!({ "entries": entries, "hitsAddend": hits.map(|hits| hits.to_string()) })
+        json!({ "entries": entries })
     };
     let descriptors: Vec<_> = of.descriptors.iter().map(descriptor).collect();
     json!({ "domain": of.domain, "descriptors": descriptors })

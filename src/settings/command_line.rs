@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
-    /// Show, reset or raise the counters of a running server
+    /// Show or reset the counters of a running server
     Counters(CountersCommand),
     /// Explain how a request would be decided, and why: by rule files, or by a running server
     Explain(Explain),

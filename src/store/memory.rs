@@ -12,7 +12,7 @@ use foldhash::quality::RandomState;
 use super::contract::{Deadline, ImmediateStore, Store, StoreError, StoreState};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
-    counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
+    counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
     request::Hits,
     window::Timestamp,
 };
@@ -238,7 +238,10 @@ impl MemoryStore {
             let mut spec = increment.look();
             spec.hits = spec.hits.saturating_add(waiting).min(Hits::MAX);
             let count = cursor.apply(&Increment { spec, ..increment }, false);
-            count.with_count(count.count().saturating_add_unsigned(waiting))
+            CounterState {
+                after: count.after.saturating_add(waiting),
+                ..count
+            }
         };
         batch.iter().enumerate().map(apply).collect()
     }

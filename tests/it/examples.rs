@@ -111,7 +111,6 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         "explain --rules config/full.yaml --domain full -d sign_up=x",
         "ask --domain shop -d remote_address=192.0.2.1 --hits 0 --json",
         "counters get --domain shop -d remote_address=192.0.2.1",
-        "counters grant --domain shop -d remote_address=192.0.2.1 --hits 5",
         "counters reset --domain shop -d remote_address=192.0.2.1",
         "lint-envoy envoy.yaml",
         "completions bash",

@@ -252,7 +252,6 @@ fn the_debug_port_lists_its_pages() {
         "/history",
         "POST /counters/get",
         "POST /counters/reset",
-        "POST /counters/grant",
     ];
     assert_eq!(pages, expected);
     // `/live` goes on for as long as it is read.

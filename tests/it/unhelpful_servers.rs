@@ -641,8 +641,6 @@ descriptors:
         assert_eq!(admitted, 9, "{key}");
         let one = format!("{key}=v");
         counters(&["get", "--domain", "d", "-d", &one]);
-        counters(&["grant", "--domain", "d", "-d", &one, "--hits", "1"]);
-        assert!(passes(&mut client, key).await, "{key}: a granted hit");
         counters(&["reset", "--domain", "d", "-d", &one]);
         assert!(passes(&mut client, key).await, "{key}: after a reset");
     }

@@ -49,11 +49,8 @@ fn standing(counter: &CounterDocument) -> String {
     if let Some(leased) = counter.leased {
         text.push_str(&slice(leased));
     }
-    if let Some(effect) = granted(counter) {
-        text.push_str(&effect);
-    }
     if let Some(remaining) = counter.remaining {
-        text.push_str(&left(remaining, counter.beyond_limit));
+        text.push_str(&left(remaining));
     }
     if let Some(secs) = counter.oldest_secs {
         let _ = write!(text, ", the oldest for {}", duration(secs));
@@ -61,8 +58,7 @@ fn standing(counter: &CounterDocument) -> String {
     if let Some(secs) = counter.reset_secs {
         let _ = write!(text, ", resets in {}", duration(secs));
     }
-    let is_reset = counter.hits_before.is_some() && counter.granted.is_none();
-    if is_reset && counter.hits > Some(0) {
+    if counter.hits_before.is_some() && counter.hits > Some(0) {
         text.push_str(
             " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
         );
@@ -88,29 +84,14 @@ fn of_limit(limit: &LimitDocument) -> String {
     format!(" of {requests} per {}", on_one_line(&per))
 }
 
-/// `, 100 more granted`, or `, nothing granted` with the reason.
-fn granted(counter: &CounterDocument) -> Option<String> {
-    let mut text = match counter.granted? {
-        0 => ", nothing granted".to_owned(),
-        hits => format!(", {hits} more granted"),
-    };
-    if let Some(why) = &counter.why_fewer {
-        let _ = write!(text, " ({})", on_one_line(why));
-    }
-    Some(text)
-}
-
 /// `, of which 3 are a slice of this process`.
 pub(in crate::cli) fn slice(hits: u64) -> String {
     format!(", of which {hits} are a slice of this process")
 }
 
-/// `, 3 left`, or how many hits pass until the window ends if more were granted.
-pub(in crate::cli) fn left(remaining: u64, beyond_limit: Option<u64>) -> String {
-    match beyond_limit {
-        None | Some(0) => format!(", {remaining} left"),
-        Some(_) => format!(", {remaining} pass until the window ends"),
-    }
+/// `, 3 left`.
+pub(in crate::cli) fn left(remaining: u64) -> String {
+    format!(", {remaining} left")
 }
 
 /// A period, and the name of the limit if it has one.
@@ -144,36 +125,7 @@ pub(in crate::cli) fn duration(secs: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn a_grant_says_what_passes_now_or_that_nothing_was_granted() {
-        for (fields, expected) in [
-            (
-                json!({ "hitsBefore": 4, "hits": 0, "remaining": 103, "beyondLimit": 100, "granted": 100 }),
-                "4 -> 0 of 3 per second, 100 more granted, 103 pass until the window ends",
-            ),
-            (
-                json!({ "hitsBefore": 3, "hits": 1, "remaining": 2, "granted": 2 }),
-                "3 -> 1 of 3 per second, 2 more granted, 2 left",
-            ),
-            (
-                json!({ "hitsBefore": 0, "hits": 0, "remaining": 3, "granted": 0, "whyFewer": "it\nis full" }),
-                "0 -> 0 of 3 per second, nothing granted (it\\nis full), 3 left",
-            ),
-            (
-                json!({ "hits": 0, "remaining": 103, "beyondLimit": 100 }),
-                "0 of 3 per second, 103 pass until the window ends",
-            ),
-        ] {
-            let mut counter = fields;
-            counter["limit"] = json!({ "requestsPerUnit": 3, "unit": "second" });
-            let counter = serde_json::from_value(counter).unwrap();
-            assert_eq!(standing(&counter), expected);
-        }
-    }
 
     #[test]
     fn a_duration_has_two_units_at_most() {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::core::counter::{CounterKind, IncrementSpec};
+use crate::core::counter::{CounterKind, IncrementSpec, Operation};
 
 /// A caller of a full counter is to come back after this many milliseconds, or when the oldest slot leaves: most slots
 /// are freed by their requests and not by time.
@@ -37,8 +37,11 @@ impl Slots {
         self.live(now).map(|one| one.slots).sum()
     }
 
-    /// Those of the lease that `spec` names.
-    pub(super) fn of_lease(&self, spec: &IncrementSpec, now: u64) -> u64 {
+    /// Those that `spec` frees: of the lease that it names, or all by a reset.
+    pub(super) fn freed(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        if spec.operation == Operation::Reset {
+            return self.held(now);
+        }
         let mut live = self.live(now);
         live.find(|one| one.lease == lease_of(spec))
             .map_or(0, |one| one.slots)
@@ -49,8 +52,11 @@ impl Slots {
     }
 
     /// Takes slots for the lease that `spec` names, unless it has some, or frees all of them. Hits that are given back
-    /// without a lease free none.
+    /// without a lease free none, and a reset frees those of all leases.
     pub(super) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        if spec.operation == Operation::Reset {
+            self.taken = VecDeque::new();
+        }
         self.taken.retain(|one| one.leave_at > now);
         let lease = lease_of(spec);
         let place = self.taken.iter().position(|one| one.lease == lease);
@@ -133,17 +139,13 @@ mod tests {
     struct Model(HashMap<u64, (u64, u64)>);
 
     impl Model {
-        fn held(&mut self, now: u64) -> i64 {
+        fn held(&mut self, now: u64) -> u64 {
             self.0.retain(|_, (_, leave_at)| {
                 // Taken by a clock that was ahead.
                 *leave_at = (*leave_at).min(now + TTL);
                 *leave_at > now
             });
-            self.0
-                .values()
-                .map(|(slots, _)| slots)
-                .sum::<u64>()
-                .cast_signed()
+            self.0.values().map(|(slots, _)| slots).sum()
         }
     }
 
@@ -161,7 +163,7 @@ mod tests {
                 prop_assert_eq!(state.held(&spec, now), held);
                 if hits < 0 {
                     let own = model.0.get(&lease).map_or(0, |(slots, _)| *slots);
-                    prop_assert_eq!(state.held_after(&spec, 2, now), held - own.cast_signed() + 2);
+                    prop_assert_eq!(state.held_after(&spec, 2, now), held - own + 2);
                     model.0.remove(&lease);
                 } else if hits > 0 {
                     let new = (hits.unsigned_abs(), now + TTL);
@@ -191,9 +193,13 @@ mod tests {
     #[test]
     fn a_lease_whose_time_is_over_takes_slots_again() {
         let mut state = slots();
-        for (passed, hits) in [(0, 2), (TTL, 1)] {
+        for (passed, hits) in [(0, 2_i64), (TTL, 1)] {
             state.charge(&spec(1, hits), START + passed);
-            assert_eq!(state.held(&spec(2, 0), START + passed), hits, "{passed}");
+            assert_eq!(
+                state.held(&spec(2, 0), START + passed),
+                hits.unsigned_abs(),
+                "{passed}"
+            );
         }
     }
 
@@ -222,17 +228,19 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_are_given_back_without_a_lease_free_nothing_and_a_grant_frees_all() {
+    fn hits_that_are_given_back_without_a_lease_free_nothing_and_a_reset_frees_all() {
         let mut state = slots();
         state.charge(&spec(0, 1), START);
         state.charge(&spec(7, 1), START);
         state.charge(&spec(0, -1), START);
         assert_eq!(state.held(&spec(0, 0), START), 2);
-        let grant = IncrementSpec {
-            operation: Operation::Grant,
+        let reset = IncrementSpec {
+            operation: Operation::Reset,
+            hits: Hits::MAX,
             ..spec(0, 1)
         };
-        assert!(state.grant(&grant, START));
+        assert_eq!(state.held_after(&reset, 3, START), 3);
+        state.charge(&reset, START);
         assert_eq!(state.held(&spec(0, 0), START), 0);
     }
 }

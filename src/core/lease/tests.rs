@@ -24,14 +24,14 @@ const NOW: Timestamp = Timestamp::from_secs(1_000 * 3600);
 /// Counters as in a store, for rules with `count: admitted` and for settlements.
 #[derive(Clone, Debug, Default)]
 struct Counters {
-    windows: HashMap<Vec<u8>, i64>,
+    windows: HashMap<Vec<u8>, u64>,
     buckets: HashMap<Vec<u8>, AlgorithmState>,
     /// Whether any bucket was charged more than it had: such hits are lost.
     is_any_lost: bool,
 }
 
 impl Counters {
-    fn held(&mut self, batch: &Batch, now: Timestamp) -> Vec<i64> {
+    fn held(&mut self, batch: &Batch, now: Timestamp) -> Vec<u64> {
         let held = |increment: crate::core::counter::Increment<'_>| match increment.method {
             CounterKind::Window => self.windows.get(increment.key).copied().unwrap_or(0),
             method => {
@@ -61,14 +61,14 @@ impl Counters {
     fn admit(&mut self, batch: &Batch, now: Timestamp) -> Vec<CounterState> {
         let held = self.held(batch, now);
         let refused =
-            |(spec, held): (&crate::core::counter::IncrementSpec, &i64)| spec.refuses(*held);
+            |(spec, held): (&crate::core::counter::IncrementSpec, &u64)| spec.refuses(*held);
         let is_refused = batch.all_specs().zip(&held).any(refused);
         if !is_refused {
             self.apply(batch, now);
         }
-        let state = |(spec, held): (&crate::core::counter::IncrementSpec, i64)| CounterState {
+        let state = |(spec, held): (&crate::core::counter::IncrementSpec, u64)| CounterState {
             is_charged: !is_refused,
-            ..CounterState::from(spec.moves(held).unsigned_abs())
+            ..CounterState::from(spec.moves(held))
         };
         batch.all_specs().zip(held).map(state).collect()
     }
@@ -194,7 +194,7 @@ impl World {
     }
 
     /// The hits that the counters of these entries hold.
-    fn held(&mut self, entries: &[(&str, &str)], now: Timestamp) -> Vec<i64> {
+    fn held(&mut self, entries: &[(&str, &str)], now: Timestamp) -> Vec<u64> {
         let request = request(&[(entries, Some(0))]);
         let plan = Plan::new(&self.matcher, &request, Modes::default(), now);
         self.counters.held(&plan.batch, now)

@@ -239,7 +239,7 @@ fn long_texts_are_cut_and_their_length_is_known() {
         &[
             (b"k", cut, 15_872),
             (b"k", cut, 15_872),
-            (b"k", &long[..69], 15_931),
+            (b"k", &long[..85], 15_915),
         ],
     );
 }

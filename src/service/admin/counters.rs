@@ -1,4 +1,4 @@
-//! `/counters`: the hits that counters hold now, and changes to them.
+//! `/counters`: the hits that counters hold now, and their resets.
 //!
 //! Counters are read by peeks, which go past the over-limit cache and neither count a hit nor create a counter.
 
@@ -33,14 +33,13 @@ use crate::{
 };
 
 mod access;
-mod change;
 pub(crate) mod document;
 mod look;
 mod report;
+mod reset;
 
 pub(crate) use access::ChangeAccess;
 use access::NotAllowed;
-pub(crate) use change::Change;
 use report::CounterReport;
 pub(super) use report::{algorithm, limit_document, text};
 
@@ -71,10 +70,9 @@ impl Counters {
         look::get(&self, &account, &headers, body).await
     }
 
-    /// Changes the counters of the descriptors in `body`, if the caller is allowed to.
-    pub(super) async fn change(
+    /// Resets the counters of the descriptors in `body`, if the caller is allowed to.
+    pub(super) async fn reset(
         self,
-        change: Change,
         peer: Peer,
         uri: Uri,
         account: Arc<Account>,
@@ -84,7 +82,7 @@ impl Counters {
         let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
         let forbidden = |error: NotAllowed| refused(StatusCode::FORBIDDEN, &error.to_string());
         let allowed = allowed.await.map_err(forbidden)?;
-        change::change(&self, change, allowed, &account, &headers, body).await
+        reset::reset(&self, allowed, &account, &headers, body).await
     }
 
     /// The rules in use.

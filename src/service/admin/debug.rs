@@ -13,7 +13,6 @@ use axum::{
 
 use super::{
     BodyLimits, Counters, DebugHosts, HistoryRecorder, LiveFeed, Statistics,
-    counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
     json::{is_json, json_headers, plain, read_whole},
     origin::refuse_rebound,
@@ -42,8 +41,7 @@ const INDEX: &str = "\
 /top: the values that are refused most by each rule, as JSON
 /history: the last hour of decisions, latency, store and memory, as JSON
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
-POST /counters/reset: takes all hits off the counters of descriptors, for callers that may change them
-POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
+POST /counters/reset: takes all hits off the counters of descriptors, for callers that may
 ";
 
 /// The parts of the server that these pages show.
@@ -146,18 +144,16 @@ fn counter_routes(counters: Counters) -> Router {
     let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
         look.get(account, headers, body).await
     };
-    let change = |change| {
-        let counters = counters.clone();
-        move |Extension(peer), Extension(account), uri: Uri, headers: HeaderMap, body: Body| async move {
-            counters
-                .change(change, peer, uri, account, headers, body)
-                .await
-        }
+    let reset = move |Extension(peer),
+                      Extension(account),
+                      uri: Uri,
+                      headers: HeaderMap,
+                      body: Body| async move {
+        counters.reset(peer, uri, account, headers, body).await
     };
     Router::new()
         .route("/counters/get", post(look))
-        .route("/counters/reset", post(change(Change::Reset)))
-        .route("/counters/grant", post(change(Change::Grant)))
+        .route("/counters/reset", post(reset))
 }
 
 /// `/explain`: the request to explain is in the query, or in a body as for `/json`.

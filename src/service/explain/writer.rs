@@ -325,8 +325,7 @@ impl<'a> AccountBasis<'a, '_> {
             }),
             before: self.is_known.then(|| CountBefore {
                 count: before.after,
-                remaining: report.remaining.saturating_add(before.owed),
-                beyond_limit: (before.owed > 0).then_some(before.owed),
+                remaining: report.remaining,
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
                 oldest_secs: before.oldest_secs(&increment),

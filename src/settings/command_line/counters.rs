@@ -4,10 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use crate::{
-    core::descriptor_text::Entries,
-    settings::values::{duration, number},
-};
+use crate::{core::descriptor_text::Entries, settings::values::duration};
 
 #[derive(Debug, Args)]
 #[command(
@@ -25,8 +22,6 @@ pub(crate) enum CountersAction {
     Get(GetCounters),
     /// Take all hits off the counters of descriptors, so that their limits start over
     Reset(ResetCounters),
-    /// Let more hits of descriptors pass than their limits allow, until their windows end
-    Grant(GrantCounters),
 }
 
 /// The server to ask, and how to print its answer.
@@ -83,30 +78,6 @@ pub(crate) struct Token {
 pub(crate) struct ResetCounters {
     #[command(flatten)]
     pub of: Descriptors,
-
-    #[command(flatten)]
-    pub token: Token,
-
-    #[command(flatten)]
-    pub port: DebugPortFlags,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit code: 0 if the hits were granted, 1 if not, 2 for a bad command line."
-)]
-pub(crate) struct GrantCounters {
-    #[command(flatten)]
-    pub of: Descriptors,
-
-    /// How many more hits to let pass, on each limit of each descriptor
-    #[arg(
-        long,
-        value_parser = number::<u32>(1..=u32::MAX.into()),
-        allow_negative_numbers = true,
-        value_name = "N"
-    )]
-    pub hits: u32,
 
     #[command(flatten)]
     pub token: Token,

@@ -16,11 +16,8 @@ pub(crate) struct CounterDocument {
     pub(crate) hits: Option<u64>,
     pub(crate) remaining: Option<u64>,
     pub(crate) leased: Option<u64>,
-    pub(crate) beyond_limit: Option<u64>,
     pub(crate) oldest_secs: Option<u64>,
     pub(crate) reset_secs: Option<u64>,
-    pub(crate) granted: Option<u64>,
-    pub(crate) why_fewer: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]

@@ -18,8 +18,7 @@ use super::{
 };
 use crate::{
     core::{
-        counter::KeyFormat,
-        request::{Descriptor, Hits, Request},
+        request::{Descriptor, Request},
         window::Timestamp,
     },
     foundation::ascii_json::{ascii_json, json_without_nulls},
@@ -126,26 +125,6 @@ impl CounterAnswer {
             reports,
             ends,
         })
-    }
-
-    /// The format of the counters' keys.
-    pub(super) fn key_format(&self) -> KeyFormat {
-        self.rules.matcher.key_format
-    }
-
-    /// Calls `change` with each counter and the hits of its descriptor.
-    pub(super) fn each(
-        &mut self,
-        request: &Request<'_>,
-        mut change: impl FnMut(&mut CounterReport, Hits),
-    ) {
-        let mut start = 0;
-        for (descriptor, &end) in request.descriptors().zip(&self.ends) {
-            for report in &mut self.reports[start..end] {
-                change(report, descriptor.hits);
-            }
-            start = end;
-        }
     }
 
     /// Pairs each descriptor with its counters.

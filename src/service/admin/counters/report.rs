@@ -28,53 +28,8 @@ pub(super) struct CounterReport {
     pub(super) state: Option<CounterState>,
     /// The hits of it that this process charged in advance, and that no request has used.
     pub(super) leased: u64,
-    /// The state before a change.
+    /// The state before a reset.
     pub(super) before: Option<CounterState>,
-    /// The hits that the change was asked to grant.
-    pub(super) asked: Option<u64>,
-}
-
-/// The effect of a grant on one counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrantEffect {
-    /// How many more hits pass than before.
-    pub(super) granted: u64,
-    /// Why these are fewer than requested.
-    pub(super) why_fewer: Option<&'static str>,
-}
-
-impl GrantEffect {
-    /// The effect of a grant of `asked` hits on a counter of `limit` hits, from its states before and after the grant.
-    fn new(
-        asked: u64,
-        (limit, method): (u64, CounterKind),
-        before: CounterState,
-        after: CounterState,
-    ) -> Self {
-        let has_window = method.facts().has_window;
-        let has_slots = matches!(method, CounterKind::Slots { .. });
-        let granted = match after.is_charged {
-            _ if has_slots => 0,
-            false => 0,
-            true if has_window || after.after > 0 => asked,
-            // The counter gave back all hits that it held.
-            true => asked.min(before.after).min(limit),
-        };
-        let is_sketched = !after.is_charged && (after.after > 0 || method == CounterKind::Window);
-        let why_fewer = if has_slots {
-            "its slots are freed by the ends of requests; `counters reset` frees all, and the limit is in the rules"
-        } else if is_sketched {
-            "memory is full, and this value has no counter of its own but hits in a sketch, which takes no grant"
-        } else if has_window {
-            "its window begins with its first hit, and has not begun"
-        } else {
-            "it has no window that ends, so it can give back only the hits that it holds"
-        };
-        Self {
-            granted,
-            why_fewer: (granted < asked).then_some(why_fewer),
-        }
-    }
 }
 
 /// The current counters of the only descriptor of `request`: those of the limit that it brings, or else of the rule
@@ -98,7 +53,6 @@ pub(super) fn counters_of(
         state: None,
         leased: 0,
         before: None,
-        asked: None,
     };
     counters.map(report).collect()
 }
@@ -130,12 +84,6 @@ fn peek(spec: IncrementSpec) -> IncrementSpec {
 }
 
 impl CounterReport {
-    /// The effect of a grant; `None` if no grant was requested, or the store was not asked.
-    pub(super) fn grant_effect(&self) -> Option<GrantEffect> {
-        let of = (self.limit.capacity(), self.spec.method);
-        Some(GrantEffect::new(self.asked?, of, self.before?, self.state?))
-    }
-
     /// The counter for JSON, without its descriptor.
     pub(super) fn document(&self, now: Timestamp) -> CounterDocument {
         let (limit, spec) = (&self.limit, &self.spec);
@@ -153,17 +101,12 @@ impl CounterReport {
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
             document.hits = Some(state.after);
-            document.remaining = Some(left.saturating_add(state.owed));
+            document.remaining = Some(left);
             document.leased = Some(self.leased).filter(|hits| *hits > 0);
-            document.beyond_limit = Some(state.owed).filter(|hits| *hits > 0);
             document.oldest_secs = state.oldest_secs(spec);
             let has_reset =
                 document.oldest_secs.is_none() && !matches!(spec.method, CounterKind::Slots { .. });
             document.reset_secs = has_reset.then(|| millis.div_ceil(1000));
-        }
-        if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
-            document.granted = Some(granted);
-            document.why_fewer = why_fewer.map(str::to_owned);
         }
         document
     }
@@ -200,55 +143,5 @@ pub(in crate::service::admin) fn limit_document(limit: &Limit) -> LimitDocument 
             Algorithm::TokenBucket { burst } => Some(burst),
             _ => None,
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOG: CounterKind = CounterKind::SlidingLog;
-
-    /// A grant of 20 hits under a limit of 10: the counts before and after, and whether the store took it.
-    #[track_caller]
-    fn check(
-        method: CounterKind,
-        (before, after): (i64, i64),
-        is_charged: bool,
-        granted: u64,
-        why: Option<&str>,
-    ) {
-        let after = CounterState {
-            is_charged,
-            ..CounterState::of(after)
-        };
-        let found = GrantEffect::new(20, (10, method), CounterState::of(before), after);
-        let why_fewer = found.why_fewer;
-        assert_eq!(found.granted, granted, "{method:?} {before} {after:?}");
-        match (why, why_fewer) {
-            (None, None) => {}
-            (Some(why), Some(found)) => assert!(found.contains(why), "{found}"),
-            different => panic!("{different:?}"),
-        }
-    }
-
-    #[test]
-    fn a_grant_says_how_many_more_hits_pass_and_why_not_all() {
-        use CounterKind::{FirstHit, Window};
-        let (not_begun, no_window, full) = ("has not begun", "no window that ends", "sketch");
-        check(Window, (3, -17), true, 20, None);
-        check(Window, (31, -10), true, 20, None);
-        // Other hits came between the peek and the grant.
-        check(Window, (3, -11), true, 20, None);
-        check(Window, (0, 0), false, 0, Some(full));
-        check(FirstHit, (1, -19), true, 20, None);
-        check(FirstHit, (0, 0), false, 0, Some(not_begun));
-        check(FirstHit, (3, 3), false, 0, Some(full));
-        check(LOG, (3, 0), true, 3, Some(no_window));
-        check(LOG, (0, 0), false, 0, Some(no_window));
-        check(LOG, (3, 3), false, 0, Some(full));
-        // A lowered limit: the hits above it let nothing pass.
-        check(LOG, (40, 0), true, 10, Some(no_window));
-        check(LOG, (35, 5), true, 20, None);
     }
 }

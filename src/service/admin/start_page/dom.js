@@ -142,17 +142,8 @@ export async function ask(path, body, token) {
   return reply.json();
 }
 
-/** The words after the number of hits that are left: a grant lets more hits pass than the limit. */
-export const passing = (beyondLimit) => (beyondLimit > 0 ? "pass until the window ends" : "left");
-
-/** A cell of a table with a number. If it has `beyondLimit`, more hits pass than the limit allows. */
-export const amount = (value, beyondLimit) =>
-  make(
-    "td",
-    { class: "number" },
-    value == null ? "–" : number(value),
-    beyondLimit > 0 && make("span", { class: "place" }, passing(beyondLimit)),
-  );
+/** A cell of a table with a number. */
+export const amount = (value) => make("td", { class: "number" }, value == null ? "–" : number(value));
 
 /** Replaces what `node` shows. */
 export const fill = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));
