@@ -1,7 +1,7 @@
 //! Top talkers: the descriptors that rules refuse most, and how often.
 //!
-//! Each worker has one [`Sketch`] in a bounded number of bytes, and readers merge them. An admitted request pays for one
-//! comparison.
+//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. An admitted request pays
+//! for one comparison.
 
 use std::{
     cmp::Reverse,
@@ -50,7 +50,7 @@ pub(crate) struct Talkers {
     workers: Box<[PaddedTalkers]>,
 }
 
-/// What one worker writes; no two workers share a cache line.
+/// The sketches that one worker writes; no two workers share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct PaddedTalkers(Mutex<WorkerTalkers>);
@@ -60,8 +60,8 @@ struct PaddedTalkers(Mutex<WorkerTalkers>);
 struct WorkerTalkers {
     /// The number of the epoch, counted from the start of the process by a clock that cannot be set.
     epoch: u64,
-    current: Sketch,
-    previous: Sketch,
+    current: TalkerSketch,
+    previous: TalkerSketch,
 }
 
 /// The most frequent of any number of descriptors, in a bounded number of slots: Space-Saving (Metwally, Agrawal and El
@@ -71,7 +71,7 @@ struct WorkerTalkers {
 /// slot never counts too few: the true number lies between its hits minus the error and its hits. With n slots, a
 /// descriptor with more than 1/n of all hits always has a slot.
 #[derive(Clone, Debug)]
-struct Sketch {
+struct TalkerSketch {
     /// By the hash of the rule and the descriptor.
     slots: HashMap<u64, Slot>,
     most: usize,
@@ -180,8 +180,8 @@ impl WorkerTalkers {
     fn new(slots: usize) -> Self {
         Self {
             epoch: 0,
-            current: Sketch::new(slots),
-            previous: Sketch::new(slots),
+            current: TalkerSketch::new(slots),
+            previous: TalkerSketch::new(slots),
         }
     }
 
@@ -190,15 +190,19 @@ impl WorkerTalkers {
         let most = self.current.most;
         // A request can have begun before the epoch of another one.
         if epoch > self.epoch {
-            let current = mem::replace(&mut self.current, Sketch::new(most));
+            let current = mem::replace(&mut self.current, TalkerSketch::new(most));
             let is_next = epoch == self.epoch + 1;
-            self.previous = if is_next { current } else { Sketch::new(most) };
+            self.previous = if is_next {
+                current
+            } else {
+                TalkerSketch::new(most)
+            };
             self.epoch = epoch;
         }
     }
 }
 
-impl Sketch {
+impl TalkerSketch {
     fn new(most: usize) -> Self {
         Self {
             slots: HashMap::new(),
@@ -230,7 +234,7 @@ impl Sketch {
 }
 
 /// Adds up sketches. A descriptor that has no slot in a sketch can have up to that sketch's floor of hits there.
-fn merge(sketches: &[Sketch]) -> BTreeMap<Arc<str>, Vec<Talker>> {
+fn merge(sketches: &[TalkerSketch]) -> BTreeMap<Arc<str>, Vec<Talker>> {
     let floors = sketches.iter().map(|sketch| sketch.floor);
     let floor = floors.fold(0, u64::saturating_add);
     // The hits in excess of these sketches' floors, and those without a possible error.

@@ -17,8 +17,8 @@ fn describe(value: u64) -> TalkerDescriptor {
     TalkerDescriptor::new(&"d.k".into(), &[entry])
 }
 
-fn sketch(stream: &[Hit]) -> Sketch {
-    let mut sketch = Sketch::new(SLOTS);
+fn sketch(stream: &[Hit]) -> TalkerSketch {
+    let mut sketch = TalkerSketch::new(SLOTS);
     for (value, hits) in stream {
         sketch.add(*value, *hits, || describe(*value));
     }
@@ -35,7 +35,7 @@ fn exact(stream: &[Hit]) -> HashMap<u64, u64> {
 }
 
 /// The talkers of the only rule.
-fn merged(sketches: &[Sketch]) -> Vec<Talker> {
+fn merged(sketches: &[TalkerSketch]) -> Vec<Talker> {
     merge(sketches).into_values().flatten().collect()
 }
 
@@ -131,7 +131,7 @@ fn the_most_frequent_of_a_zipf_stream_come_first() {
 
 #[test]
 fn each_rule_has_its_own_talkers() {
-    let mut sketch = Sketch::new(SLOTS);
+    let mut sketch = TalkerSketch::new(SLOTS);
     let descriptor = |rule: &str| TalkerDescriptor::new(&rule.into(), &[]);
     sketch.add(1, 3, || descriptor("d.one"));
     sketch.add(2, 5, || descriptor("d.two"));
@@ -182,7 +182,7 @@ fn however_many_workers_there_are_their_sketches_keep_to_the_bytes() {
                 let mut own = lock(&worker.0);
                 for epoch in 0..2 {
                     own.move_to(epoch);
-                    for hash in 0..1_000 {
+                    for hash in 0..own.current.most as u64 + 10 {
                         let describe = || TalkerDescriptor::new(&"d.k".into(), &[entry; 9]);
                         own.current.add(hash, 1, describe);
                     }

@@ -1,7 +1,7 @@
 //! Takes all hits off the counters of some descriptors, and frees all slots.
 //!
-//! A reset goes through the stores like any give-back: in one step with the peek at the counter, and past the over-limit
-//! caches, which then no longer trust what they know of the counter.
+//! A reset goes through the stores like any give-back: in one step with the peek at the counter, and past the
+//! over-limit caches, which then no longer trust what they know of the counter.
 
 use std::{fmt::Write as _, sync::Arc};
 

@@ -40,14 +40,13 @@ function escaped(char) {
 }
 
 /** `key=value` as code; a value that is not known is left out. A rule can stand for any value. */
-export function entry({ key, value, isAny, shared, omittedBytes }) {
+export function entry({ key, value, isAny, omittedBytes }) {
   const parts = [make("span", { class: "k" }, shown(key))];
   if (isAny) parts.push(make("span", { class: "muted" }, " any value"));
   if (value != null) {
     parts.push(make("span", { class: "eq" }, "="), make("span", { class: "v" }, shown(value)));
   }
   if (omittedBytes) parts.push(make("span", { class: "muted" }, ` … ${many(omittedBytes, "byte")} more`));
-  if (shared) parts.push(make("span", { class: "muted" }, " (shared)"));
   return make("code", { class: "entry" }, parts);
 }
 

@@ -364,8 +364,8 @@ impl Commands<'_> {
         repairs
     }
 
-    /// A SET for each key whose count was below zero, as an earlier version left it: these hits count from 0. A key that
-    /// has ended stays away.
+    /// A SET for each key whose count was below zero, as an earlier version left it: these hits count from 0. A key
+    /// that has ended stays away.
     pub(crate) fn lifts(&self, replies: &[Value]) -> PackedCommands {
         let mut lifts = PackedCommands::default();
         for group in self.groups.iter().filter(|group| !group.is_script) {
