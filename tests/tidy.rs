@@ -545,7 +545,7 @@ const LIBRARIES: [(&str, &[&str]); 30] = [
         &["cli", "config", "foundation", "server", "service"],
     ),
     ("serde_yaml", &["cli", "config", "observe"]),
-    ("sha2", &["config", "core", "observe"]),
+    ("sha2", &["config", "core"]),
     ("socket2", &["net"]),
     ("strsim", &["config", "core"]),
     ("tokio_rustls", &["net"]),
