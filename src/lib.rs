@@ -124,7 +124,6 @@ mod store {
         pub(crate) mod node;
         pub(crate) mod options;
         mod pool;
-        pub(crate) mod scan;
         pub(crate) mod stats;
         pub(crate) mod store;
         /// Requests that wait for a node, and for its replies.
@@ -225,7 +224,6 @@ mod settings {
     mod shapes;
     pub(crate) mod stats;
     pub(crate) mod tls;
-    pub(crate) mod top_talkers;
     pub(crate) mod traces;
     pub(crate) mod values;
     pub(crate) mod xds;
@@ -278,16 +276,12 @@ mod cli {
     mod lint_envoy;
     mod lint_file;
     mod print;
-    pub(crate) mod size;
 }
 
 // The program, the tests and the benchmarks use these names. Everything else is `pub(crate)`, which the lint
 // `unreachable_pub` holds.
 
-pub use cli::{
-    command::run_command,
-    size::costs::{Cost, Costs},
-};
+pub use cli::command::run_command;
 pub use config::{
     fault::Problem,
     files::{Files as RuleFiles, Loaded},

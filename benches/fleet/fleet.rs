@@ -10,10 +10,14 @@ use std::{
 };
 
 use fastrand::Rng;
-use tollgate::Costs;
 
 /// Most calls in a batch: no more were measured.
 const MOST: usize = 64;
+/// Processor time of a call in microseconds, alone and with 63 others: the table in docs/run/sizing.md.
+const MEMORY: Measured = Measured(24.47, 5.16);
+const REDIS: Measured = Measured(48.47, 6.84);
+/// That of Redis itself.
+const REDIS_SERVER: Measured = Measured(16.41, 2.23);
 /// From a replica to a shard or back, in microseconds. An assumption: two machines in one zone.
 const HOP: f64 = 50.0;
 /// A decision waits this long for Redis by default, and a shard counts as lost after twice that time.
@@ -60,16 +64,22 @@ struct Price {
     each: f64,
 }
 
-impl Price {
-    fn new(of: impl Fn(f64) -> f64) -> Self {
-        let most = MOST as f64;
-        let each = (most * of(most) - of(1.0)) / (most - 1.0);
-        Self {
-            batch: of(1.0) - each,
+/// The time of a call that is alone, and of one among [`MOST`].
+#[derive(Clone, Copy)]
+struct Measured(f64, f64);
+
+impl Measured {
+    fn price(self) -> Price {
+        let (Self(alone, together), most) = (self, MOST as f64);
+        let each = (most * together - alone) / (most - 1.0);
+        Price {
+            batch: alone - each,
             each,
         }
     }
+}
 
+impl Price {
     fn of(self, calls: f64) -> f64 {
         self.batch + self.each * calls
     }
@@ -149,16 +159,16 @@ struct Fleet {
 }
 
 /// Simulates a scene. Equal seeds give equal outcomes.
-pub(crate) fn simulate(scene: Scene, costs: &Costs, seed: u64) -> Outcome {
+pub(crate) fn simulate(scene: Scene, seed: u64) -> Outcome {
     let mut rng = Rng::with_seed(seed);
     let mut workers: Vec<Worker> = (0..scene.replicas).map(|_| Worker::default()).collect();
     for worker in &mut workers {
         worker.known = (rng.f64() < scene.new).then(HashSet::new);
     }
     let mut fleet = Fleet {
-        call: Price::new(|calls| costs.call("memory", calls)),
-        trip: Price::new(|calls| costs.call("redis", calls) - costs.call("memory", calls)),
-        shard_price: Price::new(|calls| costs.call("redis_server", calls)),
+        call: MEMORY.price(),
+        trip: Measured(REDIS.0 - MEMORY.0, REDIS.1 - MEMORY.1).price(),
+        shard_price: REDIS_SERVER.price(),
         rng,
         events: BinaryHeap::new(),
         number: 0,

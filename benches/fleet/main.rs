@@ -5,7 +5,7 @@
 //! cargo bench --bench fleet -- [--seed N] [--decisions N] [--write docs/run/sizing.md|docs/leases.md]
 //! ```
 //!
-//! The costs of a fleet are those of `tollgate size`, and slices are those of the core; no server runs. Equal seeds give
+//! The costs of a fleet are those of docs/run/sizing.md, and slices are those of the core; no server runs. Equal seeds give
 //! equal tables.
 
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
@@ -18,7 +18,6 @@ use std::{
 };
 
 use clap::Parser;
-use tollgate::Costs;
 
 mod fleet;
 mod leases;
@@ -27,7 +26,7 @@ mod slices;
 use fleet::{Outcome, Scene, simulate};
 use slices::slices;
 
-/// Above this share a plan has no room: `tollgate size` plans with it.
+/// Above this share a plan has no room, as docs/run/sizing.md has it.
 const FULL: f64 = 0.6;
 /// Longest simulated time of a step without a failover, in microseconds.
 const LONGEST: f64 = 4e6;
@@ -64,7 +63,6 @@ fn main() -> ExitCode {
 }
 
 fn fleets(arguments: &Arguments) -> String {
-    let costs = Costs::measured();
     let mut table = String::from(
         "| step | decisions/s | p50, p99 µs | worker, % | shard, busiest, % | pipeline | used most |\n\
          |---|---|---|---|---|---|---|\n",
@@ -74,7 +72,7 @@ fn fleets(arguments: &Arguments) -> String {
             let wanted = f64::from(arguments.decisions) / scene.decisions_per_second;
             scene.duration = (wanted * 1e6).min(LONGEST);
         }
-        let outcome = simulate(scene, &costs, arguments.seed);
+        let outcome = simulate(scene, arguments.seed);
         let _ = writeln!(table, "{}", row(name, &scene, &outcome));
     }
     table

@@ -32,9 +32,7 @@ pub enum Expected {
 pub enum Observed {
     /// The defaults of all settings.
     Default,
-    /// Without top talkers. The history of an hour has no switch.
-    Nothing,
-    /// Top talkers of refused hits, a log of all refused decisions, and an open page.
+    /// A log of all refused decisions, and an open page.
     Everything,
 }
 
@@ -395,9 +393,9 @@ pub fn all() -> Vec<Case> {
         limits(CALENDAR, case("memory, calendar", Memory)),
         limits(CALENDAR, case("redis, calendar", Redis)),
         // Observation, with one refused call in a hundred.
-        observed(Observed::Nothing, case("memory, unobserved", Memory)),
+        observed(Observed::Default, case("memory, unobserved", Memory)),
         observed(Observed::Everything, case("memory, observed", Memory)),
-        observed(Observed::Nothing, case("redis, unobserved", Redis)),
+        observed(Observed::Default, case("redis, unobserved", Redis)),
         observed(Observed::Everything, case("redis, observed", Redis)),
         // Keys.
         with(case("memory, Zipf", Memory), ZIPF),

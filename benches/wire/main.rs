@@ -17,7 +17,6 @@ use clap::Parser;
 
 mod cases;
 mod cores;
-mod costs;
 mod figures;
 mod frames;
 mod hot;
@@ -98,11 +97,6 @@ struct Options {
     #[arg(long)]
     under_use: bool,
 
-    /// Write the costs of this machine to FILE, for `tollgate size --costs FILE`, and compare four other measurements
-    /// with the figures that it computes
-    #[arg(long, value_name = "FILE")]
-    costs: Option<PathBuf>,
-
     /// Also measure the server at this address; it needs the rules that --rules prints
     #[arg(long, value_name = "HOST:PORT")]
     server: Option<SocketAddr>,
@@ -164,9 +158,6 @@ fn main() -> anyhow::Result<()> {
     }
     if options.under_use {
         return under_use::print();
-    }
-    if let Some(path) = options.costs.take() {
-        return costs::write(&mut options, &path);
     }
     let rows = run::Contest::new(&options)?.run(&options);
     if options.json {

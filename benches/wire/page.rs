@@ -103,14 +103,13 @@ const DESCRIPTOR: &str = r#"{"domain":"bench","descriptors":[{"entries":[
     {"key":"tenant","value":"t0"},{"key":"user","value":"00000007"}]}]}"#;
 
 /// The requests of the page and of the commands for operators.
-const QUESTIONS: [(&str, &str, &str); 8] = [
+const QUESTIONS: [(&str, &str, &str); 7] = [
     ("GET", "/", ""),
     ("GET", "/rules", ""),
     ("GET", "/snapshot", ""),
     ("GET", "/top", ""),
     ("POST", "/explain", DESCRIPTOR),
     ("POST", "/counters/get", DESCRIPTOR),
-    ("GET", "/counters?domain=bench&limit=100", ""),
     ("GET", "/metrics", ""),
 ];
 
@@ -123,10 +122,7 @@ pub fn print(options: &Options) -> anyhow::Result<()> {
     const REST: Duration = Duration::from_micros(15);
     let turn = Duration::from_secs_f64(options.seconds.max(10.0));
     let rules = cases::rules("[5/minute]");
-    let arguments = [
-        format!("--workers={}", options.workers),
-        "--top-talkers=all".to_owned(),
-    ];
+    let arguments = [format!("--workers={}", options.workers)];
     let server = Process::tollgate(
         Path::new(env!("CARGO_BIN_EXE_tollgate")),
         &rules,

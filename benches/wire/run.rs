@@ -191,11 +191,9 @@ impl Entrant {
                 }
                 match case.observed {
                     Observed::Default => {}
-                    Observed::Nothing => arguments.push("--top-talkers=off".to_owned()),
-                    Observed::Everything => arguments.extend([
-                        "--top-talkers=refused".to_owned(),
-                        "--log-decisions=refused".to_owned(),
-                    ]),
+                    Observed::Everything => {
+                        arguments.extend(["--log-decisions=refused".to_owned()])
+                    }
                 }
                 Some(Process::tollgate(tollgate, &case.rules(), &arguments)?)
             }

@@ -12,7 +12,6 @@ use super::{
     healthcheck::healthcheck,
     lint_file::lint_files,
     print::{PrintError, failed, print, print_bytes},
-    size::print_size,
 };
 use crate::{
     config::keys::RULES_SCHEMA,
@@ -49,7 +48,6 @@ pub fn run_command() -> ExitCode {
         Command::Explain(explain) => (print_called(explain::explanation(&explain)), FAILURE),
         Command::LintEnvoy(lint) => (lint_files(&lint), BAD_USAGE),
         Command::Healthcheck(settings) => (print_called(healthcheck(settings)), FAILURE),
-        Command::Size(size) => (print_size(&size), BAD_USAGE),
         Command::Schema => (print_all(RULES_SCHEMA.as_bytes()), FAILURE),
         Command::Completions(completions) => (print_all(&completions.script()), FAILURE),
         Command::Man(manual) => (print_manual(&manual), FAILURE),

@@ -78,14 +78,9 @@ impl DebugPort {
         })
     }
 
-    /// Gets the JSON at `path`.
-    pub(super) async fn get(&self, path: &str) -> Result<Value, CallError> {
-        self.json(&self.call(Method::GET, path, String::new(), None).await?)
-    }
-
     /// Posts JSON without a token, and returns the answer.
     pub(super) async fn ask(&self, path: &str, body: String) -> Result<String, CallError> {
-        let answer = self.call(Method::POST, path, body, None).await?;
+        let answer = self.call(path, body, None).await?;
         self.json::<IgnoredAny>(&answer)?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     }
@@ -103,19 +98,18 @@ impl DebugPort {
             text.map_err(|error| CallError::Token(path.clone(), error))
         };
         let token = token_file.map(read).transpose()?;
-        let answer = self.call(Method::POST, path, body.to_string(), token);
+        let answer = self.call(path, body.to_string(), token);
         self.json(&answer.await?)
     }
 
     async fn call(
         &self,
-        method: Method,
         path: &str,
         body: String,
         token: Option<String>,
     ) -> Result<Vec<u8>, CallError> {
         let mut request = Request::builder()
-            .method(method)
+            .method(Method::POST)
             .uri(path)
             .header(header::HOST, self.dial.authority())
             .header(header::CONTENT_TYPE, "application/json")

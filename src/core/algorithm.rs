@@ -23,7 +23,8 @@ mod first_hit;
 mod slots;
 
 pub(crate) use dated::DatedHits;
-pub(crate) use first_hit::{FirstHit, MOST_OWED};
+use dated::signed;
+pub(crate) use first_hit::FirstHit;
 use slots::Slots;
 
 /// The algorithm state of one counter.
@@ -49,40 +50,39 @@ impl AlgorithmState {
         })
     }
 
-    /// The hits that the counter holds at `now`, partial ones rounded up; negative if it owes hits. This is a
-    /// look: it adopts a changed limit, drops the state that a wrong clock wrote, and changes nothing else.
-    pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> i64 {
+    /// The hits that the counter holds at `now`, partial ones rounded up. This is a look: it adopts a changed limit,
+    /// drops the state that a wrong clock wrote, and changes nothing else.
+    pub(crate) fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         let now = self.present(spec, now);
-        let held = match self {
-            Self::FirstHit(state) => return state.at(spec, now).held(),
+        match self {
+            Self::FirstHit(state) => state.at(spec, now).count,
             Self::SlidingWindow(state) => state.at(spec, now).held(spec, now),
             Self::SlidingLog(state) => state.held(spec, now),
             Self::TokenBucket(state) => state.held(spec, now),
             Self::Slots(state) => state.held(now),
-        };
-        i64::try_from(held).unwrap_or(i64::MAX)
+        }
     }
 
     /// The hits it would hold after `ahead` more hits and then the hits of `spec`, which are given
     /// back.
-    pub(crate) fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> i64 {
+    pub(crate) fn held_after(&mut self, spec: &IncrementSpec, ahead: u64, now: u64) -> u64 {
         let now = self.present(spec, now);
         if let Self::SlidingWindow(state) = self {
             let mut state = state.at(spec, now);
             state.add(ahead);
             state.give_back(spec.taken_off());
-            return i64::try_from(state.held(spec, now)).unwrap_or(i64::MAX);
+            return state.held(spec, now);
         }
         if let Self::Slots(state) = self {
-            let left = state.held(now) - state.of_lease(spec, now);
-            return i64::try_from(left.saturating_add(ahead)).unwrap_or(i64::MAX);
+            let left = state.held(now) - state.freed(spec, now);
+            return left.saturating_add(ahead);
         }
-        let held = self.held(spec, now).saturating_add_unsigned(ahead);
+        let held = self.held(spec, now).saturating_add(ahead);
         let most = match self {
             // No more tokens can be missing.
-            Self::TokenBucket(_) => spec.limit.cast_signed(),
+            Self::TokenBucket(_) => spec.limit,
             Self::Slots(_) | Self::FirstHit(_) | Self::SlidingWindow(_) | Self::SlidingLog(_) => {
-                i64::MAX
+                u64::MAX
             }
         };
         spec.moves(held.min(most))
@@ -152,7 +152,7 @@ impl AlgorithmState {
             (Self::FirstHit(state), Self::FirstHit(known)) => {
                 let (state, known) = (state.at(spec, now), known.at(spec, now));
                 vec![DatedHits {
-                    hits: state.count.saturating_sub(known.count),
+                    hits: signed(state.count) - signed(known.count),
                     at: state.start.max(known.start),
                 }]
             }
@@ -171,46 +171,11 @@ impl AlgorithmState {
         found
     }
 
-    /// Grants the hits of `spec`: those above the limit leave first. A window that has begun owes the hits
-    /// that it does not hold; the other algorithms have no window that ends. Returns whether it could take
-    /// any of them.
-    pub(crate) fn grant(&mut self, spec: &IncrementSpec, now: u64) -> bool {
-        let held = self.held(spec, now);
-        let above = u64::try_from(held.saturating_sub(spec.limit.cast_signed())).unwrap_or(0);
-        let mut spec = IncrementSpec {
-            hits: spec.hits.saturating_add(above),
-            ..*spec
-        };
-        let present = self.present(&spec, now);
-        if let Self::SlidingWindow(state) = self {
-            spec.hits = state.at(&spec, present).counted_whole(&spec, present);
-        }
-        match self {
-            Self::FirstHit(state) => {
-                let mut then = state.at(&spec, present);
-                let has_begun = then.grant(spec.hits);
-                if has_begun {
-                    *state = then;
-                }
-                has_begun
-            }
-            Self::SlidingWindow(_) | Self::SlidingLog(_) | Self::TokenBucket(_) => {
-                self.charge(&spec, now);
-                held > 0
-            }
-            // There is no limit that slots above it could leave first: all of them do.
-            Self::Slots(state) => {
-                *state = Slots::default();
-                true
-            }
-        }
-    }
-
     /// When the counter, which holds `held`, changes if no further hits arrive.
-    pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: i64, now: u64) -> ResetTimes {
+    pub(crate) fn ends(&mut self, spec: &IncrementSpec, held: u64, now: u64) -> ResetTimes {
         let (added, limit) = (spec.added(), spec.limit);
         let resets_in = self.resets_in(spec, now);
-        if held.saturating_add_unsigned(added) <= spec.limit.cast_signed() {
+        if held.saturating_add(added) <= limit {
             return ResetTimes {
                 resets_in,
                 retry_in: Some(0),
@@ -352,18 +317,6 @@ impl SlidingWindow {
             .previous
             .saturating_sub(back.saturating_sub(self.current));
         self.current = self.current.saturating_sub(back);
-    }
-
-    /// How many hits leave if it is to hold fewer by the hits of `spec`: those of the older window count in part.
-    fn counted_whole(&self, spec: &IncrementSpec, now: u64) -> u64 {
-        let kept = self.held(spec, now).saturating_sub(spec.hits);
-        if spec.hits <= self.current {
-            return spec.hits;
-        }
-        let (period, left) = (wide(spec.period_millis), self.left(spec, now));
-        let older = narrow(wide(kept) * period / wide(left.max(1)));
-        self.current
-            .saturating_add(self.previous.saturating_sub(older))
     }
 
     fn end(&self, period: u64) -> u64 {

@@ -53,7 +53,7 @@ impl Charging {
     pub(crate) fn charges(&self, spec: &IncrementSpec, is_over: bool) -> bool {
         match spec.operation {
             Operation::Look => false,
-            Operation::GiveBack | Operation::Grant => true,
+            Operation::GiveBack | Operation::Reset => true,
             Operation::Add(_) if is_over => charges_refused(spec),
             Operation::Add(Charge::Always | Charge::Within) => true,
             Operation::Add(Charge::Admitted) => !self.refuses && !self.is_over(spec.descriptor),
@@ -71,22 +71,21 @@ pub(crate) fn charges_refused(spec: &IncrementSpec) -> bool {
     )
 }
 
-/// Whether an increment that stands alone is charged to a counter that holds `held`, or owes hits if that is
-/// negative.
+/// Whether an increment that stands alone is charged to a counter that holds `held`.
 #[inline]
-pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> i64) -> bool {
+pub(crate) fn charges_alone(spec: &IncrementSpec, held: impl FnOnce() -> u64) -> bool {
     match spec.operation {
         Operation::Look => false,
-        Operation::GiveBack | Operation::Grant => true,
+        Operation::GiveBack | Operation::Reset => true,
         Operation::Add(_) => charges_refused(spec) || !spec.refuses(held()),
     }
 }
 
-/// The hits that a counter would hold just before an increment, and after it; negative if it owes hits.
+/// The hits that a counter would hold just before an increment, and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    pub before: i64,
-    pub after: i64,
+    pub before: u64,
+    pub after: u64,
 }
 
 /// The judgement on a batch that is one request, with that on each of its increments.
@@ -102,15 +101,15 @@ pub(crate) struct BatchCharging {
 pub(crate) struct JudgedIncrement {
     /// Whether its limit refuses it.
     pub is_over: bool,
-    /// The hits that its counter holds, and earlier hits of the request on it; negative if it owes hits.
-    pub before: i64,
+    /// The hits that its counter holds, and earlier hits of the request on it.
+    pub before: u64,
 }
 
 impl JudgedIncrement {
     /// The earlier uncharged hits of the request on its counter, which holds `held`: they count together with its
     /// own if they are refused.
-    pub(crate) fn waiting(&self, held: i64) -> u64 {
-        u64::try_from(self.before.saturating_sub(held)).unwrap_or(0)
+    pub(crate) fn waiting(&self, held: u64) -> u64 {
+        self.before.saturating_sub(held)
     }
 }
 
@@ -126,13 +125,13 @@ impl BatchCharging {
         let judge = |increment: Increment<'a>| {
             let ahead = ahead.entry(increment.key).or_default();
             let Look { before, after } = look(&increment, *ahead);
-            let is_over = after > increment.limit.cast_signed();
+            let is_over = after > increment.limit;
             let is_ahead = match increment.operation {
                 Operation::Add(Charge::Always) => true,
                 // The reference looks at all counters before it adds to any.
                 Operation::Add(Charge::Stopping) => false,
                 Operation::Add(Charge::Within | Charge::Admitted) | Operation::Look => !is_over,
-                Operation::GiveBack | Operation::Grant => false,
+                Operation::GiveBack | Operation::Reset => false,
             };
             if is_ahead {
                 *ahead = ahead.saturating_add(increment.added());
@@ -246,8 +245,8 @@ mod tests {
         }
         // The limit is 1, and the counter is empty.
         let judged = BatchCharging::new(&batch, |increment, ahead| Look {
-            before: ahead.cast_signed(),
-            after: increment.moves(ahead.cast_signed()),
+            before: ahead,
+            after: increment.moves(ahead),
         });
         let specs = batch.all_specs().enumerate();
         let charged: Vec<_> = specs
@@ -257,45 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_owes_hits_admits_them_at_once_and_one_after_the_other() {
-        for (hits, is_charged) in [
-            (&[91][..], &[true][..]),
-            (&[92], &[false]),
-            (&[45, 46], &[true, true]),
-            (&[45, 47], &[true, false]),
-            (&[92, 91], &[false, true]),
-        ] {
-            let mut batch = Batch::default();
-            for &hits in hits {
-                let spec = IncrementSpec {
-                    hits,
-                    ..spec(WITHIN, Refuses, 0)
-                };
-                batch.append_one(Increment { key: b"k", spec });
-            }
-            // The limit is 1.
-            let judged = BatchCharging::new(&batch, |increment, ahead| {
-                let before = ahead.cast_signed() - 90;
-                let after = increment.moves(before);
-                Look { before, after }
-            });
-            let specs = batch.all_specs().enumerate();
-            let charged: Vec<_> = specs
-                .map(|(index, spec)| judged.charges(index, spec))
-                .collect();
-            assert_eq!(charged, is_charged, "{hits:?}");
-        }
-    }
-
-    #[test]
     fn hits_in_front_wait_together_with_those_that_a_counter_refuses() {
         let judged = |before| JudgedIncrement {
             is_over: true,
             before,
         };
         assert_eq!(judged(7).waiting(1), 6);
-        assert_eq!(judged(5).waiting(-1), 6);
-        assert_eq!(judged(-3).waiting(-9), 6);
         // Hits that were charged meanwhile are no longer in front.
         assert_eq!(judged(1).waiting(7), 0);
     }

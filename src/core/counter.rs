@@ -3,7 +3,6 @@
 mod batch;
 mod increment;
 mod key;
-pub(crate) mod name;
 #[cfg(test)]
 pub(crate) mod sample;
 mod state;

@@ -364,8 +364,8 @@ impl LimitStanding {
         let added = spec.added();
         // A limit that let the hits pass may have no room for them a second time; that matters when
         // another limit refused the request.
-        let after_again = count.count().saturating_add_unsigned(added);
-        let has_room = !is_over && after_again <= spec.limit.cast_signed();
+        let after_again = count.after.saturating_add(added);
+        let has_room = !is_over && after_again <= spec.limit;
         Self {
             is_over,
             remaining: capacity.saturating_sub(count.after),

@@ -87,7 +87,7 @@ pub enum CounterKind {
         rate: Halves,
     },
     /// Each hit takes a slot, which is named by the `lease` of its request, 0 if it has none. Giving back frees all
-    /// slots of that lease, however many hits it names, and a grant frees all slots.
+    /// slots of that lease, however many hits it names, and a reset frees all slots.
     Slots {
         lease: Halves,
     },
@@ -120,8 +120,6 @@ pub(crate) struct KindFacts {
     pub(crate) letter: u8,
     /// Whether it counts only the hits that it lets pass.
     pub(crate) looks_first: bool,
-    /// Whether it counts in windows that end as a whole. Such a window can owe hits.
-    pub(crate) has_window: bool,
     /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
     pub(crate) is_settled: bool,
     pub(crate) life: HitLife,
@@ -156,7 +154,6 @@ const WINDOW: KindFacts = KindFacts {
     word: "fixed_window",
     letter: b'w',
     looks_first: false,
-    has_window: true,
     is_settled: true,
     life: HitLife::OnePeriod,
     leaving: None,
@@ -175,7 +172,6 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
     word: "sliding_window",
     letter: b's',
     looks_first: true,
-    has_window: false,
     is_settled: false,
     life: HitLife::TwoPeriods,
     leaving: Some(Leaving::WithTheWindowBefore),
@@ -230,6 +226,7 @@ pub(crate) static WORDS_TEXT: LazyLock<String> = LazyLock::new(|| {
 
 impl CounterKind {
     /// One of each; the bucket has a rate of 1, and the slots no lease.
+    #[cfg(test)]
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         Algorithm::one_of_each(1).map(|algorithm| algorithm.kind(1))
     }

@@ -28,9 +28,9 @@ pub(crate) fn empty_look(batch: &Batch) -> CounterStates {
 /// taken from whole counts, so for a sliding window or a bucket they are near the truth only.
 pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates {
     // The first look at a counter has no other hits of the request in front.
-    let mut held: HashMap<&[u8], i64> = HashMap::new();
+    let mut held: HashMap<&[u8], u64> = HashMap::new();
     for (increment, count) in batch.iter().zip(looked) {
-        held.entry(increment.key).or_insert(count.count());
+        held.entry(increment.key).or_insert(count.after);
     }
     let mut counts = CounterStates::new();
     if batch.all_specs().all(IncrementSpec::stands_alone) {
@@ -43,7 +43,7 @@ pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
     }
     let charging = BatchCharging::new(batch, |increment, ahead| {
         let before = held.get(increment.key).copied().unwrap_or(0);
-        let before = before.saturating_add_unsigned(ahead);
+        let before = before.saturating_add(ahead);
         Look {
             before,
             after: increment.moves(before),
@@ -67,7 +67,7 @@ pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates
 fn state(
     increment: &Increment<'_>,
     looked: CounterState,
-    held: &mut i64,
+    held: &mut u64,
     waiting: u64,
     is_charged: bool,
 ) -> CounterState {
@@ -79,10 +79,14 @@ fn state(
         *held = increment.moves(*held);
         return CounterState {
             is_charged,
-            ..looked.with_count(*held)
+            after: *held,
+            ..looked
         };
     }
-    looked.with_count(held.saturating_add_unsigned(waiting))
+    CounterState {
+        after: held.saturating_add(waiting),
+        ..looked
+    }
 }
 
 #[cfg(test)]

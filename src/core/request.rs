@@ -95,7 +95,7 @@ impl<'a> Request<'a> {
 }
 
 /// A key and a value: any bytes, because Envoy copies header bytes unchecked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry<'a> {
     pub key: &'a [u8],
     pub value: &'a [u8],

@@ -1,11 +1,13 @@
-//! Top talkers: the values that hit each rule most, and how often.
+//! Top talkers: the descriptors that rules refuse most, and how often.
 //!
-//! Each worker has its own [sketch](mod@sketch) for each rule, in a bounded number of bytes, and readers merge them. By
-//! default only refused hits are counted, so an admitted request pays for one comparison.
+//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. An admitted request pays
+//! for one comparison.
 
 use std::{
-    collections::{BTreeSet, hash_map::RandomState},
-    hash::{BuildHasher as _, Hasher as _},
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::BuildHasher as _,
+    mem,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -20,66 +22,29 @@ use crate::{
     foundation::lock::lock,
 };
 
-mod label;
-mod merged;
-mod sketch;
 #[cfg(test)]
 mod tests;
-mod worker;
 
-pub(crate) use label::{EntryValue, TalkerEntry};
-pub(crate) use merged::RuleTop;
-
-use sketch::NewHits;
-use worker::{Epoch, WorkerTalkers};
+/// Most slots of a sketch, and of the merged ones.
+const MOST_SLOTS: usize = 512;
 
 /// Most bytes of the sketches of all workers together.
 const MAX_BYTES: usize = 6 << 20;
 
-/// Which hits are counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum TalkerChoice {
-    #[default]
-    Off,
-    /// Hits over a limit, even if shadow mode lets the request pass.
-    Refused,
-    All,
-}
+/// Most bytes of a descriptor that are kept.
+const MAX_TALKER_BYTES: usize = 512;
 
-impl crate::foundation::named::Named for TalkerChoice {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("off", Self::Off),
-        ("refused", Self::Refused),
-        ("all", Self::All),
-    ];
-}
+/// Most bytes of a key, and of a value.
+const MAX_TEXT_BYTES: usize = 128;
 
-/// How reports show values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ValueForm {
-    #[default]
-    Show,
-    /// The first 16 digits of their SHA-256.
-    Hash,
-    /// Not at all: only keys are shown.
-    Hide,
-}
-
-impl crate::foundation::named::Named for ValueForm {
-    const NAMES: &'static [(&'static str, Self)] = &[
-        ("show", Self::Show),
-        ("hash", Self::Hash),
-        ("hide", Self::Hide),
-    ];
-}
+/// Hits are forgotten together with all others of an epoch, so after one to two of them.
+const EPOCH: Duration = Duration::from_secs(600);
 
 /// The sketches of all workers.
 #[derive(Debug)]
 pub(crate) struct Talkers {
-    choice: TalkerChoice,
-    form: ValueForm,
-    /// All workers share it, so that a value has one hash. It is random, so that clients cannot construct values with
-    /// equal hashes.
+    /// All workers share it, so that a descriptor has one hash. It is random, so that clients cannot construct
+    /// descriptors with equal hashes.
     hasher: RandomState,
     began: SteadyTime,
     workers: Box<[PaddedTalkers]>,
@@ -90,111 +55,248 @@ pub(crate) struct Talkers {
 #[repr(align(128))]
 struct PaddedTalkers(Mutex<WorkerTalkers>);
 
+/// The hits of this epoch and those of the one before.
+#[derive(Clone, Debug)]
+struct WorkerTalkers {
+    /// The number of the epoch, counted from the start of the process by a clock that cannot be set.
+    epoch: u64,
+    current: TalkerSketch,
+    previous: TalkerSketch,
+}
+
+/// The most frequent of any number of descriptors, in a bounded number of slots: Space-Saving (Metwally, Agrawal and El
+/// Abbadi, "Efficient computation of frequent and top-k elements in data streams", 2005).
+///
+/// A descriptor without a slot replaces the one with the fewest hits, and inherits its hits as a possible error. So a
+/// slot never counts too few: the true number lies between its hits minus the error and its hits. With n slots, a
+/// descriptor with more than 1/n of all hits always has a slot.
+#[derive(Clone, Debug)]
+struct TalkerSketch {
+    /// By the hash of the rule and the descriptor.
+    slots: HashMap<u64, Slot>,
+    most: usize,
+    /// Most hits that a descriptor without a slot can have.
+    floor: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    /// At least the number that was added.
+    hits: u64,
+    /// By how many `hits` can be too high.
+    error: u64,
+    /// Shared, so that a copy of the sketch is made quickly.
+    descriptor: Arc<TalkerDescriptor>,
+}
+
+/// The rule that was hit, and the first entries of the descriptor.
+#[derive(Debug)]
+struct TalkerDescriptor {
+    rule: Arc<str>,
+    entries: Vec<TalkerEntry>,
+    omitted_entries: usize,
+}
+
+/// An entry, cut to a bounded number of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TalkerEntry {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    /// How many bytes of the value were cut off.
+    pub(crate) cut: usize,
+}
+
+/// A descriptor, and the bounds between which its number of refused hits lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Talker {
+    pub(crate) at_least: u64,
+    pub(crate) at_most: u64,
+    pub(crate) entries: Vec<TalkerEntry>,
+    /// How many more entries the descriptor has.
+    pub(crate) omitted_entries: usize,
+}
+
+impl Talker {
+    /// Its size in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let entries = self.entries.iter();
+        let entries = entries.map(|entry| size_of_val(entry) + entry.key.len() + entry.value.len());
+        size_of_val(self) + entries.sum::<usize>()
+    }
+}
+
 impl Talkers {
     /// Empty sketches for `workers` workers.
-    pub(crate) fn new(choice: TalkerChoice, form: ValueForm, workers: usize) -> Self {
-        Self::bounded(choice, form, workers, MAX_BYTES)
-    }
-
-    fn bounded(choice: TalkerChoice, form: ValueForm, workers: usize, max_bytes: usize) -> Self {
+    pub(crate) fn new(workers: usize) -> Self {
         let workers = workers.max(1);
-        let new = |_| PaddedTalkers(Mutex::new(WorkerTalkers::new(max_bytes / workers)));
+        let slot_bytes =
+            size_of::<(u64, Slot)>() + size_of::<TalkerDescriptor>() + MAX_TALKER_BYTES;
+        // Each worker has two sketches.
+        let slots = (MAX_BYTES / workers / 2 / slot_bytes).clamp(1, MOST_SLOTS);
+        let new = |_| PaddedTalkers(Mutex::new(WorkerTalkers::new(slots)));
         Self {
-            choice,
-            form,
             hasher: RandomState::new(),
             began: Instant::now().into(),
             workers: (0..workers).map(new).collect(),
         }
     }
 
-    pub(crate) fn choice(&self) -> TalkerChoice {
-        self.choice
-    }
-
-    pub(crate) fn form(&self) -> ValueForm {
-        self.form
-    }
-
     /// The recorder of worker number `worker`.
     pub(crate) fn recorder(self: &Arc<Self>, worker: usize) -> TalkerRecorder {
-        let is_on = self.choice != TalkerChoice::Off;
         TalkerRecorder {
-            choice: self.choice,
-            talkers: is_on.then(|| self.clone()),
+            talkers: Some(self.clone()),
             worker: worker % self.workers.len(),
         }
     }
 
-    /// The rules that have been hit, in order.
-    pub(crate) fn paths(&self) -> BTreeSet<Arc<str>> {
-        let mut paths = BTreeSet::new();
-        for worker in &self.workers {
-            let own: Vec<_> = lock(&worker.0).paths().cloned().collect();
-            paths.extend(own);
-        }
-        paths
-    }
-
-    /// The values that hit the rule at `path` most.
-    pub(crate) fn top(&self, path: &str, now: SteadyTime) -> RuleTop {
+    /// The rules with refused hits, and their talkers, those with most hits first.
+    pub(crate) fn top(&self, now: SteadyTime) -> BTreeMap<Arc<str>, Vec<Talker>> {
         let epoch = self.epoch(now);
-        // Each lock is held only while copying, because its worker needs it.
-        let sketches = self.workers.iter();
-        let sketches = sketches.flat_map(|worker| lock(&worker.0).sketches(path, epoch));
-        merged::merge(&sketches.collect::<Vec<_>>())
+        let mut sketches = Vec::new();
+        for worker in &self.workers {
+            // Its worker needs the lock, so it is held only while copying.
+            let mut own = lock(&worker.0);
+            own.move_to(epoch);
+            let copy = own.clone();
+            drop(own);
+            sketches.extend([copy.current, copy.previous]);
+        }
+        merge(&sketches)
     }
 
     /// The age at `now` of the oldest hits that are still counted.
     pub(crate) fn counted_for(&self, now: SteadyTime) -> Duration {
-        let since = self.epoch(now).counted_since();
-        now.since(self.began).saturating_sub(since)
+        let since = EPOCH.as_secs() * self.epoch(now).saturating_sub(1);
+        now.since(self.began)
+            .saturating_sub(Duration::from_secs(since))
     }
 
-    fn epoch(&self, now: SteadyTime) -> Epoch {
-        Epoch::at(now.since(self.began))
+    fn epoch(&self, now: SteadyTime) -> u64 {
+        now.since(self.began).as_secs() / EPOCH.as_secs()
+    }
+}
+
+impl WorkerTalkers {
+    fn new(slots: usize) -> Self {
+        Self {
+            epoch: 0,
+            current: TalkerSketch::new(slots),
+            previous: TalkerSketch::new(slots),
+        }
     }
 
-    /// How many hits had no room.
-    pub(crate) fn omitted(&self) -> u64 {
-        let workers = self.workers.iter();
-        let omitted = workers.map(|worker| lock(&worker.0).omitted());
-        omitted.fold(0, u64::saturating_add)
+    /// Forgets what is too old in `epoch`.
+    fn move_to(&mut self, epoch: u64) {
+        let most = self.current.most;
+        // A request can have begun before the epoch of another one.
+        if epoch > self.epoch {
+            let current = mem::replace(&mut self.current, TalkerSketch::new(most));
+            let is_next = epoch == self.epoch + 1;
+            self.previous = if is_next {
+                current
+            } else {
+                TalkerSketch::new(most)
+            };
+            self.epoch = epoch;
+        }
+    }
+}
+
+impl TalkerSketch {
+    fn new(most: usize) -> Self {
+        Self {
+            slots: HashMap::new(),
+            most,
+            floor: 0,
+        }
     }
 
-    fn hash(&self, entries: &[Entry<'_>]) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        for Entry { key, value } in entries {
-            for text in [key, value] {
-                hasher.write_usize(text.len());
-                hasher.write(text);
+    /// Adds hits. `describe` is called if the descriptor has no slot.
+    fn add(&mut self, hash: u64, hits: u64, describe: impl FnOnce() -> TalkerDescriptor) {
+        if let Some(slot) = self.slots.get_mut(&hash) {
+            slot.hits = slot.hits.saturating_add(hits);
+            return;
+        }
+        if self.slots.len() >= self.most {
+            let slots = self.slots.iter().map(|(hash, slot)| (slot.hits, *hash));
+            if let Some((fewest, hash)) = slots.min() {
+                self.slots.remove(&hash);
+                self.floor = self.floor.max(fewest);
             }
         }
-        hasher.finish()
+        let slot = Slot {
+            hits: self.floor.saturating_add(hits),
+            error: self.floor,
+            descriptor: Arc::new(describe()),
+        };
+        self.slots.insert(hash, slot);
+    }
+}
+
+/// Adds up sketches. A descriptor that has no slot in a sketch can have up to that sketch's floor of hits there.
+fn merge(sketches: &[TalkerSketch]) -> BTreeMap<Arc<str>, Vec<Talker>> {
+    let floors = sketches.iter().map(|sketch| sketch.floor);
+    let floor = floors.fold(0, u64::saturating_add);
+    // The hits in excess of these sketches' floors, and those without a possible error.
+    let mut found: HashMap<u64, (u64, u64, &TalkerDescriptor)> = HashMap::new();
+    for sketch in sketches {
+        for (hash, slot) in &sketch.slots {
+            let (above, certain, _) = found.entry(*hash).or_insert((0, 0, &slot.descriptor));
+            *above = above.saturating_add(slot.hits.saturating_sub(sketch.floor));
+            *certain = certain.saturating_add(slot.hits.saturating_sub(slot.error));
+        }
+    }
+    let mut found: Vec<_> = found.into_iter().collect();
+    // Ties are ordered by hash, so that the order is always the same.
+    found.sort_unstable_by_key(|(hash, (above, certain, _))| (Reverse((*above, *certain)), *hash));
+    found.truncate(MOST_SLOTS);
+    let mut rules: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for (_, (above, certain, descriptor)) in found {
+        let rule = rules.entry(descriptor.rule.clone()).or_default();
+        rule.push(Talker {
+            at_least: certain,
+            at_most: above.saturating_add(floor),
+            entries: descriptor.entries.clone(),
+            omitted_entries: descriptor.omitted_entries,
+        });
+    }
+    rules
+}
+
+impl TalkerDescriptor {
+    fn new(rule: &Arc<str>, entries: &[Entry<'_>]) -> Self {
+        let mut left = MAX_TALKER_BYTES;
+        let mut kept = Vec::new();
+        for Entry { key, value } in entries {
+            let key = &key[..key.len().min(MAX_TEXT_BYTES)];
+            let Some(room) = left.checked_sub(size_of::<TalkerEntry>() + key.len()) else {
+                break;
+            };
+            let shown = &value[..value.len().min(MAX_TEXT_BYTES).min(room)];
+            left = room - shown.len();
+            kept.push(TalkerEntry {
+                key: key.to_vec(),
+                value: shown.to_vec(),
+                cut: value.len() - shown.len(),
+            });
+        }
+        Self {
+            rule: rule.clone(),
+            omitted_entries: entries.len() - kept.len(),
+            entries: kept,
+        }
     }
 }
 
 /// A worker's handle for recording; by default it records nothing.
 #[derive(Clone, Debug, Default)]
 pub struct TalkerRecorder {
-    choice: TalkerChoice,
-    /// `None` if it records nothing.
     talkers: Option<Arc<Talkers>>,
     worker: usize,
 }
 
 impl TalkerRecorder {
-    /// Whether to record a decision of which some limit is over (`is_any_over`), or none.
-    #[inline]
-    pub(crate) fn takes(&self, is_any_over: bool) -> bool {
-        match self.choice {
-            TalkerChoice::Off => false,
-            TalkerChoice::Refused => is_any_over,
-            TalkerChoice::All => true,
-        }
-    }
-
-    /// Records the hits of a request if [`Self::takes`] says so.
+    /// Records the hits of a request on limits that are over, even if shadow mode lets the request pass.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(
@@ -208,6 +310,7 @@ impl TalkerRecorder {
             return;
         };
         let mut own = lock(&talkers.workers[self.worker].0);
+        own.move_to(talkers.epoch(now));
         let judged = plan.outcomes.iter().zip(&decision.statuses);
         for (descriptor, (outcome, status)) in request.descriptors().zip(judged) {
             let (Outcome::Counted(counted), Some(binding)) = (outcome, &status.binding) else {
@@ -217,21 +320,11 @@ impl TalkerRecorder {
             let Some(rule) = counted.rule else {
                 continue;
             };
-            let all = counted.hits.added();
-            let refused = if binding.is_over { all } else { 0 };
-            let hits = match self.choice {
-                TalkerChoice::Off => 0,
-                TalkerChoice::Refused => refused,
-                TalkerChoice::All => all,
-            };
-            if hits > 0 {
-                let new = NewHits {
-                    hash: talkers.hash(descriptor.entries),
-                    hits,
-                    refused,
-                };
-                own.add(&rule.path, talkers.epoch(now), new, |label, room| {
-                    label.set(descriptor.entries, talkers.form, room);
+            let hits = counted.hits.added();
+            if binding.is_over && hits > 0 {
+                let hash = talkers.hasher.hash_one((&rule.path, descriptor.entries));
+                own.current.add(hash, hits, || {
+                    TalkerDescriptor::new(&rule.path, descriptor.entries)
                 });
             }
         }

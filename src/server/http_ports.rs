@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    backend::StoreBackend,
     http::{HttpLimits, serve_http},
     parts::Parts,
     ports::Ports,
@@ -12,10 +11,7 @@ use super::{
 };
 use crate::{
     service::{
-        admin::{
-            self, BodyLimits, Counters, DebugPages, Health, KeySource, RedisKeys, Snapshots,
-            Statistics,
-        },
+        admin::{self, BodyLimits, Counters, DebugPages, Health, Snapshots, Statistics},
         grpc,
         held_bytes::HeldBound,
     },
@@ -89,13 +85,6 @@ fn counters(
     Counters {
         rules: parts.rules.clone(),
         store: service.limiter.store.clone(),
-        keys: match &parts.backend {
-            StoreBackend::Memory(memory) => KeySource::Memory(memory.clone()),
-            StoreBackend::Redis { .. } => KeySource::Redis(RedisKeys {
-                servers: parts.backend.servers().cloned().collect(),
-                key_prefix: settings.redis.options().key_prefix.into_bytes().into(),
-            }),
-        },
         bounds: service.bounds,
         bodies,
         clock: service.clock.clone(),

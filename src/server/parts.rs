@@ -14,7 +14,7 @@ use crate::{
     core::limit::NearRatio,
     observe::{decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers},
     service::{leases::LeaseBook, limiter::Rules},
-    settings::{memory::MemoryShares, serve::Settings, top_talkers::TopTalkers},
+    settings::{memory::MemoryShares, serve::Settings},
 };
 
 /// The parts that components of the server share.
@@ -49,11 +49,6 @@ impl<'a> Parts<'a> {
         // Each worker is a thread, and `/json` runs on the main thread.
         let threads = worker_count(settings) + 1;
         let metrics = Arc::new(metrics.for_workers(threads));
-        let TopTalkers {
-            top_talkers,
-            top_talkers_values,
-        } = settings.top_talkers;
-        let talkers = Talkers::new(top_talkers, top_talkers_values, threads);
         let rules = Rules::default();
         let rule_memory = RuleMemory {
             total: memory.total,
@@ -75,7 +70,7 @@ impl<'a> Parts<'a> {
             intake,
             backend,
             decision_log: DecisionLog::new(settings.process.decision_choice()),
-            talkers: Arc::new(talkers),
+            talkers: Arc::new(Talkers::new(threads)),
             leases,
         };
         Ok((parts, source))

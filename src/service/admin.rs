@@ -27,7 +27,7 @@ mod start_page;
 mod statistics;
 mod top;
 
-pub(crate) use counters::{ChangeAccess, Counters, KeySource, RedisKeys, document};
+pub(crate) use counters::{ChangeAccess, Counters, document};
 pub(crate) use debug::{DebugPages, debug};
 pub(crate) use health::{Components, Health};
 pub(crate) use json::BodyLimits;

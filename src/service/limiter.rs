@@ -225,7 +225,7 @@ impl<S: Store + Clone> Limiter<S> {
         let is_any_over = self
             .metrics
             .record(&rules.stats, request, plan, counts, decision);
-        if self.talkers.takes(is_any_over) {
+        if is_any_over {
             let began = times.began.into();
             self.talkers.record(request, plan, decision, began);
         }

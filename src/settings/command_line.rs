@@ -7,7 +7,6 @@ mod healthcheck;
 pub(crate) mod lint_envoy;
 pub(crate) mod reading;
 mod shell;
-mod size;
 
 use std::{
     ffi::OsString,
@@ -32,7 +31,6 @@ pub(crate) use ask::Ask;
 pub(crate) use explain::Explain;
 pub(crate) use healthcheck::HealthCheck;
 pub(crate) use shell::{Completions, Manual};
-pub(crate) use size::{Size, SizeStore};
 
 /// The command line of tollgate.
 #[derive(Debug, Parser)]
@@ -62,7 +60,7 @@ pub(crate) enum Command {
     Check(Check),
     /// Ask a running server for a decision, as Envoy does
     Ask(Ask),
-    /// List, show, reset or raise the counters of a running server
+    /// Show or reset the counters of a running server
     Counters(CountersCommand),
     /// Explain how a request would be decided, and why: by rule files, or by a running server
     Explain(Explain),
@@ -70,8 +68,6 @@ pub(crate) enum Command {
     LintEnvoy(LintEnvoy),
     /// Ask the server on this machine for its health, using the variables that it was started with
     Healthcheck(HealthCheck),
-    /// Compute the processors, memory and Redis that a load needs, from measured costs
-    Size(Size),
     /// Print the JSON Schema of rule files, by which editors complete and check them
     Schema,
     /// Print a script that completes the command line in a shell

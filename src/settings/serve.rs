@@ -17,7 +17,6 @@ use super::runtime::RuntimeSettings;
 use super::shapes::{ArgShape as _, named};
 use super::stats::Stats;
 use super::tls::TlsSettings;
-use super::top_talkers::TopTalkers;
 use super::traces::Traces;
 use super::values::file_path;
 use super::xds::Xds;
@@ -90,9 +89,6 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     pub stats: Stats,
-
-    #[command(flatten)]
-    pub top_talkers: TopTalkers,
 
     #[command(flatten)]
     pub traces: Traces,

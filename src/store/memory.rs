@@ -12,7 +12,7 @@ use foldhash::quality::RandomState;
 use super::contract::{Deadline, Store, StoreError, StoreState};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
-    counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
+    counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
     request::Hits,
     window::Timestamp,
 };
@@ -22,7 +22,6 @@ pub(super) mod begun;
 mod capacity;
 mod cursor;
 mod key;
-mod listing;
 mod shard;
 pub(super) mod sketch;
 mod slot;
@@ -35,7 +34,6 @@ use capacity::Capacity;
 pub(crate) use capacity::{CounterBounds, ReservedBytes};
 use cursor::Cursor;
 use key::SplitKey;
-pub(crate) use listing::MemoryCursor;
 use shard::Shard;
 
 /// Counts in memory, up to bounds on counters and bytes.
@@ -235,7 +233,10 @@ impl MemoryStore {
             let mut spec = increment.look();
             spec.hits = spec.hits.saturating_add(waiting).min(Hits::MAX);
             let count = cursor.apply(&Increment { spec, ..increment }, false);
-            count.with_count(count.count().saturating_add_unsigned(waiting))
+            CounterState {
+                after: count.after.saturating_add(waiting),
+                ..count
+            }
         };
         batch.iter().enumerate().map(apply).collect()
     }

@@ -41,7 +41,6 @@ use crate::{
     core::{
         charging::charges_refused,
         counter::{Batch, CounterState, CounterStates, IncrementSpec, Operation},
-        request::Hits,
         window::{SteadyTime, Timestamp},
     },
     foundation::lock::lock,
@@ -311,15 +310,11 @@ impl Caches {
             let mut rest_of_one = increment;
             match increment.operation {
                 Operation::Look | Operation::Add(_) => {}
-                Operation::GiveBack => {
+                Operation::GiveBack | Operation::Reset => {
                     rest_of_one.spec.hits = take_back(&caches, increment.key, increment.hits);
                     if rest_of_one.hits == 0 {
                         rest_of_one.spec.operation = Operation::Look;
                     }
-                }
-                // Hits above the limit leave first, so that those which were refused let nothing pass.
-                Operation::Grant => {
-                    take_back(&caches, increment.key, Hits::MAX);
                 }
             }
             rest.append_one(rest_of_one);

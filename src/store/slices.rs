@@ -110,7 +110,7 @@ struct SlicedCounter {
     key: Box<[u8]>,
     spec: IncrementSpec,
     /// The hits that it held when the store answered last, with those that are free.
-    held: i64,
+    held: u64,
 }
 
 impl SliceBytes {
@@ -164,11 +164,9 @@ impl HeldSlice {
     fn see(&mut self, counts: &[CounterState], own: u64) {
         let mut least = (u64::MAX, 0);
         for (counter, count) in self.counters.iter_mut().zip(counts) {
-            let limit = counter.spec.limit.cast_signed();
-            let now = count.count();
-            let [room, growth] = [limit.saturating_sub(now), now.saturating_sub(counter.held)];
+            let (limit, now) = (counter.spec.limit, count.after);
+            least = least.min((limit.saturating_sub(now), now.saturating_sub(counter.held)));
             counter.held = now;
-            least = least.min((room.max(0).unsigned_abs(), growth.max(0).unsigned_abs()));
         }
         self.slice.see(own, least.1, least.0);
     }
@@ -402,8 +400,8 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             held.slice.admit(hits);
             let free = held.slice.free();
             let counters = held.counters.iter();
-            let known = counters.map(|counter| counter.held.saturating_sub_unsigned(free));
-            counts.extend(known.map(CounterState::of));
+            let known = counters.map(|counter| counter.held.saturating_sub(free));
+            counts.extend(known.map(CounterState::from));
             self.serve(held, hits, now, steady);
         }
         self.all.stats.passes.fetch_add(1, Relaxed);
@@ -480,7 +478,7 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
                 let counters = increments.map(|(Increment { key, spec }, count)| SlicedCounter {
                     key: key.into(),
                     spec,
-                    held: count.count(),
+                    held: count.after,
                 });
                 held.set_counters(counters.collect(), name.len(), &self.all);
             }

@@ -243,8 +243,8 @@ fn is_over(spec: &IncrementSpec, count: &CounterState) -> bool {
     } else {
         spec.taken_off()
     };
-    let after = count.count().saturating_sub_unsigned(leaves);
-    count.with_count(after).is_over(spec.limit, spec.added())
+    let after = count.after.saturating_sub(leaves);
+    CounterState { after, ..*count }.is_over(spec.limit, spec.added())
 }
 
 fn charging(batch: &Batch, counts: &[CounterState]) -> Charging {
@@ -307,12 +307,12 @@ pub(super) fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed
         {
             return None;
         }
-        let after = count.count();
         *count = CounterState {
             is_charged: false,
-            ..count.with_count(after.saturating_sub_unsigned(hits))
+            after: count.after.saturating_sub(hits),
+            ..*count
         };
-        Some(spec.undone(after))
+        Some(spec.undone())
     };
     batch.all_specs().zip(counts).map(back).collect()
 }
@@ -575,56 +575,6 @@ mod tests {
         ]
     }
 
-    /// Two places. Another request reaches the second one between a look and its charge.
-    struct Interrupted {
-        stores: [MemoryStore; 2],
-        other: Batch,
-        adds: AtomicUsize,
-    }
-
-    impl PartStores for Interrupted {
-        async fn add(
-            &self,
-            parts: &[Batch],
-            _: &Deadline,
-        ) -> Vec<Result<CounterStates, StoreError>> {
-            if self.adds.fetch_add(1, Relaxed) == 1 {
-                self.stores[1].apply_all(&self.other, NOW);
-            }
-            let add = |(store, part): (&MemoryStore, &Batch)| Ok(store.apply_all(part, NOW));
-            self.stores.iter().zip(parts).map(add).collect()
-        }
-    }
-
-    #[tokio::test]
-    async fn a_counter_that_owes_hits_owes_them_again_when_it_gets_them_back() {
-        for (granted, owes) in [(20, -20), (3, -3)] {
-            let several = One {
-                hits: Hits::add(5),
-                ..one(Minute, 5)
-            };
-            let places = Interrupted {
-                stores: [(); 2].map(|()| MemoryStore::new(100)),
-                other: batch(&[one(Second, 1)], &Algorithm::FixedWindow),
-                adds: AtomicUsize::new(0),
-            };
-            let mut grant = batch(&[one(Minute, 5)], &Algorithm::FixedWindow);
-            grant.grant(granted);
-            places.stores[0].apply_all(&grant, NOW);
-            let both = batch(&[several, one(Second, 1)], &Algorithm::FixedWindow);
-            let split = Split::new(vec![0, 1]);
-            let counts = split.add(&both, &places, &Deadline::of_store()).await;
-            let counts: Vec<_> = counts.unwrap().iter().map(|count| count.count()).collect();
-            assert_eq!(counts, [owes, 1]);
-            let look = One {
-                hits: Hits::add(0),
-                ..several
-            };
-            let look = batch(&[look], &Algorithm::FixedWindow);
-            assert_eq!(places.stores[0].apply_all(&look, NOW)[0].count(), owes);
-        }
-    }
-
     /// How the hits of a rule are charged, and what its limits do.
     fn any_rule() -> impl Strategy<Value = (Charge, Enforcement)> {
         let charge = prop_oneof![
@@ -639,12 +589,11 @@ mod tests {
         (charge, enforcement)
     }
 
-    /// Which algorithm, rule and unit, and the hits; and whether they are granted.
-    fn any_request() -> impl Strategy<Value = (Vec<(usize, usize, Unit, Hits)>, bool)> {
+    /// Which algorithm, rule and unit, and the hits.
+    fn any_request() -> impl Strategy<Value = Vec<(usize, usize, Unit, Hits)>> {
         let unit = prop_oneof![Just(Unit::Second), Just(Unit::Minute)];
         let one = (0..2_usize, 0..3_usize, unit, any_hits());
-        let is_granted = prop_oneof![5 => Just(false), 1 => Just(true)];
-        (prop::collection::vec(one, 1..5), is_granted)
+        prop::collection::vec(one, 1..5)
     }
 
     proptest! {
@@ -668,7 +617,7 @@ mod tests {
             };
             let runtime = Builder::new_current_thread().build().unwrap();
             let mut now = NOW;
-            for (pause, (request, is_granted)) in requests {
+            for (pause, request) in requests {
                 now = now.plus(Duration::from_millis(pause));
                 let mut batch = Batch::default();
                 for (algorithm, rule, unit, hits) in request {
@@ -685,11 +634,7 @@ mod tests {
                         enforcement,
                         hits,
                     };
-                    let mut one = self::batch_at(&[one], algorithm, now);
-                    if is_granted {
-                        one.grant(1 + hits.count());
-                    }
-                    batch.append(&one);
+                    batch.append(&self::batch_at(&[one], algorithm, now));
                 }
                 let mut expected = one_place.apply_all(&batch, now);
                 let mut counts = runtime.block_on(two_places.add(&batch, now)).unwrap();

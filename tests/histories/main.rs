@@ -111,7 +111,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!(
-        "| place | calls | counters | admitted | grants, resets | losses | without a decision | violations |"
+        "| place | calls | counters | admitted | resets | losses | without a decision | violations |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let mut is_good = true;
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
             outcome.calls,
             outcome.counters,
             outcome.admitted,
-            outcome.changes,
+            outcome.resets,
             outcome.losses,
             outcome.unknown,
             outcome.violations.len()

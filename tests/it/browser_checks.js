@@ -15,14 +15,12 @@ const isDomainFilledIn = () => document.querySelector("#counter-descriptor .doma
 
 /** Opens all parts of the page that a click opens. */
 async function openAll(page) {
-  await page.until("the domain is filled in", isDomainFilledIn);
-  await page.run(() => {
-    document.querySelector("#settings-all").click();
-    document.querySelector("#counter-form .primary").click();
-  });
-  await page.until("counters are listed", () => document.querySelector("#counter-list tbody tr"));
+  await page.run(() => document.querySelector("#settings-all").click());
   await page.until("top talkers are there", () => document.querySelector("#talkers .actions button"));
-  await page.run(() => document.querySelector("#talkers .actions button").click());
+  await page.run(() =>
+    document.querySelector("#talkers .actions").querySelectorAll("button").forEach((one) => one.click()),
+  );
+  await page.until("counters are shown", () => document.querySelector("#counter-list tbody tr"));
   await page.until("one is explained", () => document.querySelector("#explanation table"));
   await page.run(() => document.querySelectorAll("details").forEach((one) => (one.open = true)));
 }
@@ -89,13 +87,14 @@ async function keyboard(browser, url) {
   await page.run(() => document.activeElement.select());
   await page.call("Input.insertText", { text: "remote" });
   await page.until("a rule is found", () => document.querySelector("#rule-tree .rule"));
+  await walk("Counters ");
+  await page.press("Enter");
+  await page.until("counters are shown", () => document.querySelector("#counter-list .actions"));
   await walk("Explain ");
   await page.press("Enter");
   await page.until("the focus is at the explanation", () => document.activeElement.id === "explanation");
   assert.match(await page.text("#explanation"), /api_key|remote_address/);
   await walk("Show");
-  await page.press("Enter");
-  await page.until("counters are shown", () => document.querySelector("#counter-list .actions"));
   await walk("Admin token");
   await walk("Reset ");
   await page.press("Enter");
@@ -162,12 +161,9 @@ async function hostile(browser, url, file) {
     );
     await page.run(() => document.querySelector("#explanation").replaceChildren());
   }
-  // The list of counters shows them, too.
-  await page.run(() => {
-    document.querySelector('#counter-descriptor [aria-label="Remove entry 1"]')?.click();
-    document.querySelector("#counter-form .primary").click();
-  });
-  await page.until("counters are listed", () => document.querySelector("#counter-list tbody tr"));
+  // So do counters.
+  await page.run(() => document.querySelector('#talkers [aria-label^="Counters "]').click());
+  await page.until("counters are shown", () => document.querySelector("#counter-list tbody tr"));
   const planted = await page.run(() => ({
     elements: document.querySelectorAll(
       "[onerror], [onload], main img, main script, iframe, marquee, a[href^='javascript']",
@@ -213,6 +209,8 @@ async function reload(browser, url, folder) {
 async function token(browser, url) {
   const page = await browser.open(url);
   await page.until("the domain is filled in", isDomainFilledIn);
+  await page.type("#counter-descriptor .entry-row input", "remote_address");
+  await page.type("#counter-descriptor .entry-row textarea", "192.0.2.1");
   const change = async () => {
     await page.run(() => document.querySelector("#counter-form .primary").click());
     await page.click('#counter-list [aria-label^="Reset "]');

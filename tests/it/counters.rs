@@ -1,11 +1,7 @@
 //! The hits of counters, shown and changed through the debug port: by `tollgate counters` and by its endpoints.
 
-use std::{collections::BTreeSet, process::Output};
+use std::process::Output;
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::RateLimitRequest,
-};
 use serde_json::{Value, json};
 
 use crate::support::{
@@ -109,21 +105,13 @@ async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
         assert_eq!(counter(&server, "log=w")["hits"], 0);
         assert_eq!(counter(&server, "free=v"), Value::Null);
     }
-    let listed = run_json(&server, &["list", "--domain", "d"]);
-    let listed = listed["counters"].as_array().unwrap();
-    let keys = listed
-        .iter()
-        .map(|one| one["entries"][0]["key"].as_str().unwrap());
-    let keys: BTreeSet<_> = keys.collect();
-    assert_eq!(keys, BTreeSet::from(KEYS));
-    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
     assert_eq!(server.metric("tollgate_memory_counters"), KEYS.len() as u64);
 }
 
 #[tokio::test]
 async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is_none() {
     let server = tollgate::with_rules(RULES).start();
-    hit(&server, &[("two", "v"), ("path", "/api/x")], 3).await;
+    hit(&server, &[("two", "v")], 3).await;
     let (code, text, _) = run(
         &server,
         &[
@@ -144,51 +132,6 @@ async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is
     );
     assert!(lines[3].starts_with("free=v: no counter: "), "{text}");
     assert!(lines[4].contains("`nope` is no key here"), "{text}");
-    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
-    assert!(
-        text.contains("path=/api/* (shared): 3 of 9 per year"),
-        "{text}"
-    );
-    assert_eq!(text.lines().count(), 3, "{text}");
-}
-
-#[tokio::test]
-async fn pages_together_have_every_counter_and_hostile_values_are_escaped() {
-    let server = tollgate::with_rules(RULES).start();
-    let hostile = "<b>\u{1b}[31m\r\n\"}{1:d1:k";
-    let long = "x".repeat(16_000);
-    let values: Vec<_> = (0..20).map(|value| value.to_string()).collect();
-    let mut used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
-    used.extend([("first", hostile), ("first", &long)]);
-    hit(&server, &used, 1).await;
-    let mut found = BTreeSet::new();
-    let mut path = "/counters?domain=d&limit=6".to_owned();
-    loop {
-        let page = get(server.debug, &path);
-        // Values are the clients', and no browser may take them for a page.
-        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
-        let page: Value = serde_json::from_str(&page.body).unwrap();
-        for one in page["counters"].as_array().unwrap() {
-            let value = one["entries"][0]["value"].as_str().unwrap();
-            assert!(found.insert(value.to_owned()), "{value} twice");
-        }
-        let Some(cursor) = page["cursor"].as_str() else {
-            break;
-        };
-        path = format!("/counters?domain=d&limit=6&cursor={cursor}");
-    }
-    let expected = values.iter().cloned().chain([hostile.to_owned()]);
-    assert_eq!(found, expected.collect());
-    let (_, text, _) = run(&server, &["list", "--domain", "d"]);
-    assert_eq!(text.lines().count(), 21, "{text}");
-    assert!(!text.contains('\u{1b}'), "{text}");
-    // A key of a long descriptor is a digest: it is listed on request, and known as one when it is asked for.
-    let digests = run_json(&server, &["list", "--domain", "d", "--digests"]);
-    let digests = digests["counters"].as_array().unwrap().clone();
-    let digest: Vec<_> = digests.iter().filter(|one| one["digest"] == true).collect();
-    assert_eq!(digest.len(), 1);
-    assert_eq!(digest[0]["hits"], 1);
-    assert_eq!(counter(&server, &format!("first={long}"))["digest"], true);
 }
 
 #[tokio::test]
@@ -254,9 +197,9 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
     );
 }
 
-/// Counts in one Redis, or limits per second in another one; all keys begin with a text that is a pattern for SCAN.
+/// Counts in one Redis, or limits per second in another one.
 #[tokio::test]
-async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
+async fn counters_in_redis_are_shown_and_reset_as_in_memory() {
     let (redis, per_second) = (Redis::start(), Redis::start());
     let server = tollgate::with_rules(RULES)
         .redis(&redis)
@@ -274,18 +217,10 @@ async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
     hit(&server, &used, 3).await;
     let commands = per_second.number(&["DBSIZE"]);
     assert_eq!(commands, 1, "the limit of many seconds is there");
-    for key in KEYS {
+    for (key, _) in &used {
         assert_eq!(counter(&server, &format!("{key}=v"))["hits"], 3, "{key}");
     }
-    let listed = run_json(&server, &["list", "--domain", "d"]);
-    let listed = listed["counters"].as_array().unwrap();
-    let name = |one: &Value| one["entries"][0]["key"].as_str().unwrap().to_owned();
-    let keys: BTreeSet<_> = listed.iter().map(name).collect();
-    let expected = KEYS.into_iter().chain(["fast"]).map(str::to_owned);
-    assert_eq!(keys, expected.collect());
-    assert_eq!(listed.len(), keys.len());
-    assert!(listed.iter().all(|one| one["hits"] == 3), "{listed:?}");
-    // Neither looks nor lists made a key, or changed one.
+    // A look made no key.
     assert_eq!(redis.number(&["DBSIZE"]), 6);
     for key in KEYS {
         let descriptor = format!("{key}=v");
@@ -297,15 +232,15 @@ async fn counters_in_redis_are_listed_shown_and_reset_as_in_memory() {
             "{key}"
         );
     }
-    // A server that is gone is an error, and no empty list.
+    // A server that is gone is an error.
     drop((redis, per_second));
-    let (code, _, errors) = run(&server, &["list", "--domain", "d"]);
+    let (code, _, errors) = run(&server, &["get", "--domain", "d", "-d", "log=v"]);
     assert_eq!(code, Some(1));
     assert!(errors.contains("503"), "{errors}");
 }
 
 #[tokio::test]
-async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
+async fn counters_of_all_masters_of_a_cluster_are_shown_and_reset() {
     let cluster = Cluster::start(0);
     let server = tollgate::with_rules(RULES)
         .redis_at(&cluster.url(), "10s")
@@ -322,17 +257,12 @@ async fn counters_of_all_masters_of_a_cluster_are_listed_and_reset() {
         true
     })
     .await;
-    let listed = run_json(&server, &["list", "--domain", "d", "--limit", "1000"]);
-    let name = |one: &Value| one["entries"][0]["value"].as_str().unwrap().to_owned();
-    let found: BTreeSet<_> = listed["counters"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(name)
-        .collect();
-    assert_eq!(found, values.iter().cloned().collect());
-    for value in &values[..5] {
+    for value in &values {
         let descriptor = format!("log={value}");
+        assert!(
+            counter(&server, &descriptor)["hits"].as_u64() > Some(0),
+            "{value}"
+        );
         run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
         assert_eq!(counter(&server, &descriptor)["hits"], 0, "{value}");
     }
@@ -358,90 +288,16 @@ async fn a_reset_through_one_replica_frees_a_client_of_the_others() {
     assert_eq!(counter(&replicas[0], "day=v")["hits"], 6);
 }
 
-/// How many of 60 requests pass.
-async fn passing(server: &Tollgate, key: &str, value: &str) -> usize {
-    let mut client = connect(server.grpc).await;
-    let mut passed = 0;
-    for _ in 0..60 {
-        passed += usize::from(is_ok(&ask(&mut client, "d", &[(key, value)]).await));
-    }
-    passed
-}
-
-/// Windows let 20 more hits pass, and all others as many as they hold: 9, or 5 of a bucket.
-#[tokio::test]
-async fn granted_hits_pass_beyond_the_limit_in_memory_and_in_redis() {
-    let redis = Redis::start();
-    for server in [
-        tollgate::with_rules(RULES).start(),
-        tollgate::with_rules(RULES).redis(&redis).start(),
-    ] {
-        for (key, full, more) in [
-            ("fast", 9, 20),
-            ("day", 9, 20),
-            ("first", 9, 20),
-            ("sliding", 9, 9),
-            ("log", 9, 9),
-            ("bucket", 5, 5),
-        ] {
-            assert_eq!(passing(&server, key, "v").await, full, "{key}");
-            let descriptor = format!("{key}=v");
-            let grant = ["grant", "--domain", "d", "--hits", "20", "-d", &descriptor];
-            let granted = run_json(&server, &grant)["descriptors"][0]["counters"][0].clone();
-            assert_eq!(
-                (&granted["hits"], &granted["granted"], &granted["remaining"]),
-                (&json!(0), &json!(more), &json!(more)),
-                "{key} {granted}"
-            );
-            // All that shows a counter says how many pass, and no refusal is predicted.
-            let explained = get(
-                server.debug,
-                &format!("/explain?domain=d&descriptor={descriptor}"),
-            );
-            let explained: Value = serde_json::from_str(&explained.body).unwrap();
-            assert_eq!(explained["code"], "OK", "{explained}");
-            let listed = run_json(&server, &["list", "--domain", "d"]);
-            let listed = listed["counters"].as_array().unwrap().iter();
-            let listed = listed.filter(|one| one["entries"][0]["key"] == key);
-            let limit = explained["descriptors"][0]["limits"][0].clone();
-            for shown in listed.chain([&counter(&server, &descriptor), &limit]) {
-                assert_eq!(shown["remaining"], more, "{key} {shown}");
-                let beyond = shown["beyondLimit"].as_u64();
-                assert_eq!(
-                    beyond.unwrap_or(0) + full as u64,
-                    more.max(full) as u64,
-                    "{key}"
-                );
-            }
-            assert_eq!(passing(&server, key, "v").await, more, "{key}");
-        }
-        // In advance too, for as long as the window of now.
-        run_json(
-            &server,
-            &["grant", "--domain", "d", "--hits", "20", "-d", "day=new"],
-        );
-        assert_eq!(passing(&server, "day", "new").await, 29);
-        let (code, ..) = run(
-            &server,
-            &["grant", "--domain", "d", "--hits", "0", "-d", "day=v"],
-        );
-        assert_eq!(code, Some(2));
-        server.log().with("hits were granted");
-    }
-    let ttl = redis.cli(&["--raw", "EVAL", FOREVER, "0"]);
-    assert_eq!(ttl.trim(), "0", "keys without an end");
-}
-
-/// Hits, or hits that are granted.
+/// Hits, or a reset.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Hit(u32),
-    Grant(u32),
+    Reset,
 }
 
-/// After any hits and grants, all that shows a counter shows as many hits as then pass.
+/// After any hits and resets, all that shows a counter shows as many hits as then pass.
 #[tokio::test]
-async fn as_many_hits_pass_as_are_shown_after_any_grants() {
+async fn as_many_hits_pass_as_are_shown() {
     const MORE_RULES: &str = "
   - key: none
     rate_limit: { unit: year, requests_per_unit: 0 }
@@ -449,13 +305,12 @@ async fn as_many_hits_pass_as_are_shown_after_any_grants() {
     shadow_mode: true
     rate_limit: { unit: year, requests_per_unit: 9 }
 ";
-    use Step::{Grant, Hit};
-    let histories: [&[Step]; 5] = [
-        &[Hit(3), Grant(2)],
-        &[Hit(3), Grant(12)],
-        &[Hit(12), Grant(4), Hit(2), Grant(4)],
-        &[Hit(2), Grant(20), Hit(8), Grant(7), Hit(3)],
-        &[Hit(1), Grant(3), Hit(20)],
+    use Step::{Hit, Reset};
+    let histories: [&[Step]; 4] = [
+        &[Hit(3)],
+        &[Hit(3), Reset],
+        &[Hit(12)],
+        &[Hit(12), Reset, Hit(2)],
     ];
     let (redis, cluster) = (Redis::start(), Cluster::start(0));
     let start = || tollgate::with_rules(&format!("{RULES}{MORE_RULES}"));
@@ -476,10 +331,8 @@ async fn as_many_hits_pass_as_are_shown_after_any_grants() {
                 for step in *history {
                     match step {
                         Hit(times) => hit(&server, &[(key, &value)], *times).await,
-                        Grant(hits) => {
-                            let hits = hits.to_string();
-                            let grant = ["--domain", "d", "--hits", &hits, "-d", &descriptor];
-                            run_json(&server, &[&["grant"][..], &grant].concat());
+                        Reset => {
+                            run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
                         }
                     }
                 }
@@ -490,15 +343,6 @@ async fn as_many_hits_pass_as_are_shown_after_any_grants() {
                 let explained: Value = serde_json::from_str(&explained).unwrap();
                 let limit = &explained["descriptors"][0]["limits"][0];
                 assert_eq!(limit["remaining"], *shown, "{key} {history:?}");
-                let listed = run_json(&server, &["list", "--domain", "d"]);
-                let mut listed = listed["counters"].as_array().unwrap().iter();
-                let listed = listed.find(|one| {
-                    (&one["entries"][0]["key"], &one["entries"][0]["value"])
-                        == (&json!(key), &json!(value))
-                });
-                // One without a window is gone if it holds nothing.
-                let is_listed = listed.is_some_and(|one| one["remaining"] == *shown);
-                assert!(is_listed || own["hits"] == 0, "{key} {history:?}");
                 assert_eq!(limit["over"], *shown == 0, "{key} {history:?}");
                 let passed = within(&server, key, &value).await;
                 assert_eq!(json!(passed), *shown, "{key} {history:?}");
@@ -521,171 +365,6 @@ async fn within(server: &Tollgate, key: &str, value: &str) -> u64 {
     hit(server, &[(key, value)], 60).await;
     60 - (over() - before)
 }
-
-/// Rules whose limit of 10 is judged together with others.
-const ADMITTED: &str = "
-domain: d
-count: admitted
-descriptors:
-  - key: one
-    rate_limit: { unit: year, requests_per_unit: 10 }
-  - key: both
-    rate_limits:
-      - { unit: year, requests_per_unit: 10 }
-      - { unit: second, unit_multiplier: 2000000000, requests_per_unit: 1000000 }
-  - key: other
-    rate_limit: { unit: year, requests_per_unit: 1000000 }
-";
-
-/// Sends a request of so many hits on each of `descriptors`; returns whether it passes.
-async fn passes(server: &Tollgate, descriptors: &[(&str, &str)], hits: u32) -> bool {
-    let all = descriptors.iter().map(|entry| descriptor(&[*entry]));
-    let request = RateLimitRequest {
-        hits_addend: hits,
-        ..request("d", all.collect())
-    };
-    is_ok(&send(&mut connect(server.grpc).await, request).await)
-}
-
-/// One hit of 10, then a grant of 100: 50 hits in one request, 6 and 6 on a descriptor that stands twice, and the rest one
-/// by one.
-#[tokio::test]
-async fn what_was_granted_passes_in_whatever_way_it_comes_and_wherever_it_is_counted() {
-    let (redis, both, per_second) = (Redis::start(), Redis::start(), Redis::start());
-    let cluster = Cluster::start(0);
-    let start = || tollgate::with_rules(ADMITTED);
-    let second = [
-        "--redis-per-second",
-        "--redis-per-second-url",
-        &per_second.url(),
-    ];
-    let one = ("one", "v");
-    let in_cluster = start().redis_at(&cluster.url(), "10s").start();
-    let places = [
-        ("memory", start().start(), vec![one]),
-        ("one Redis", start().redis(&redis).start(), vec![one]),
-        (
-            "a Redis for limits per second",
-            start().redis(&both).args(second).start(),
-            vec![("both", "v")],
-        ),
-        (
-            "cluster, another descriptor",
-            start().redis_at(&cluster.url(), "10s").start(),
-            vec![("one", "w"), ("other", "v")],
-        ),
-        ("cluster", in_cluster, vec![one]),
-    ];
-    let mut found = Vec::new();
-    for (place, server, descriptors) in &places {
-        eventually("calls are answered", async || {
-            let looks = descriptors.iter().map(|entry| RateLimitDescriptor {
-                hits_addend: Some(0),
-                ..descriptor(&[*entry])
-            });
-            let looks = request("d", looks.collect());
-            send(&mut connect(server.grpc).await, looks).await.is_ok()
-        })
-        .await;
-        assert!(passes(server, descriptors, 1).await, "{place}");
-        let (key, value) = descriptors[0];
-        let granted = format!("{key}={value}");
-        run_json(
-            server,
-            &["grant", "--domain", "d", "--hits", "100", "-d", &granted],
-        );
-        let fifty = passes(server, descriptors, 50).await;
-        let mut twice = descriptors.clone();
-        twice.push(descriptors[0]);
-        let twice = passes(server, &twice, 6).await;
-        let mut singles = 0;
-        while passes(server, descriptors, 1).await {
-            singles += 1;
-        }
-        found.push((*place, fifty, twice, singles));
-    }
-    let expected = places
-        .each_ref()
-        .map(|(place, ..)| (*place, true, true, 47));
-    assert_eq!(found, expected);
-}
-
-#[tokio::test]
-async fn a_grant_that_has_no_effect_says_so() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--max-counters", "1"])
-        .start();
-    let grant = |descriptor| {
-        let grant = ["grant", "--domain", "d", "--hits", "20", "-d", descriptor];
-        let (code, text, errors) = run(&server, &grant);
-        assert_eq!(code, Some(0), "{errors}");
-        text
-    };
-    let text = grant("first=v");
-    assert!(
-        text.contains(
-            "  0 -> 0 of 9 per year, nothing granted (its window begins with its first hit"
-        ),
-        "{text}"
-    );
-    hit(
-        &server,
-        &[("day", "known"), ("log", "v"), ("first", "v")],
-        3,
-    )
-    .await;
-    let text = grant("day=known");
-    assert!(
-        text.contains(
-            "  3 -> 0 of 9 per year, 20 more granted, 26 pass until the window ends, resets in "
-        ),
-        "{text}"
-    );
-    // There is no room for another counter.
-    for (descriptor, held) in [("day=new", 0), ("log=v", 3), ("first=v", 3)] {
-        let text = grant(descriptor);
-        let expected = format!("  {held} -> {held} of 9 per year, nothing granted (memory is full");
-        assert!(text.contains(&expected), "{text}");
-    }
-    server.log().with("9/year 3 -> 3 and 0 more pass");
-}
-
-/// envoyproxy/ratelimit reads a counter as a number without a sign.
-#[tokio::test]
-async fn no_counter_that_the_reference_reads_owes_hits() {
-    let redis = Redis::start();
-    let rules = "{ domain: d, descriptors: [{ key: one, rate_limit: { unit: year, requests_per_unit: 10 } }] }";
-    let server = tollgate::with_rules(rules)
-        .redis(&redis)
-        .args(["--key-format", "reference"])
-        .start();
-    let is_unsigned = || {
-        let keys = redis.keys();
-        let value = redis.cli(&["GET", &keys[0]]);
-        let value = value.trim().trim_matches('"').to_owned();
-        (keys.len(), value.parse::<u64>().ok())
-    };
-    for _ in 0..4 {
-        assert!(passes(&server, &[("one", "v")], 1).await);
-    }
-    let (code, _, errors) = run(
-        &server,
-        &["grant", "--domain", "d", "--hits", "20", "-d", "one=v"],
-    );
-    assert_eq!(code, Some(1));
-    assert!(
-        errors.contains("no grants with --key-format reference")
-            && errors.contains("raise the limit in the rules"),
-        "{errors}"
-    );
-    assert_eq!(is_unsigned(), (1, Some(4)));
-    run_json(&server, &["reset", "--domain", "d", "-d", "one=v"]);
-    assert_eq!(is_unsigned(), (1, Some(0)));
-}
-
-/// Counts the keys that never expire.
-const FOREVER: &str = "local count = 0 for _, key in ipairs(redis.call('KEYS', '*')) do \
-     if redis.call('TTL', key) < 0 then count = count + 1 end end return count";
 
 const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;
 
@@ -782,11 +461,9 @@ async fn no_far_client_changes_a_counter_through_an_ordinary_proxy() {
     );
     for proxy in [envoy.listener("all"), nginx.address] {
         for host in ["localhost", "127.0.0.1", "[::1]:6070", "evil.example"] {
-            for path in ["/counters/reset", "/counters/grant"] {
-                let headers = format!("content-type: application/json\r\nhost: {host}\r\n");
-                let reply = json::send_with(proxy, "POST", path, &headers, RESET);
-                assert_eq!(reply.status, 403, "{host}: {reply:?}");
-            }
+            let headers = format!("content-type: application/json\r\nhost: {host}\r\n");
+            let reply = json::send_with(proxy, "POST", "/counters/reset", &headers, RESET);
+            assert_eq!(reply.status, 403, "{host}: {reply:?}");
         }
     }
     assert_eq!(counter(&server, "log=v")["hits"], 1);
@@ -820,7 +497,7 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
     let server = tollgate::with_rules(RULES)
         .args(["--debug-hosts", "tollgate.test,other.test"])
         .start();
-    const PAGES: [&str; 9] = [
+    const PAGES: [&str; 7] = [
         "/",
         "/rules",
         "/settings",
@@ -828,8 +505,6 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
         "/rlconfig",
         "/top",
         "/snapshot",
-        "/counters?domain=d",
-        "/none",
     ];
     let status =
         |path: &str, host: &str| get_with(server.debug, path, &[("host", host.as_bytes())]).status;
@@ -868,16 +543,6 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
 #[test]
 fn nonsense_is_refused_with_the_reason() {
     let server = tollgate::with_rules(RULES).start();
-    for (query, reason) in [
-        ("", "say which domain"),
-        ("?domain=d&limit=0", "limit is not a number from 1 to 1000"),
-        ("?domain=d&cursor=x", "cursor is not one"),
-        ("?domain=d&nope=1", "a parameter is not one of"),
-    ] {
-        let reply = get(server.debug, &format!("/counters{query}"));
-        assert_eq!(reply.status, 400, "{query}");
-        assert!(reply.body.contains(reason), "{}", reply.body);
-    }
     let post = |body: &str| json::send(server.debug, "POST", "/counters/get", body.as_bytes());
     let many = vec![r#"{"entries":[{"key":"log","value":"v"}]}"#; 17].join(",");
     let many = format!(r#"{{"domain":"d","descriptors":[{many}]}}"#);
@@ -890,7 +555,4 @@ fn nonsense_is_refused_with_the_reason() {
         assert_eq!(reply.status, 400, "{body}");
         assert!(reply.body.contains(reason), "{}", reply.body);
     }
-    let (code, _, errors) = run(&server, &["list", "--domain", "d", "--cursor", "x"]);
-    assert_eq!(code, Some(1));
-    assert!(errors.contains("cursor is not one"), "{errors}");
 }

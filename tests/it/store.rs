@@ -74,16 +74,31 @@ impl Backend {
         })
     }
 
-    /// Removes all counters.
-    pub(crate) fn clear(&self) {
-        let nodes = match self {
-            Self::Memory(_) => unreachable!("each law has a memory of its own"),
+    /// The servers; none for a store in memory.
+    fn nodes(&self) -> &[Redis] {
+        match self {
+            Self::Memory(_) => &[],
             Self::Redis(redis) => std::slice::from_ref(redis),
             Self::Cluster(cluster) => &cluster.nodes,
-        };
-        for node in nodes {
+        }
+    }
+
+    /// Removes all counters of servers.
+    pub(crate) fn clear(&self) {
+        for node in self.nodes() {
             node.cli(&["FLUSHALL"]);
         }
+    }
+
+    /// Sets all counts of servers to -100, as earlier versions could leave them. Returns whether there are servers.
+    pub(crate) fn set_below_zero(&self) -> bool {
+        const SET: &str = "for _, key in ipairs(redis.call('KEYS', '*')) do \
+             local below = string.gsub(redis.call('GET', key), '-?%d+$', '-100') \
+             redis.call('SET', key, below, 'KEEPTTL') end";
+        for node in self.nodes() {
+            node.cli(&["EVAL", SET, "0"]);
+        }
+        !self.nodes().is_empty()
     }
 
     /// The number of counters.
@@ -283,6 +298,7 @@ on_all_stores! {
     a_look_sees_the_count_and_makes_no_counter
     giving_back_stops_at_zero
     giving_back_to_no_counter_makes_none
+    a_count_below_zero_is_read_as_0_and_the_next_hit_counts_from_there
     a_batch_is_applied_in_order
     the_most_hits_twice_stay_above_every_limit
     periods_have_counters_of_their_own
@@ -311,6 +327,39 @@ fn counts_rise_in_order(backend: &Backend) {
             (&[add("a", 5)], &[7]),
         ],
     );
+}
+
+/// Earlier versions could leave such counts. A look comes last each time, as counts are mended after the answer.
+fn a_count_below_zero_is_read_as_0_and_the_next_hit_counts_from_there(backend: &Backend) {
+    backend.open(async |handle| {
+        send(&handle, &[add("a", 1)]).await;
+        for (steps, expected) in [
+            (&[add("a", 1), look("a")][..], &[1, 1][..]),
+            (&[add("a", 3)], &[3]),
+            (&[add("a", 2), add("a", 4)], &[2, 6]),
+            (&[give_back("a", 7)], &[0]),
+            (&[give_back("a", 7), add("a", 5)], &[0, 5]),
+        ] {
+            if !backend.set_below_zero() {
+                return;
+            }
+            assert_eq!(send(&handle, &[look("a")]).await, [0]);
+            assert_eq!(send(&handle, steps).await, expected);
+            let last = expected[expected.len() - 1];
+            assert_eq!(send(&handle, &[look("a")]).await, [last]);
+            assert_eq!(
+                send(&handle, &[add("a", 2), look("a")]).await,
+                [last + 2; 2]
+            );
+            assert_eq!(send(&handle, &[look("a")]).await, [last + 2]);
+        }
+        backend.set_below_zero();
+        assert_eq!(send_stopping(&handle, &[add("a", 2)]).await, [2]);
+        assert_eq!(send(&handle, &[add("a", 1)]).await, [3]);
+    });
+    for node in backend.nodes() {
+        assert_eq!(node.keys_without_end(), 0);
+    }
 }
 
 fn a_batch_moves_several_counters(backend: &Backend) {

@@ -150,7 +150,7 @@ fn printing(server: &Tollgate) -> Vec<Vec<String>> {
         format!("ask --server http://{grpc} --domain d -d k=v"),
         format!("check {rules}"),
         "completions bash".to_owned(),
-        format!("counters list --server http://{debug} --domain d"),
+        format!("counters get --server http://{debug} --domain d -d k=v"),
         format!("explain --rules {rules} --domain d -d k=v"),
         "help".to_owned(),
         format!(
@@ -161,7 +161,6 @@ fn printing(server: &Tollgate) -> Vec<Vec<String>> {
         "man".to_owned(),
         "schema".to_owned(),
         "serve --help".to_owned(),
-        "size --rps 1000 --keys 1000".to_owned(),
         "--help".to_owned(),
         "--version".to_owned(),
     ];

@@ -4,21 +4,8 @@ use std::fmt::Write as _;
 
 use crate::{
     foundation::printable::on_one_line,
-    service::admin::document::{
-        CounterDocument, CounterList, CountersDocument, EntryDocument, LimitDocument,
-    },
+    service::admin::document::{CounterDocument, CountersDocument, EntryDocument, LimitDocument},
 };
-
-/// One line for each counter of a domain.
-pub(super) fn list(all: &CounterList) -> String {
-    let mut lines: Vec<String> = all.counters.iter().map(listed).collect();
-    match &all.cursor {
-        Some(cursor) => lines.push(format!("more: --cursor {}", on_one_line(cursor))),
-        None if lines.is_empty() => lines.push("no counter holds hits".to_owned()),
-        None => {}
-    }
-    lines.join("\n")
-}
 
 /// Each descriptor with its counters below it.
 pub(super) fn descriptors(all: &CountersDocument) -> String {
@@ -38,23 +25,11 @@ pub(super) fn descriptors(all: &CountersDocument) -> String {
     text
 }
 
-fn listed(counter: &CounterDocument) -> String {
-    let name = match &counter.entries {
-        Some(of) => entries(of),
-        None => on_one_line(&counter.key),
-    };
-    format!("{name}: {}", standing(counter))
-}
-
-/// `k=v,k=v`; a pattern whose values share a counter is marked.
+/// `k=v,k=v`
 fn entries(of: &[EntryDocument]) -> String {
     let entry = |entry: &EntryDocument| {
         let [key, value] = [&entry.key, &entry.value].map(|text| on_one_line(text));
-        let shared = match entry.shared {
-            Some(true) => " (shared)",
-            _ => "",
-        };
-        format!("{key}={value}{shared}")
+        format!("{key}={value}")
     };
     let entries: Vec<_> = of.iter().map(entry).collect();
     entries.join(",")
@@ -70,21 +45,12 @@ fn standing(counter: &CounterDocument) -> String {
         Some(hits) => text.push_str(&hits.to_string()),
         None => text.push_str("unknown"),
     }
-    match (&counter.limit, counter.period_secs) {
-        (Some(limit), _) => text.push_str(&of_limit(limit)),
-        (None, Some(secs)) => {
-            let _ = write!(text, " hits in {}", duration(secs));
-        }
-        (None, None) => text.push_str(" hits"),
-    }
+    text.push_str(&of_limit(&counter.limit));
     if let Some(leased) = counter.leased {
         text.push_str(&slice(leased));
     }
-    if let Some(effect) = granted(counter) {
-        text.push_str(&effect);
-    }
     if let Some(remaining) = counter.remaining {
-        text.push_str(&left(remaining, counter.beyond_limit));
+        text.push_str(&left(remaining));
     }
     if let Some(secs) = counter.oldest_secs {
         let _ = write!(text, ", the oldest for {}", duration(secs));
@@ -92,8 +58,7 @@ fn standing(counter: &CounterDocument) -> String {
     if let Some(secs) = counter.reset_secs {
         let _ = write!(text, ", resets in {}", duration(secs));
     }
-    let is_reset = counter.hits_before.is_some() && counter.granted.is_none();
-    if is_reset && counter.hits > Some(0) {
+    if counter.hits_before.is_some() && counter.hits > Some(0) {
         text.push_str(
             " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
         );
@@ -103,9 +68,6 @@ fn standing(counter: &CounterDocument) -> String {
     }
     if let Some(rule) = &counter.rule {
         let _ = write!(text, ", rule {}", on_one_line(rule));
-    }
-    if counter.digest == Some(true) {
-        text.push_str(", digest (the descriptor is too long to be part of the key)");
     }
     text
 }
@@ -122,29 +84,14 @@ fn of_limit(limit: &LimitDocument) -> String {
     format!(" of {requests} per {}", on_one_line(&per))
 }
 
-/// `, 100 more granted`, or `, nothing granted` with the reason.
-fn granted(counter: &CounterDocument) -> Option<String> {
-    let mut text = match counter.granted? {
-        0 => ", nothing granted".to_owned(),
-        hits => format!(", {hits} more granted"),
-    };
-    if let Some(why) = &counter.why_fewer {
-        let _ = write!(text, " ({})", on_one_line(why));
-    }
-    Some(text)
-}
-
 /// `, of which 3 are a slice of this process`.
 pub(in crate::cli) fn slice(hits: u64) -> String {
     format!(", of which {hits} are a slice of this process")
 }
 
-/// `, 3 left`, or how many hits pass until the window ends if more were granted.
-pub(in crate::cli) fn left(remaining: u64, beyond_limit: Option<u64>) -> String {
-    match beyond_limit {
-        None | Some(0) => format!(", {remaining} left"),
-        Some(_) => format!(", {remaining} pass until the window ends"),
-    }
+/// `, 3 left`.
+pub(in crate::cli) fn left(remaining: u64) -> String {
+    format!(", {remaining} left")
 }
 
 /// A period, and the name of the limit if it has one.
@@ -178,58 +125,7 @@ pub(in crate::cli) fn duration(secs: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-
-    #[test]
-    fn a_grant_says_what_passes_now_or_that_nothing_was_granted() {
-        for (fields, expected) in [
-            (
-                json!({ "hitsBefore": 4, "hits": 0, "remaining": 103, "beyondLimit": 100, "granted": 100 }),
-                "4 -> 0 of 3 per second, 100 more granted, 103 pass until the window ends",
-            ),
-            (
-                json!({ "hitsBefore": 3, "hits": 1, "remaining": 2, "granted": 2 }),
-                "3 -> 1 of 3 per second, 2 more granted, 2 left",
-            ),
-            (
-                json!({ "hitsBefore": 0, "hits": 0, "remaining": 3, "granted": 0, "whyFewer": "it\nis full" }),
-                "0 -> 0 of 3 per second, nothing granted (it\\nis full), 3 left",
-            ),
-            (
-                json!({ "hits": 0, "remaining": 103, "beyondLimit": 100 }),
-                "0 of 3 per second, 103 pass until the window ends",
-            ),
-        ] {
-            let mut counter = fields;
-            counter["limit"] = json!({ "requestsPerUnit": 3, "unit": "second" });
-            let counter = serde_json::from_value(counter).unwrap();
-            assert_eq!(standing(&counter), expected);
-        }
-    }
-
-    #[test]
-    fn a_list_has_a_line_for_each_counter_whatever_its_values_are() {
-        let counters = json!([
-            {
-                "key": "k", "entries": [{ "key": "user", "value": "a\nb\u{1b}[31m" }],
-                "algorithm": "token_bucket", "periodSecs": 60, "rule": "d.user",
-                "limit": { "requestsPerUnit": 5, "unit": "minute", "unitMultiplier": 2 },
-                "hits": 7, "remaining": 0, "resetSecs": 90,
-            },
-            { "key": "{#00ff}f60", "digest": true, "algorithm": "first_hit", "periodSecs": 60 },
-        ]);
-        let list = |all| list(&serde_json::from_value(all).unwrap());
-        let text = list(json!({ "counters": counters, "cursor": "1.0.7" }));
-        let expected = "user=a\\nb\\u{1b}[31m: 7 of 5 per 2 minutes, 0 left, resets in 1m 30s; \
-                        token_bucket, rule d.user\n\
-                        {#00ff}f60: unknown hits in 1m; first_hit, digest (the descriptor is too long to be \
-                        part of the key)\n\
-                        more: --cursor 1.0.7";
-        assert_eq!(text, expected);
-        assert_eq!(list(json!({ "counters": [] })), "no counter holds hits");
-    }
 
     #[test]
     fn a_duration_has_two_units_at_most() {

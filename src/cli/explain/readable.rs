@@ -163,7 +163,7 @@ fn limit(limit: &ExplainedLimit, text: &mut String) {
         }
     };
     if let Some(before) = &counter.before {
-        let left = left(before.remaining, before.beyond_limit);
+        let left = left(before.remaining);
         let (count, resets) = (before.count, duration(before.reset_secs));
         let _ = match before.oldest_secs {
             _ if !has_slots(limit) => {

@@ -133,7 +133,7 @@ impl TokenBucket {
     }
 }
 
-fn signed(hits: u64) -> i64 {
+pub(super) fn signed(hits: u64) -> i64 {
     i64::try_from(hits).unwrap_or(i64::MAX)
 }
 

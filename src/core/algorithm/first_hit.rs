@@ -6,12 +6,9 @@ use crate::core::counter::IncrementSpec;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct FirstHit {
     pub(super) start: u64,
-    /// Also 0 for a window that has not begun, and negative if it owes hits.
-    pub(super) count: i64,
+    /// Also 0 for a window that has not begun.
+    pub(super) count: u64,
 }
-
-/// The most hits that a window may owe.
-pub(crate) const MOST_OWED: i64 = 1 << 52;
 
 impl FirstHit {
     pub(super) fn at(self, spec: &IncrementSpec, now: u64) -> Self {
@@ -34,22 +31,6 @@ impl FirstHit {
             self.start = self.start.min(then);
         }
         self.charge(spec, then);
-    }
-
-    /// The hits that it holds; negative if it owes hits.
-    pub(super) fn held(self) -> i64 {
-        self.count
-    }
-
-    /// Grants hits, even if it does not hold them. Returns whether it could: a window that
-    /// has not begun owes nothing, because it would not end.
-    pub(super) fn grant(&mut self, hits: u64) -> bool {
-        let has_begun = *self != Self::default();
-        if has_begun {
-            let left = self.count.saturating_sub_unsigned(hits);
-            self.count = left.max(-MOST_OWED);
-        }
-        has_begun
     }
 
     pub(super) fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {

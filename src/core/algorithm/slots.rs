@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::core::counter::{CounterKind, IncrementSpec};
+use crate::core::counter::{CounterKind, IncrementSpec, Operation};
 
 /// The slots that are taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,8 +33,11 @@ impl Slots {
         self.live(now).map(|one| one.slots).sum()
     }
 
-    /// Those of the lease that `spec` names.
-    pub(super) fn of_lease(&self, spec: &IncrementSpec, now: u64) -> u64 {
+    /// Those that `spec` frees: of the lease that it names, or all by a reset.
+    pub(super) fn freed(&self, spec: &IncrementSpec, now: u64) -> u64 {
+        if spec.operation == Operation::Reset {
+            return self.held(now);
+        }
         let lease = lease_of(spec);
         let own = self.live(now).filter(|one| one.lease == lease);
         own.map(|one| one.slots).sum()
@@ -45,8 +48,11 @@ impl Slots {
     }
 
     /// Takes slots for the lease that `spec` names, beside those that it has, or frees all of them. Hits that are given
-    /// back without a lease free none.
+    /// back without a lease free none, and a reset frees those of all leases.
     pub(super) fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        if spec.operation == Operation::Reset {
+            self.taken = VecDeque::new();
+        }
         self.taken.retain(|one| one.leave_at > now);
         let lease = lease_of(spec);
         if spec.added() > 0 {
@@ -135,7 +141,7 @@ mod tests {
     struct Model(Vec<(u64, u64)>);
 
     impl Model {
-        fn held(&mut self, now: u64) -> i64 {
+        fn held(&mut self, now: u64) -> u64 {
             self.0.retain_mut(|(_, leave_at)| {
                 // Taken by a clock that was ahead.
                 *leave_at = (*leave_at).min(now + TTL);
@@ -186,9 +192,13 @@ mod tests {
     #[test]
     fn a_lease_whose_time_is_over_takes_slots_again() {
         let mut state = slots();
-        for (passed, hits) in [(0, 2), (TTL, 1)] {
+        for (passed, hits) in [(0, 2_i64), (TTL, 1)] {
             state.charge(&spec(1, hits), START + passed);
-            assert_eq!(state.held(&spec(2, 0), START + passed), hits, "{passed}");
+            assert_eq!(
+                state.held(&spec(2, 0), START + passed),
+                hits.unsigned_abs(),
+                "{passed}"
+            );
         }
     }
 
@@ -219,17 +229,19 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_are_given_back_without_a_lease_free_nothing_and_a_grant_frees_all() {
+    fn hits_that_are_given_back_without_a_lease_free_nothing_and_a_reset_frees_all() {
         let mut state = slots();
         state.charge(&spec(0, 1), START);
         state.charge(&spec(7, 1), START);
         state.charge(&spec(0, -1), START);
         assert_eq!(state.held(&spec(0, 0), START), 2);
-        let grant = IncrementSpec {
-            operation: Operation::Grant,
+        let reset = IncrementSpec {
+            operation: Operation::Reset,
+            hits: Hits::MAX,
             ..spec(0, 1)
         };
-        assert!(state.grant(&grant, START));
+        assert_eq!(state.held_after(&reset, 3, START), 3);
+        state.charge(&reset, START);
         assert_eq!(state.held(&spec(0, 0), START), 0);
     }
 }

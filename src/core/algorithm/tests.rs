@@ -84,16 +84,10 @@ impl Counter {
         let ends = self.state.ends(&spec, held, now);
         Observed {
             passes,
-            held: u64::try_from(held).unwrap_or(0),
+            held,
             resets_in: ends.resets_in,
             retry_in: ends.retry_in,
         }
-    }
-
-    /// Returns whether it took the grant.
-    fn grant(&mut self, hits: u64, now: u64) -> bool {
-        let spec = spec(self.method, self.limit, Hits::give_back(hits));
-        self.state.grant(&spec, now)
     }
 
     fn look(&mut self, now: u64) -> Observed {
@@ -440,7 +434,7 @@ fn check_held_after(
     taken: u64,
     later: u64,
     [ahead, back]: [u64; 2],
-    held: i64,
+    held: u64,
 ) {
     let mut counter = Counter::with(method, 8, taken, START);
     let untouched = counter.clone();
@@ -644,56 +638,6 @@ fn states_without_a_list_need_no_room() {
         let mut state = counter.state.clone();
         state.make_room();
         assert_eq!((state.heap_bytes(), state), (0, counter.state));
-    }
-}
-
-#[test]
-fn hits_above_the_limit_leave_before_those_that_are_granted() {
-    for method in all() {
-        let mut counter = Counter::with(method, 10, 8, START);
-        counter.limit = 5;
-        counter.grant(2, START);
-        assert_eq!(counter.look(START).held, 3, "{method:?}");
-    }
-}
-
-#[test]
-fn only_a_window_from_the_first_hit_owes_granted_hits_that_it_does_not_hold() {
-    for method in all() {
-        let mut counter = Counter::with(method, 5, 1, START);
-        assert!(counter.grant(3, START));
-        let owed = if method == CounterKind::FirstHit {
-            2
-        } else {
-            0
-        };
-        // All at once, or first some of them.
-        assert!(counter.passes(5 + owed, START), "{method:?}");
-        assert!(!counter.passes(5 + owed + 1, START), "{method:?}");
-        let held = counter.send(Hits::add(3), START).held;
-        assert_eq!(held, 3 - owed, "{method:?}");
-
-        let mut counter = Counter::new(method, 5);
-        assert!(!counter.grant(3, START));
-        assert_eq!(counter.send(Hits::add(3), START).held, 3, "{method:?}");
-    }
-}
-
-#[test]
-fn a_grant_of_a_sliding_window_lets_as_many_more_pass_whatever_the_older_window_weighs() {
-    let method = CounterKind::SlidingWindow;
-    for (older, current) in [(8, 0), (8, 3), (3, 8), (10, 10), (40, 0)] {
-        for (at, granted) in [(1, 1), (2_500, 4), (7_000, 3), (9_999, 2), (7_000, 99)] {
-            let mut counter = Counter::with(method, 99, older, START);
-            let now = START + PERIOD + at;
-            counter.send(Hits::add(current), now);
-            counter.limit = 10;
-            let before = counter.look(now).held;
-            assert!(counter.grant(granted, now));
-            let after = counter.look(now).held;
-            let expected = before.min(10).saturating_sub(granted);
-            assert_eq!(after, expected, "{older} {current} {at} {granted}");
-        }
     }
 }
 

@@ -81,18 +81,10 @@ impl Poolable for Batch {
 #[cfg(test)]
 impl Batch {
     /// Makes each increment a reset.
-    pub(crate) fn give_back_all(&mut self) {
+    pub(crate) fn reset(&mut self) {
         for planned in &mut self.increments {
-            planned.spec.operation = Operation::GiveBack;
+            planned.spec.operation = Operation::Reset;
             planned.spec.hits = crate::core::request::Hits::MAX;
-        }
-    }
-
-    /// Makes each increment a grant of `hits`.
-    pub(crate) fn grant(&mut self, hits: u64) {
-        for planned in &mut self.increments {
-            planned.spec.operation = Operation::Grant;
-            planned.spec.hits = hits;
         }
     }
 
@@ -222,7 +214,7 @@ impl Batch {
         let mut returned = Self::default();
         for (Increment { key, spec }, count) in self.iter().zip(counts) {
             if spec.added() > 0 && !spec.takes_slots() && count.was_counted(&spec) {
-                let spec = spec.undone(count.count());
+                let spec = spec.undone();
                 returned.append_one(Increment { key, spec });
             }
         }

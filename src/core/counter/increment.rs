@@ -60,7 +60,7 @@ impl IncrementSpec {
     pub const fn added(&self) -> u64 {
         match self.operation {
             Operation::Look | Operation::Add(_) => self.hits,
-            Operation::GiveBack | Operation::Grant => 0,
+            Operation::GiveBack | Operation::Reset => 0,
         }
     }
 
@@ -74,23 +74,17 @@ impl IncrementSpec {
         self.added().cast_signed() - self.taken_off().cast_signed()
     }
 
-    /// `count` with these hits. Giving back leaves at least 0, and a counter that owes hits as it is.
-    pub const fn moves(&self, count: i64) -> i64 {
+    /// `count` with these hits. Giving back leaves at least 0.
+    pub const fn moves(&self, count: u64) -> u64 {
         match self.operation {
-            Operation::Look | Operation::Add(_) => count.saturating_add_unsigned(self.hits),
-            Operation::GiveBack | Operation::Grant if count <= 0 => count,
-            Operation::GiveBack | Operation::Grant => {
-                let left = count.saturating_sub_unsigned(self.hits);
-                if left > 0 { left } else { 0 }
-            }
+            Operation::Look | Operation::Add(_) => count.saturating_add(self.hits),
+            Operation::GiveBack | Operation::Reset => count.saturating_sub(self.hits),
         }
     }
 
-    /// Whether a counter that holds `held`, or owes hits if that is negative, refuses these hits. It never
-    /// refuses hits that are given back.
-    pub fn refuses(&self, held: i64) -> bool {
-        !self.operation.takes_off()
-            && held.saturating_add_unsigned(self.added()) > self.limit.cast_signed()
+    /// Whether a counter that holds `held` refuses these hits. It never refuses hits that are given back.
+    pub fn refuses(&self, held: u64) -> bool {
+        !self.operation.takes_off() && held.saturating_add(self.added()) > self.limit
     }
 
     /// The look at what the increment would lead to, which changes nothing. Hits that it would take off stay.
@@ -103,15 +97,10 @@ impl IncrementSpec {
         }
     }
 
-    /// The increment that takes these hits off again, given the count `after` them: a counter that owed hits has to owe
-    /// them again.
-    pub(crate) fn undone(&self, after: i64) -> Self {
-        let operation = match after.saturating_sub_unsigned(self.hits) {
-            ..0 => Operation::Grant,
-            0.. => Operation::GiveBack,
-        };
+    /// The increment that takes these hits off again.
+    pub(crate) fn undone(&self) -> Self {
         Self {
-            operation,
+            operation: Operation::GiveBack,
             adds_first: false,
             ..*self
         }
@@ -161,8 +150,8 @@ impl IncrementSpec {
     pub fn stands_alone(&self) -> bool {
         match self.operation {
             Operation::Add(charge) => matches!(charge, Charge::Always | Charge::Within),
-            Operation::GiveBack => true,
-            Operation::Look | Operation::Grant => false,
+            Operation::GiveBack | Operation::Reset => true,
+            Operation::Look => false,
         }
     }
 }
@@ -177,8 +166,8 @@ pub enum Operation {
     Add(Charge),
     /// Takes them off, as far as the counter holds any.
     GiveBack,
-    /// Lets as many more pass until the window ends: hits above the limit leave first, and a window may owe hits.
-    Grant,
+    /// Takes all of them off, and frees the slots of all leases. Its hits are [`Hits::MAX`].
+    Reset,
 }
 
 impl Operation {
@@ -192,7 +181,7 @@ impl Operation {
     }
 
     pub const fn takes_off(self) -> bool {
-        matches!(self, Self::GiveBack | Self::Grant)
+        matches!(self, Self::GiveBack | Self::Reset)
     }
 }
 

@@ -15,8 +15,6 @@ pub struct CounterState {
     /// The hits that the counter holds now; sliding windows and buckets round up. After a refusal
     /// without a charge it includes earlier uncharged hits of the request on this counter.
     pub after: u64,
-    /// The hits that the counter owes, because they were granted: as many pass before it holds any.
-    pub owed: u64,
     /// Whether the hits of this increment are included.
     pub is_charged: bool,
     /// Whether it is known to be over the limit without asking the store.
@@ -40,7 +38,6 @@ impl From<u64> for CounterState {
     fn from(after: u64) -> Self {
         Self {
             after,
-            owed: 0,
             is_charged: true,
             is_cached: false,
             is_degraded: false,
@@ -50,32 +47,11 @@ impl From<u64> for CounterState {
 }
 
 impl CounterState {
-    /// The state of a counter that holds `count` hits, or owes that many if it is negative.
-    pub fn of(count: i64) -> Self {
-        Self::from(0).with_count(count)
-    }
-
-    /// The hits that the counter holds; negative if it owes hits.
-    pub fn count(self) -> i64 {
-        let held = i64::try_from(self.after).unwrap_or(i64::MAX);
-        held.saturating_sub_unsigned(self.owed)
-    }
-
-    /// This state with another [`Self::count`].
-    pub fn with_count(self, count: i64) -> Self {
-        let owed = if count < 0 { count.unsigned_abs() } else { 0 };
-        Self {
-            after: u64::try_from(count).unwrap_or(0),
-            owed,
-            ..self
-        }
-    }
-
     /// Whether the hits that led to this count, of which `added` were to be added, are too many for `limit`. A look
     /// without hits is over only if the count itself is.
     pub fn is_over(self, limit: u64, added: u64) -> bool {
         let missing = if self.is_charged { 0 } else { added };
-        self.count().saturating_add_unsigned(missing) > limit.cast_signed()
+        self.after.saturating_add(missing) > limit
     }
 
     /// How long the oldest slot is held, in whole seconds, if its counter has any.

@@ -305,8 +305,8 @@ fn only_charges_that_depend_on_no_other_limit_stand_alone() {
     use Charge::{Admitted, Always, Stopping, Within};
     let adds = [Always, Within, Admitted, Stopping].map(Operation::Add);
     assert_eq!(adds.map(stands_alone), [true, true, false, false]);
-    let others = [Operation::GiveBack, Operation::Grant, Operation::Look];
-    assert_eq!(others.map(stands_alone), [true, false, false]);
+    let others = [Operation::GiveBack, Operation::Reset, Operation::Look];
+    assert_eq!(others.map(stands_alone), [true, true, false]);
 }
 
 #[test]
@@ -335,11 +335,9 @@ fn hits_are_too_many_when_they_pass_the_limit_and_what_is_given_back_never_is() 
         (Hits::add(3), 8, true),
         (Hits::add(0), 10, false),
         (Hits::add(0), 11, true),
-        (Hits::add(1), i64::MAX, true),
-        (Hits::add(100), -90, false),
-        (Hits::add(101), -90, true),
+        (Hits::add(1), u64::MAX, true),
         (Hits::give_back(1), 11, false),
-        (Hits::give_back(1), i64::MAX, false),
+        (Hits::give_back(1), u64::MAX, false),
     ] {
         let mut batch = Batch::default();
         let limit = Limit::fixed(10, Unit::Day);
@@ -562,15 +560,12 @@ proptest! {
 }
 
 #[test]
-fn hits_that_are_given_back_leave_no_debt_and_take_none_away() {
+fn hits_that_are_given_back_leave_no_debt() {
     for (count, hits, expected) in [
-        (-5, Hits::add(3), -2),
-        (-5, Hits::add(7), 2),
-        (-5, Hits::give_back(3), -5),
         (5, Hits::give_back(3), 2),
         (5, Hits::give_back(7), 0),
         (0, Hits::give_back(1), 0),
-        (i64::MAX, Hits::add(1), i64::MAX),
+        (u64::MAX, Hits::add(1), u64::MAX),
     ] {
         let spec = sample::spec(1, hits);
         assert_eq!(spec.moves(count), expected, "{count} {hits:?}");

@@ -25,14 +25,14 @@ const NOW: Timestamp = Timestamp::from_secs(1_000 * 3600);
 /// Counters as in a store, for rules with `count: admitted` and for settlements.
 #[derive(Clone, Debug, Default)]
 struct Counters {
-    windows: HashMap<Vec<u8>, i64>,
+    windows: HashMap<Vec<u8>, u64>,
     buckets: HashMap<Vec<u8>, AlgorithmState>,
     /// Whether any bucket was charged more than it had: such hits are lost.
     is_any_lost: bool,
 }
 
 impl Counters {
-    fn held(&mut self, batch: &Batch, now: Timestamp) -> Vec<i64> {
+    fn held(&mut self, batch: &Batch, now: Timestamp) -> Vec<u64> {
         let held = |increment: crate::core::counter::Increment<'_>| match increment.method {
             CounterKind::Window => self.windows.get(increment.key).copied().unwrap_or(0),
             method => {
@@ -62,17 +62,17 @@ impl Counters {
     fn admit(&mut self, batch: &Batch, now: Timestamp) -> Vec<CounterState> {
         let held = self.held(batch, now);
         let refused =
-            |(spec, held): (&crate::core::counter::IncrementSpec, &i64)| spec.refuses(*held);
+            |(spec, held): (&crate::core::counter::IncrementSpec, &u64)| spec.refuses(*held);
         let is_refused = batch.all_specs().zip(&held).any(refused);
         if !is_refused {
             self.apply(batch, now);
         }
-        let state = |(increment, held): (crate::core::counter::Increment<'_>, i64)| {
+        let state = |(increment, held): (crate::core::counter::Increment<'_>, u64)| {
             let bucket = self.buckets.get_mut(increment.key);
             CounterState {
                 is_charged: !is_refused,
                 ends: bucket.map(|bucket| bucket.ends(&increment, held, now.millis())),
-                ..CounterState::from(increment.moves(held).unsigned_abs())
+                ..CounterState::from(increment.moves(held))
             }
         };
         batch.iter().zip(held).map(state).collect()
@@ -199,7 +199,7 @@ impl World {
     }
 
     /// The hits that the counters of these entries hold.
-    fn held(&mut self, entries: &[(&str, &str)], now: Timestamp) -> Vec<i64> {
+    fn held(&mut self, entries: &[(&str, &str)], now: Timestamp) -> Vec<u64> {
         let request = request(&[(entries, Some(0))]);
         let plan = Plan::new(&self.matcher, &request, Modes::default(), now);
         self.counters.held(&plan.batch, now)
@@ -554,7 +554,7 @@ fn a_token_of_other_counters_charges_the_cost_in_full() {
 /// The counters of a tenant after a reservation of 200 under an hour of 1,000 and a day of 9,000, and a cost of 10 under
 /// other limits.
 #[track_caller]
-fn check_reload(limits: &[Limit], outcome: OrderOutcome, held: &[i64]) {
+fn check_reload(limits: &[Limit], outcome: OrderOutcome, held: &[u64]) {
     let day = Limit::fixed(9000, Unit::Day);
     let mut world = World::new(&[("tenant", RESERVE, &[hour(1000), day])]);
     let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
@@ -623,7 +623,7 @@ fn a_cost_is_at_most_the_largest_limit() {
     let settled = OrderOutcome::Settled { leased: 200, cost };
     let both: [Sent<'_>; 2] = [(&order, Some(u64::MAX)), (&order, Some(u64::MAX))];
     assert_eq!(world.order(&both, NOW).0, [(settled, false)]);
-    assert_eq!(world.held(TENANT, NOW), [cost.cast_signed()]);
+    assert_eq!(world.held(TENANT, NOW), [cost]);
 }
 
 #[test]
@@ -822,7 +822,7 @@ proptest! {
             let at = Timestamp::from_millis(end.millis() + later);
             let (held, true_held) = (world.held(TENANT, at)[0], truth.held(TENANT, at)[0]);
             // The refund of a bucket is exact to a token.
-            let held = held + i64::from(is_bucket);
+            let held = held + u64::from(is_bucket);
             prop_assert!(held >= true_held, "{held} < {true_held} after {later} ms");
             if !is_bucket && later == 0 {
                 // A window that lasts holds just as much.
@@ -884,7 +884,7 @@ proptest! {
             }
             let (held, true_held) = (world.held(TENANT, now)[0], truth.held(TENANT, now)[0]);
             let most = if leases.len() == 1 { 0 } else { unused };
-            prop_assert!(held + most.cast_signed() + settled >= true_held, "{held} {true_held}");
+            prop_assert!(held + most + settled >= true_held, "{held} {true_held}");
         }
     }
 }

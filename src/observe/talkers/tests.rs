@@ -1,120 +1,90 @@
-use std::collections::HashMap;
-
 use proptest::prelude::*;
 
-use super::{
-    label::ByteRoom,
-    label::Label,
-    merged::merge,
-    sketch::{SLOTS, TopSketch},
-    *,
-};
+use super::*;
 
-/// A value, its hits, and whether they were refused.
-type Hit = (u64, u64, bool);
+const SLOTS: usize = 32;
 
-fn new_hits(&(value, hits, is_refused): &Hit) -> NewHits {
-    NewHits {
-        hash: value,
-        hits,
-        refused: if is_refused { hits } else { 0 },
-    }
+/// A value, and its hits.
+type Hit = (u64, u64);
+
+/// A descriptor with this value, so that merged ones can be recognised.
+fn describe(value: u64) -> TalkerDescriptor {
+    let value = value.to_string();
+    let entry = Entry {
+        key: b"k",
+        value: value.as_bytes(),
+    };
+    TalkerDescriptor::new(&"d.k".into(), &[entry])
 }
 
-/// Writes the value as the label, so that merged values can be recognised.
-fn name(value: u64) -> impl FnOnce(&mut Label, &mut ByteRoom) {
-    move |label, room| {
-        let value = value.to_string();
-        let entry = Entry {
-            key: b"k",
-            value: value.as_bytes(),
-        };
-        label.set(&[entry], ValueForm::Show, room);
-    }
-}
-
-fn sketch(stream: &[Hit], room: &mut ByteRoom) -> TopSketch {
-    let mut sketch = TopSketch::default();
-    for hit in stream {
-        sketch.add(new_hits(hit), room, name(hit.0));
+fn sketch(stream: &[Hit]) -> TalkerSketch {
+    let mut sketch = TalkerSketch::new(SLOTS);
+    for (value, hits) in stream {
+        sketch.add(*value, *hits, || describe(*value));
     }
     sketch
 }
 
-/// The exact hits of each value, and the refused ones.
-fn exact(stream: &[Hit]) -> HashMap<u64, (u64, u64)> {
-    let mut exact = HashMap::<_, (u64, u64)>::new();
-    for (value, hits, is_refused) in stream {
-        let counts = exact.entry(*value).or_default();
-        counts.0 += hits;
-        counts.1 += if *is_refused { *hits } else { 0 };
+/// The exact hits of each value.
+fn exact(stream: &[Hit]) -> HashMap<u64, u64> {
+    let mut exact = HashMap::new();
+    for (value, hits) in stream {
+        *exact.entry(*value).or_default() += hits;
     }
     exact
 }
 
+/// The talkers of the only rule.
+fn merged(sketches: &[TalkerSketch]) -> Vec<Talker> {
+    merge(sketches).into_values().flatten().collect()
+}
+
+fn value(talker: &Talker) -> u64 {
+    let value = str::from_utf8(&talker.entries[0].value).unwrap();
+    value.parse().unwrap()
+}
+
 /// Compares a sketch with the exact counts of its stream.
 #[track_caller]
-fn check(stream: &[Hit], max_bytes: usize) {
-    let sketch = sketch(stream, &mut ByteRoom::new(max_bytes));
-    let exact = exact(stream);
-    let total: u64 = stream.iter().map(|(_, hits, _)| hits).sum();
-    assert_eq!(sketch.total(), total);
-    let mut without_slot = exact.clone();
-    let mut slots = 0;
-    for (value, slot) in sketch.slots() {
-        let (hits, refused) = without_slot.remove(&value).expect("a value has one slot");
-        slots += 1;
+fn check(stream: &[Hit]) {
+    let sketch = sketch(stream);
+    let mut without_slot = exact(stream);
+    let total: u64 = without_slot.values().sum();
+    for (value, slot) in &sketch.slots {
+        let hits = without_slot.remove(value).expect("a value has one slot");
         assert!(
             slot.hits - slot.error <= hits && hits <= slot.hits,
             "{value}: {hits} {slot:?}"
         );
-        assert!(
-            slot.refused <= refused && refused <= slot.refused + slot.error,
-            "{value}: {slot:?}"
-        );
     }
-    assert!(slots <= SLOTS);
-    for (value, (hits, _)) in without_slot {
-        assert!(
-            hits <= sketch.floor(),
-            "{value}: {hits} above {}",
-            sketch.floor()
-        );
-        if slots == SLOTS && max_bytes > 1 << 16 {
-            assert!(
-                hits <= total / SLOTS as u64,
-                "{value}: {hits} of {total} and no slot"
-            );
-        }
+    assert!(sketch.slots.len() <= SLOTS);
+    for (value, hits) in without_slot {
+        assert!(hits <= sketch.floor, "{value}: {hits} {}", sketch.floor);
+        assert!(hits <= total / SLOTS as u64, "{value}: {hits} of {total}");
     }
 }
 
 /// Streams that a sketch finds easy and hard.
 fn streams() -> impl Strategy<Value = Vec<Hit>> {
-    let hit = |value| (value, 1_u64..30, any::<bool>());
+    let hit = |value| (value, 1_u64..30);
     let few = prop::collection::vec(hit((0_u64..20).boxed()), 0..300);
     let many = prop::collection::vec(hit((0_u64..400).boxed()), 0..900);
     // Zipf: the value of rank r has a share that falls with r.
-    let zipf = (1_u64..1_000_000)
-        .prop_map(|random| 1_000_000 / random)
-        .boxed();
-    let zipf = prop::collection::vec(hit(zipf), 0..900);
+    let zipf = (1_u64..1_000_000).prop_map(|random| 1_000_000 / random);
+    let zipf = prop::collection::vec(hit(zipf.boxed()), 0..900);
     // Values in turn, so that each one comes back just after it has lost its slot.
-    let turns = (1..4 * SLOTS, 0..900_usize).prop_map(|(values, length)| {
-        (0..length)
-            .map(|at| ((at % values) as u64, 1, true))
-            .collect()
-    });
+    let turns = (1..4 * SLOTS, 0..900_usize)
+        .prop_map(|(values, length)| (0..length).map(|at| ((at % values) as u64, 1)).collect());
     // One value among others that come once.
     let hidden = (2..20_u64, 0..900_u64).prop_map(|(nth, length)| {
         let value = |at: u64| if at.is_multiple_of(nth) { 0 } else { at + 1 };
-        (0..length).map(|at| (value(at), 1, at % 3 == 0)).collect()
+        (0..length).map(|at| (value(at), 1)).collect()
     });
     // Other values fill all slots with many hits each before the frequent ones come.
     let late = (1..1000_u64, 0..600_u64).prop_map(|(much, length)| {
-        let first = (0..SLOTS as u64).map(|value| (value, much, false));
+        let first = (0..SLOTS as u64).map(|value| (value, much));
         first
-            .chain((0..length).map(|at| (1000 + at % 3, 1, true)))
+            .chain((0..length).map(|at| (1000 + at % 3, 1)))
             .collect()
     });
     prop_oneof![few, many, zipf, turns, hidden, late]
@@ -125,138 +95,151 @@ proptest! {
 
     #[test]
     fn the_hits_of_each_value_are_between_its_bounds(stream in streams()) {
-        check(&stream, 1 << 20);
-    }
-
-    /// Without room for all slots, or for any.
-    #[test]
-    fn the_bounds_hold_however_little_room_there_is(stream in streams(), max_bytes in 0_usize..3_000) {
-        check(&stream, max_bytes);
+        check(&stream);
     }
 
     #[test]
     fn sketches_of_several_workers_are_one_with_bounds_that_hold(
         streams in prop::collection::vec(streams(), 1..5),
     ) {
-        let mut room = ByteRoom::new(1 << 20);
-        let sketches: Vec<_> = streams.iter().map(|stream| sketch(stream, &mut room)).collect();
+        let sketches: Vec<_> = streams.iter().map(|stream| sketch(stream)).collect();
         let exact = exact(&streams.concat());
-        let top = merge(&sketches);
-        let total: u64 = exact.values().map(|(hits, _)| hits).sum();
-        prop_assert_eq!(top.total, total);
-        prop_assert!(top.talkers.len() <= SLOTS);
-        for talker in &top.talkers {
-            let value = talker.entries[0].value.as_ref().unwrap();
-            let value: u64 = std::str::from_utf8(&value.shown).unwrap().parse().unwrap();
-            let (hits, refused) = exact[&value];
+        let talkers = merged(&sketches);
+        prop_assert!(talkers.len() <= MOST_SLOTS);
+        for talker in &talkers {
+            let hits = exact[&value(talker)];
             prop_assert!(talker.at_least <= hits && hits <= talker.at_most);
-            prop_assert!(talker.refused <= refused);
         }
-        let most: Vec<_> = top.talkers.iter().map(|talker| talker.at_most).collect();
+        let most: Vec<_> = talkers.iter().map(|talker| talker.at_most).collect();
         prop_assert!(most.is_sorted_by(|one, next| one >= next));
     }
 }
 
 #[test]
-fn the_ten_most_frequent_of_a_zipf_stream_are_found() {
+fn the_most_frequent_of_a_zipf_stream_come_first() {
     // The value of rank r comes 20,000 / r times, spread over the stream.
     let mut stream: Vec<_> = (1..=5_000_u64)
         .flat_map(|rank| (0..20_000 / rank).map(move |nth| (nth * rank, rank)))
         .collect();
     stream.sort_unstable();
-    let stream: Vec<Hit> = stream
-        .into_iter()
-        .map(|(_, rank)| (rank, 1, true))
-        .collect();
-    check(&stream, 1 << 20);
-    let top = merge(&[sketch(&stream, &mut ByteRoom::new(1 << 20))]);
-    let first = top.talkers.iter().take(3).map(|talker| {
-        let value = talker.entries[0].value.as_ref().unwrap();
-        String::from_utf8_lossy(&value.shown).into_owned()
-    });
-    assert_eq!(first.collect::<Vec<_>>(), ["1", "2", "3"]);
-}
-
-fn at(secs: u64) -> Epoch {
-    Epoch::at(Duration::from_secs(secs))
-}
-
-fn hits(worker: &WorkerTalkers, path: &str, epoch: Epoch) -> u64 {
-    merge(&worker.sketches(path, epoch)).total
+    let stream: Vec<Hit> = stream.into_iter().map(|(_, rank)| (rank, 1)).collect();
+    check(&stream);
+    let talkers = merged(&[sketch(&stream)]);
+    let first: Vec<_> = talkers.iter().take(3).map(value).collect();
+    assert_eq!(first, [1, 2, 3]);
 }
 
 #[test]
-fn hits_leave_after_ten_to_twenty_minutes() {
-    let mut worker = WorkerTalkers::new(1 << 20);
-    let path = "d.k".into();
-    let mut add = |secs| {
-        worker.add(&path, at(secs), new_hits(&(1, 1, true)), name(1));
-        hits(&worker, &path, at(secs))
-    };
+fn each_rule_has_its_own_talkers() {
+    let mut sketch = TalkerSketch::new(SLOTS);
+    let descriptor = |rule: &str| TalkerDescriptor::new(&rule.into(), &[]);
+    sketch.add(1, 3, || descriptor("d.one"));
+    sketch.add(2, 5, || descriptor("d.two"));
+    sketch.add(1, 1, || unreachable!("it has a slot"));
+    let rules = merge(&[sketch.clone(), sketch]);
+    let rules = rules
+        .iter()
+        .map(|(rule, talkers)| (&**rule, talkers[0].at_least, talkers.len()));
     assert_eq!(
-        [6_000, 6_599, 6_600, 7_199, 7_200, 9_000].map(&mut add),
-        [1, 2, 3, 4, 3, 1]
+        rules.collect::<Vec<_>>(),
+        [("d.one", 8, 1), ("d.two", 10, 1)]
     );
-    assert_eq!([30_000, 30_001].map(&mut add), [1, 2]);
-    assert_eq!(
-        [30_599, 30_600, 31_199, 31_200].map(|secs| hits(&worker, &path, at(secs))),
-        [2, 2, 2, 0]
-    );
-    assert_eq!(hits(&worker, "d.other", at(30_001)), 0);
-}
-
-/// Rules `d.0`, `d.1` and so on, with values that have labels of this many bytes.
-fn flood(worker: &mut WorkerTalkers, paths: &[Arc<str>], epoch: Epoch, bytes: usize) {
-    let value = vec![b'v'; bytes];
-    let entry = Entry {
-        key: b"k",
-        value: &value,
-    };
-    for hash in 0..100 {
-        for path in paths {
-            worker.add(path, epoch, new_hits(&(hash, 1, true)), |label, room| {
-                label.set(&[entry; 3], ValueForm::Show, room);
-            });
-        }
-    }
 }
 
 #[test]
-fn all_sketches_keep_to_their_bytes_and_give_them_back() {
-    const MAX: usize = 256 << 10;
-    let paths: Vec<Arc<str>> = (0..500)
-        .map(|number| format!("d.{number}").into())
-        .collect();
-    for bytes in [0, 10, 100, 16_000] {
-        let mut worker = None;
+fn hits_leave_after_one_to_two_epochs() {
+    let mut worker = WorkerTalkers::new(SLOTS);
+    let hits = |worker: &WorkerTalkers| {
+        let talkers = merged(&[worker.current.clone(), worker.previous.clone()]);
+        talkers.first().map_or(0, |talker| talker.at_least)
+    };
+    let mut add = |epoch| {
+        worker.move_to(epoch);
+        worker.current.add(1, 1, || describe(1));
+        hits(&worker)
+    };
+    assert_eq!([10, 10, 11, 11, 12, 15].map(&mut add), [1, 2, 3, 4, 3, 1]);
+    // A request that began in the epoch before.
+    assert_eq!([50, 49, 50].map(&mut add), [1, 2, 3]);
+    let mut look = |epoch| {
+        worker.move_to(epoch);
+        hits(&worker)
+    };
+    assert_eq!([50, 51, 52].map(&mut look), [3, 3, 0]);
+}
+
+#[test]
+fn however_many_workers_there_are_their_sketches_keep_to_the_bytes() {
+    for workers in [1, 3, 64, 1024] {
+        let talkers = Talkers::new(workers);
+        let value = [b'v'; 16_000];
+        let entry = Entry {
+            key: b"k",
+            value: &value,
+        };
         let allocated = allocation_counter::measure(|| {
-            let mut new = WorkerTalkers::new(MAX);
-            flood(&mut new, &paths, at(6_000), bytes);
-            flood(&mut new, &paths[..20], at(6_600), bytes);
-            worker = Some(new);
+            for worker in &talkers.workers {
+                let mut own = lock(&worker.0);
+                for epoch in 0..2 {
+                    own.move_to(epoch);
+                    for hash in 0..own.current.most as u64 + 10 {
+                        let describe = || TalkerDescriptor::new(&"d.k".into(), &[entry; 9]);
+                        own.current.add(hash, 1, describe);
+                    }
+                }
+            }
         });
-        let mut worker = worker.unwrap();
-        assert!(allocated.bytes_current <= MAX as i64, "{allocated:?}");
-        assert!(worker.left() < MAX / 4 && worker.omitted() > 0);
-        // A rule that had no room takes the room of rules whose hits are forgotten.
-        let late: Vec<Arc<str>> = vec!["late".into()];
-        flood(&mut worker, &late, at(6_601), bytes);
-        assert_eq!(hits(&worker, "late", at(6_601)), 0);
-        flood(&mut worker, &late, at(60_000), bytes);
-        assert_eq!(hits(&worker, "late", at(60_000)), 100);
-        assert_eq!(worker.paths().count(), 1);
-        let one = merge(&worker.sketches("late", at(60_000)));
-        assert_eq!(one.talkers.len(), SLOTS);
-        // All other rules have given back their bytes.
-        assert!(worker.left() > MAX - 40_000, "{}", worker.left());
+        // Tables and lists grow by doubling.
+        assert!(
+            allocated.bytes_current <= 3 * MAX_BYTES as i64 / 2,
+            "{workers}: {allocated:?}"
+        );
+        let talkers = talkers.top(Instant::now().into());
+        assert!(!talkers["d.k"].is_empty());
     }
 }
 
 #[test]
-fn a_known_value_allocates_nothing_nor_does_a_flood_of_new_ones() {
-    let mut worker = WorkerTalkers::new(1 << 20);
-    let paths: [Arc<str>; 1] = ["d.k".into()];
-    flood(&mut worker, &paths, at(6_000), 20);
-    let counted = allocation_counter::measure(|| flood(&mut worker, &paths, at(6_000), 20));
-    assert_eq!(counted.count_total - 1, 0, "{counted:?}");
+fn a_known_descriptor_allocates_nothing() {
+    let mut sketch = sketch(&[(1, 1), (2, 1)]);
+    let counted = allocation_counter::measure(|| sketch.add(2, 1, || unreachable!("it is known")));
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+/// A key, and the value with the number of bytes that were cut off.
+type Shown<'a> = (&'a [u8], &'a [u8], usize);
+
+#[track_caller]
+fn check_kept(entries: &[(&[u8], &[u8])], expected: &[Shown<'_>]) {
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|&(key, value)| Entry { key, value })
+        .collect();
+    let kept = TalkerDescriptor::new(&"d.k".into(), &entries);
+    assert_eq!(kept.omitted_entries, entries.len() - expected.len());
+    let kept = kept.entries.iter();
+    let kept: Vec<_> = kept
+        .map(|entry| (&*entry.key, &*entry.value, entry.cut))
+        .collect();
+    assert_eq!(kept, expected);
+}
+
+#[test]
+fn long_texts_are_cut_and_their_length_is_known() {
+    check_kept(&[], &[]);
+    check_kept(
+        &[(b"ip", b"192.0.2.1"), (b"", b"\xff\0")],
+        &[(b"ip", b"192.0.2.1", 0), (b"", b"\xff\0", 0)],
+    );
+    let long = [b'x'; 16_000];
+    let cut = &long[..MAX_TEXT_BYTES];
+    check_kept(&[(b"k", &long)], &[(b"k", cut, 15_872)]);
+    check_kept(
+        &[(&b"k"[..], &long[..]); 300],
+        &[
+            (b"k", cut, 15_872),
+            (b"k", cut, 15_872),
+            (b"k", &long[..85], 15_915),
+        ],
+    );
 }

@@ -1,4 +1,4 @@
-//! `/counters`: the hits that counters hold now, and changes to them.
+//! `/counters`: the hits that counters hold now, and their resets.
 //!
 //! Counters are read by peeks, which go past the over-limit cache and neither count a hit nor create a counter.
 
@@ -29,21 +29,17 @@ use crate::{
     store::{
         any::AnyStore,
         contract::{Deadline, Store as _, StoreError},
-        memory::MemoryStore,
-        redis::topology::servers::Servers,
     },
 };
 
 mod access;
-mod change;
 pub(crate) mod document;
-mod list;
 mod look;
 mod report;
+mod reset;
 
 pub(crate) use access::ChangeAccess;
 use access::NotAllowed;
-pub(crate) use change::Change;
 use report::CounterReport;
 pub(super) use report::{algorithm, limit_document, text};
 
@@ -52,7 +48,6 @@ pub(super) use report::{algorithm, limit_document, text};
 pub(crate) struct Counters {
     pub rules: Rules,
     pub store: AnyStore,
-    pub keys: KeySource,
     pub bounds: RequestBounds,
     pub bodies: BodyLimits,
     pub clock: RequestClock,
@@ -61,37 +56,10 @@ pub(crate) struct Counters {
     pub leases: LeaseBook,
 }
 
-/// Where the keys of counters are listed.
-#[derive(Clone, Debug)]
-pub(crate) enum KeySource {
-    Memory(Arc<MemoryStore>),
-    Redis(RedisKeys),
-}
-
-/// The keys of all Redis servers.
-#[derive(Clone, Debug)]
-pub(crate) struct RedisKeys {
-    /// First the Redis for all limits, then the one for limits per second, if there is one.
-    pub servers: Vec<Servers>,
-    /// The prefix of all keys.
-    pub key_prefix: Arc<[u8]>,
-}
-
 /// Counters that one request to the store looks at. They are few, because decisions share the batch.
 const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {
-    /// A page of the counters of a domain; see [`list::ListQuery`].
-    pub(super) async fn list(
-        self,
-        account: Arc<Account>,
-        query: Option<&str>,
-    ) -> Result<Response, Response> {
-        let query = list::ListQuery::parse(query.unwrap_or_default());
-        let query = query.map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))?;
-        list::list(&self, account, query).await
-    }
-
     /// The counters of the descriptors in `body`.
     pub(super) async fn get(
         self,
@@ -102,10 +70,9 @@ impl Counters {
         look::get(&self, &account, &headers, body).await
     }
 
-    /// Changes the counters of the descriptors in `body`, if the caller is allowed to.
-    pub(super) async fn change(
+    /// Resets the counters of the descriptors in `body`, if the caller is allowed to.
+    pub(super) async fn reset(
         self,
-        change: Change,
         peer: Peer,
         uri: Uri,
         account: Arc<Account>,
@@ -115,7 +82,7 @@ impl Counters {
         let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
         let forbidden = |error: NotAllowed| refused(StatusCode::FORBIDDEN, &error.to_string());
         let allowed = allowed.await.map_err(forbidden)?;
-        change::change(&self, change, allowed, &account, &headers, body).await
+        reset::reset(&self, allowed, &account, &headers, body).await
     }
 
     /// The rules in use.
@@ -134,15 +101,12 @@ impl Counters {
     ) -> Result<(), StoreError> {
         for some in reports.chunks_mut(LOOKS_AT_ONCE) {
             let mut counts = CounterStates::new();
-            let batch = batch(some);
-            if !batch.is_empty() {
-                let deadline = Deadline::of_store_itself();
-                let looked = self.store.add_into(&mut counts, &batch, now, &deadline);
-                looked.await?;
-            }
+            let (batch, deadline) = (batch(some), Deadline::of_store_itself());
+            let looked = self.store.add_into(&mut counts, &batch, now, &deadline);
+            looked.await?;
             take_states(some, &counts);
             for report in some.iter_mut() {
-                let bytes = report.spec.map_or(0, |spec| spec.descriptor_bytes);
+                let bytes = report.spec.descriptor_bytes;
                 report.leased = self.store.leased(&report.key, bytes);
             }
         }
@@ -150,22 +114,18 @@ impl Counters {
     }
 }
 
-/// The increments of all `reports` that have one.
+/// The increments of all `reports`.
 fn batch(reports: &[CounterReport]) -> Batch {
     let mut batch = Batch::default();
-    for report in reports {
-        if let Some(spec) = report.spec {
-            let key = &report.key;
-            batch.append_one(Increment { key, spec });
-        }
+    for CounterReport { key, spec, .. } in reports {
+        batch.append_one(Increment { key, spec: *spec });
     }
     batch
 }
 
-/// Stores the states in those of `reports` that were part of the batch.
+/// Stores the states in `reports`.
 fn take_states(reports: &mut [CounterReport], counts: &[CounterState]) {
-    let asked = reports.iter_mut().filter(|report| report.spec.is_some());
-    for (report, count) in asked.zip(counts) {
+    for (report, count) in reports.iter_mut().zip(counts) {
         report.state = Some(*count);
     }
 }

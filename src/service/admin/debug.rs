@@ -6,15 +6,13 @@ use axum::{
     Extension, Router,
     body::{Body, Bytes},
     extract::{Path, RawQuery, Request},
-    http::{HeaderMap, Method, StatusCode, Uri},
+    http::{HeaderMap, StatusCode, Uri},
     middleware::{self, Next},
-    response::Response,
     routing::{MethodRouter, get, post},
 };
 
 use super::{
     BodyLimits, Counters, DebugHosts, Snapshots, Statistics,
-    counters::Change,
     explain::{Question, USAGE, answer_question, url_question},
     json::{is_json, json_headers, plain, read_whole},
     origin::refuse_rebound,
@@ -40,11 +38,9 @@ const INDEX: &str = "\
 /stats: statistics under their statsd names, one a line
 /rlconfig: the rules in use, one limit a line
 /explain: how a request would be decided, and why, as JSON
-/top: the values that are refused most by each rule, as JSON; ?text for people
-/counters?domain=NAME: the hits of a domain's counters now, page by page
+/top: the values that are refused most by each rule, as JSON
 POST /counters/get: the counters of descriptors in a RateLimitRequest as JSON; `tollgate counters --help` has commands
-POST /counters/reset: takes all hits off the counters of descriptors, for callers that may change them
-POST /counters/grant: lets as many more hits pass as each descriptor has, until its windows end, for the same callers
+POST /counters/reset: takes all hits off the counters of descriptors, for callers that may
 ";
 
 /// The parts of the server that these pages show.
@@ -85,7 +81,7 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         }
     };
     Router::new()
-        .fallback(|method: Method| async move { unknown_path(&method) })
+        .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
         .merge(start_page_routes(snapshots, settings.into()))
         .merge(tree_route(rules.clone(), blocking.clone()))
         .route("/explain", explain(service, blocking.clone(), bodies))
@@ -93,16 +89,6 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
         .layer(middleware::from_fn(guard))
-}
-
-/// People who look for a page get the list of paths, as in the reference; its status is that of an error, which a
-/// script notices.
-fn unknown_path(method: &Method) -> Response {
-    let text = match *method {
-        Method::GET | Method::HEAD => INDEX,
-        _ => "404 page not found\n",
-    };
-    plain(StatusCode::NOT_FOUND, text)
 }
 
 fn start_page_routes(snapshots: Snapshots, settings: Bytes) -> Router {
@@ -141,34 +127,28 @@ fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {
 }
 
 fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
-    let top = move |Extension(account), RawQuery(query): RawQuery, headers: HeaderMap| async move {
-        top(talkers, &blocking, account, query.as_deref(), &headers)
+    let top = move |Extension(account)| async move {
+        let page = blocking.page(account, move || top(&talkers));
+        (json_headers(), page)
     };
     Router::new().route("/top", get(top))
 }
 
 fn counter_routes(counters: Counters) -> Router {
-    let list = counters.clone();
-    let list = move |Extension(account), RawQuery(query): RawQuery| async move {
-        list.list(account, query.as_deref()).await
-    };
     let look = counters.clone();
     let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
         look.get(account, headers, body).await
     };
-    let change = |change| {
-        let counters = counters.clone();
-        move |Extension(peer), Extension(account), uri: Uri, headers: HeaderMap, body: Body| async move {
-            counters
-                .change(change, peer, uri, account, headers, body)
-                .await
-        }
+    let reset = move |Extension(peer),
+                      Extension(account),
+                      uri: Uri,
+                      headers: HeaderMap,
+                      body: Body| async move {
+        counters.reset(peer, uri, account, headers, body).await
     };
     Router::new()
-        .route("/counters", get(list))
         .route("/counters/get", post(look))
-        .route("/counters/reset", post(change(Change::Reset)))
-        .route("/counters/grant", post(change(Change::Grant)))
+        .route("/counters/reset", post(reset))
 }
 
 /// `/explain`: the request to explain is in the query, or in a body as for `/json`.

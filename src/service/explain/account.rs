@@ -224,9 +224,6 @@ pub(crate) struct HitsEffect {
 pub(crate) struct CountBefore {
     pub(crate) count: u64,
     pub(crate) remaining: u64,
-    /// Hits that pass beyond the limit because they were granted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) beyond_limit: Option<u64>,
     pub(crate) reset_secs: u64,
     pub(crate) retry_secs: Option<u64>,
     /// How long the oldest request in flight has held its slot.

@@ -530,28 +530,6 @@ fn a_limit_of_the_request_has_no_way_through_the_rules() {
 }
 
 #[test]
-fn no_refusal_is_predicted_that_a_grant_prevents() {
-    for key in ["a", "admitted"] {
-        // Five of the limit and 90 that it owes; the descriptor can stand twice.
-        for (keys, hits, code) in [
-            (&[key][..], 95, "OK"),
-            (&[key], 96, "OVER_LIMIT"),
-            (&[key, key], 47, "OK"),
-            (&[key, key], 48, "OVER_LIMIT"),
-        ] {
-            let looked = CounterState {
-                is_charged: false,
-                ..CounterState::of(-90)
-            };
-            let looked = vec![looked; keys.len()];
-            let account = looked_account(&matcher(FIVES), Modes::default(), keys, hits, &looked);
-            assert_eq!(account["code"], code, "{keys:?} {hits}");
-            assert_eq!(account["descriptors"][0]["limits"][0]["beyondLimit"], 90);
-        }
-    }
-}
-
-#[test]
 fn an_account_can_be_read() {
     let rules = matcher(FIVES);
     let descriptors = pairs(&["a=x", "none=x", "log=x"]);

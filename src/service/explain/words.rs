@@ -74,11 +74,11 @@ pub(super) fn is_over(status: &Status) -> bool {
 /// Which hits a counter takes.
 pub(super) const fn operation_words(operation: Operation) -> &'static str {
     match operation {
-        Operation::Add(Charge::Always) | Operation::GiveBack => "all hits",
+        Operation::Add(Charge::Always) | Operation::GiveBack | Operation::Reset => "all hits",
         Operation::Add(Charge::Within) => "hits that this limit lets pass",
         Operation::Add(Charge::Admitted) => "hits of requests that pass",
         Operation::Add(Charge::Stopping) => "hits while no other limit is over",
-        Operation::Look | Operation::Grant => "no hits",
+        Operation::Look => "no hits",
     }
 }
 

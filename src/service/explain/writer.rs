@@ -118,8 +118,9 @@ fn in_slices(batch: &Batch, looked: &[CounterState], leased: &[u64]) -> Option<C
         return None;
     }
     let counts = looked.iter().zip(leased);
-    let unused = |(count, free): (&CounterState, &u64)| {
-        count.with_count(count.count().saturating_sub_unsigned(*free))
+    let unused = |(count, free): (&CounterState, &u64)| CounterState {
+        after: count.after.saturating_sub(*free),
+        ..*count
     };
     Some(counts.map(unused).collect())
 }
@@ -350,8 +351,7 @@ impl<'a> AccountBasis<'a, '_> {
             }),
             before: self.is_known.then(|| CountBefore {
                 count: before.after,
-                remaining: report.remaining.saturating_add(before.owed),
-                beyond_limit: (before.owed > 0).then_some(before.owed),
+                remaining: report.remaining,
                 reset_secs: report.reset_secs,
                 retry_secs: report.retry_secs,
                 oldest_secs: before.oldest_secs(&increment),

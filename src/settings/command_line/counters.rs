@@ -4,10 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use crate::{
-    core::descriptor_text::Entries,
-    settings::values::{duration, number},
-};
+use crate::{core::descriptor_text::Entries, settings::values::duration};
 
 #[derive(Debug, Args)]
 #[command(
@@ -21,14 +18,10 @@ pub(crate) struct CountersCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CountersAction {
-    /// List the counters of a domain with the hits that they hold now
-    List(ListCounters),
     /// Show the counters of descriptors, without counting a hit
     Get(GetCounters),
     /// Take all hits off the counters of descriptors, so that their limits start over
     Reset(ResetCounters),
-    /// Let more hits of descriptors pass than their limits allow, until their windows end
-    Grant(GrantCounters),
 }
 
 /// The server to ask, and how to print its answer.
@@ -45,29 +38,6 @@ pub(crate) struct DebugPortFlags {
     /// How long to wait for each answer of the server
     #[arg(long, default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub timeout: Duration,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Exit code: 0 for an answer, 1 if there is none, 2 for a bad command line.")]
-pub(crate) struct ListCounters {
-    /// Namespace of the rules
-    #[arg(long, value_name = "NAME")]
-    pub domain: String,
-
-    /// About how many counters to list
-    #[arg(long, default_value_t = 100, value_parser = number::<usize>(1..), value_name = "N")]
-    pub limit: usize,
-
-    /// Continue where an earlier list ended
-    #[arg(long, value_name = "CURSOR")]
-    pub cursor: Option<String>,
-
-    /// Also list counters of descriptors that are too long to be part of a key; their domain is unknown
-    #[arg(long)]
-    pub digests: bool,
-
-    #[command(flatten)]
-    pub port: DebugPortFlags,
 }
 
 /// Descriptors of one domain.
@@ -108,30 +78,6 @@ pub(crate) struct Token {
 pub(crate) struct ResetCounters {
     #[command(flatten)]
     pub of: Descriptors,
-
-    #[command(flatten)]
-    pub token: Token,
-
-    #[command(flatten)]
-    pub port: DebugPortFlags,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Exit code: 0 if the hits were granted, 1 if not, 2 for a bad command line."
-)]
-pub(crate) struct GrantCounters {
-    #[command(flatten)]
-    pub of: Descriptors,
-
-    /// How many more hits to let pass, on each limit of each descriptor
-    #[arg(
-        long,
-        value_parser = number::<u32>(1..=u32::MAX.into()),
-        allow_negative_numbers = true,
-        value_name = "N"
-    )]
-    pub hits: u32,
 
     #[command(flatten)]
     pub token: Token,

@@ -30,7 +30,7 @@ pub(crate) struct Manual {
 }
 
 /// The commands that have a page of their own.
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 10] = [
     "ask",
     "check",
     "completions",
@@ -41,7 +41,6 @@ const COMMANDS: [&str; 11] = [
     "man",
     "schema",
     "serve",
-    "size",
 ];
 
 impl Completions {

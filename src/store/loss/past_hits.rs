@@ -188,7 +188,7 @@ mod tests {
             let spec = spec(method, hits);
             exact.charge(&spec, START + after);
             let count = exact.held(&spec, START + after);
-            past.see(hits, count.unsigned_abs(), &moment(began, after));
+            past.see(hits, count, &moment(began, after));
             came.push((START + after, hits));
         }
         Followed {

@@ -65,8 +65,7 @@ impl Begun {
     }
 
     /// Records hits that are given back to a counter that holds `held`.
-    pub(super) fn give_back(&mut self, hits: u64, held: i64, now: Timestamp) {
-        let held = u64::try_from(held).unwrap_or(0);
+    pub(super) fn give_back(&mut self, hits: u64, held: u64, now: Timestamp) {
         if self.keep_until <= now {
             self.owed = 0;
         }
@@ -94,7 +93,7 @@ impl Begun {
 /// The hits of a counter.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
-    Number(i64),
+    Number(u64),
     State(AlgorithmState),
 }
 
@@ -123,6 +122,7 @@ impl TakenCounter {
         let mut own = match &mut self.content {
             Content::Number(count) => {
                 let known = begun.first.sum().saturating_add(begun.sketched.held);
+                let count = i64::try_from(*count).unwrap_or(i64::MAX);
                 vec![DatedHits {
                     hits: count.saturating_sub_unsigned(known),
                     at: now.millis(),
@@ -183,7 +183,7 @@ impl FirstHits {
     /// How many of these hits still count at `now`.
     pub(super) fn left(&self, spec: &IncrementSpec, now: Timestamp) -> u64 {
         match self.state(spec) {
-            Some(mut state) => u64::try_from(state.held(spec, now.millis())).unwrap_or(0),
+            Some(mut state) => state.held(spec, now.millis()),
             None => self.sum(),
         }
     }

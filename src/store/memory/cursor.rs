@@ -19,7 +19,7 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{CounterKind, CounterState, Increment, IncrementSpec, Operation, ResetTimes},
+    counter::{CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
     window::Timestamp,
 };
 
@@ -37,12 +37,12 @@ pub(super) struct Cursor<'s, 'k> {
 }
 
 impl Cursor<'_, '_> {
-    /// How many hits the counter of `increment` holds; negative if it owes hits.
-    pub(super) fn held(&mut self, increment: &Increment<'_>) -> i64 {
+    /// How many hits the counter of `increment` holds.
+    pub(super) fn held(&mut self, increment: &Increment<'_>) -> u64 {
         if increment.method == CounterKind::Window {
             let slot = self.shard.slot(self.hash, self.name);
             let held = slot.map(|slot| slot.count);
-            return held.unwrap_or_else(|| signed(self.sketched(increment)));
+            return held.unwrap_or_else(|| self.sketched(increment));
         }
         let now = self.now.millis();
         let slot = self.shard.states.get_mut(increment.key);
@@ -51,20 +51,20 @@ impl Cursor<'_, '_> {
     }
 
     /// The hits of a key whose algorithm has a state, but not yet for this key.
-    fn held_without_state(&self, increment: &Increment<'_>) -> i64 {
+    fn held_without_state(&self, increment: &Increment<'_>) -> u64 {
         match AlgorithmState::new(increment.method) {
             Some(empty) if !self.shard.is_full => {
                 let mut state = self.begun(increment, empty);
                 state.held(&increment.spec, self.now.millis())
             }
-            _ => signed(in_window(increment, self.sketched(increment))),
+            _ => in_window(increment, self.sketched(increment)),
         }
     }
 
     /// The hits that the counter of `increment` holds with `ahead` more, and those that it would hold
     /// after the increment.
     pub(super) fn look(&mut self, increment: &Increment<'_>, ahead: u64) -> Look {
-        let before = self.held(increment).saturating_add_unsigned(ahead);
+        let before = self.held(increment).saturating_add(ahead);
         let after = match AlgorithmState::new(increment.method) {
             Some(empty) if increment.taken_off() > 0 => {
                 let mut new = self.begun(increment, empty);
@@ -149,35 +149,24 @@ impl Cursor<'_, '_> {
     }
 
     fn apply_number(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
-        let (hits, limit) = (increment.hits, increment.limit);
-        let is_granted = increment.operation == Operation::Grant;
         if let Some(slot) = self.shard.slot(self.hash, self.name) {
-            if is_granted {
-                return slot.grant(limit, hits);
-            }
             return slot.add(increment, is_charged);
         }
         let mut slot = CounterSlot {
             own: self.name.own,
-            count: signed(self.sketched(increment)),
+            count: self.sketched(increment),
             expires_at: increment.expires_at,
         };
-        if !is_granted && !self.makes_counter(&increment.spec, is_charged) {
+        if !self.makes_counter(&increment.spec, is_charged) {
             return CounterState {
                 is_charged,
-                ..CounterState::of(slot.count)
+                ..CounterState::from(slot.count)
             };
         }
         if !self.takes_room() {
-            return CounterState {
-                is_charged: !is_granted,
-                ..CounterState::from(self.add_to_sketch(increment))
-            };
+            return CounterState::from(self.add_to_sketch(increment));
         }
-        let count = match is_granted {
-            true => slot.grant(limit, hits),
-            false => slot.add(increment, is_charged),
-        };
+        let count = slot.add(increment, is_charged);
         let bytes = self.shard.push(self.hash, self.name, slot, self.hasher);
         self.capacity.grow(bytes);
         count
@@ -190,14 +179,10 @@ impl Cursor<'_, '_> {
         is_charged: bool,
     ) -> CounterState {
         let (spec, now) = (&increment.spec, self.now);
-        let is_granted = spec.operation == Operation::Grant;
-        let mut is_charged = is_charged;
         if !self.shard.states.contains_key(increment.key) {
             let is_counted = self.makes_counter(spec, is_charged);
             let sketched = self.sketched(increment);
             if !is_counted {
-                // There is nothing that could take a grant.
-                let is_charged = is_charged && !is_granted;
                 return if self.shard.is_full && in_window(spec, sketched) > 0 {
                     sketched_state(spec, sketched, is_charged, now)
                 } else {
@@ -225,11 +210,7 @@ impl Cursor<'_, '_> {
                 slot.state.make_room();
             }
             let before = slot.state.heap_bytes();
-            if is_granted {
-                is_charged = slot.state.grant(spec, now.millis());
-            } else {
-                slot.state.charge(spec, now.millis());
-            }
+            slot.state.charge(spec, now.millis());
             // A log only grows here; a sweep measures it again.
             let grown = slot.state.heap_bytes().saturating_sub(before);
             self.shard.bytes += grown;
@@ -313,7 +294,7 @@ fn count_of_state(
     CounterState {
         is_charged,
         ends: Some(state.ends(spec, held, now)),
-        ..CounterState::of(held)
+        ..CounterState::from(held)
     }
 }
 
@@ -337,11 +318,6 @@ fn sketched_state(
         }),
         ..CounterState::from(after)
     }
-}
-
-/// Hits of the sketch as a count.
-fn signed(hits: u64) -> i64 {
-    i64::try_from(hits).unwrap_or(i64::MAX)
 }
 
 /// The hits of a key in the sketch as its limit sees them. A bucket that holds more than flows in during a

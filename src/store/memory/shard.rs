@@ -229,12 +229,6 @@ impl Shard {
         bytes
     }
 
-    /// The keys of plain counters that are not stored with their descriptor, and when they expire.
-    pub(super) fn more(&self) -> impl Iterator<Item = (&[u8], Timestamp)> {
-        let more = self.more.iter();
-        more.map(|(key, slot)| (&**key, slot.expires_at))
-    }
-
     /// Records that a counter expires at `expires_at`.
     pub(super) fn expires(&mut self, expires_at: Timestamp) {
         self.earliest_expiry = self.earliest_expiry.min(expires_at);

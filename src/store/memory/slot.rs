@@ -2,7 +2,7 @@
 
 use super::key::KeyRest;
 use crate::core::{
-    algorithm::{AlgorithmState, MOST_OWED},
+    algorithm::AlgorithmState,
     counter::{CounterState, IncrementSpec},
     window::Timestamp,
 };
@@ -10,8 +10,7 @@ use crate::core::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CounterSlot {
     pub(super) own: KeyRest,
-    /// Negative if it owes hits.
-    pub(super) count: i64,
+    pub(super) count: u64,
     pub(super) expires_at: Timestamp,
 }
 
@@ -30,15 +29,8 @@ impl CounterSlot {
         }
         CounterState {
             is_charged,
-            ..CounterState::of(self.count)
+            ..CounterState::from(self.count)
         }
-    }
-
-    /// Lets `hits` more hits pass than `limit` does.
-    pub(super) fn grant(&mut self, limit: u64, hits: u64) -> CounterState {
-        let left = self.count.min(limit.cast_signed());
-        self.count = left.saturating_sub_unsigned(hits).max(-MOST_OWED);
-        CounterState::of(self.count)
     }
 
     /// The bytes that a counter takes in a map, with its key.

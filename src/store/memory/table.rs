@@ -97,22 +97,6 @@ impl Table {
         self.numbers.insert_unique(name_hash, number, rehash);
     }
 
-    /// The families of up to `most` numbers from `number` on, and whether there are later ones. A number without a
-    /// family has one without counters.
-    pub(super) fn numbered(
-        &self,
-        number: u64,
-        most: u64,
-    ) -> (impl Iterator<Item = &DescriptorCounters>, bool) {
-        let numbers = (self.chunks.0.len() * CHUNK_LEN) as u64;
-        let end = number.saturating_add(most).min(numbers);
-        let get = |number: u64| {
-            self.chunks
-                .get(u32::try_from(number).expect("there are as many"))
-        };
-        ((number..end).map(get), end < numbers)
-    }
-
     /// Drops the families for which `is_kept` returns `false`, and storage that is then much too large.
     pub(super) fn retain(
         &mut self,

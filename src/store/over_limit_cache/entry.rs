@@ -64,7 +64,7 @@ impl OverEntry {
         let is_admitted = spec.operation == Operation::Add(Charge::Admitted);
         // Where slices are used, a count that falls meanwhile is noticed soon enough.
         let may_be_given_back = is_admitted && !is_one_step && !spec.is_sliced;
-        let has_rest = count.count() < spec.limit.cast_signed();
+        let has_rest = count.after < spec.limit;
         if !count.is_charged && (may_be_given_back || has_rest) {
             return None;
         }

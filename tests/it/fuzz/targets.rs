@@ -650,7 +650,7 @@ impl LeaseWorld {
             unreachable!("memory never waits")
         };
         let counts = counts.expect("memory answers");
-        [counts[0].count(), counts[1].count()]
+        [counts[0].after, counts[1].after].map(u64::cast_signed)
     }
 }
 

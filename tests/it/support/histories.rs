@@ -72,22 +72,12 @@ struct Kind {
     charges_refused: bool,
     /// Whether admitted hits are sometimes given back.
     gives_back: bool,
-    /// Whether operators change its counters.
-    changes: Option<Changes>,
+    /// Whether operators reset its counters, through the port for that of one of the replicas.
+    is_reset: bool,
     most_hits: u64,
 }
 
-/// The changes by operators, through the port for that of one of the replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Changes {
-    /// Grants of any size: a window that holds fewer hits then owes them.
-    Grants,
-    /// Grants of hits that the counter certainly holds: it cannot owe any.
-    GrantsOfHeld,
-    Resets,
-}
-
-const KINDS: [Kind; 19] = [
+const KINDS: [Kind; 13] = [
     Kind {
         charges_refused: true,
         ..Kind::plain(&["all"])
@@ -100,16 +90,10 @@ const KINDS: [Kind; 19] = [
     Kind::lively(&["token_bucket"]),
     Kind::lively(&["several"]),
     Kind::plain(&["client", "shared"]),
-    Kind::changed(&["admitted"], Changes::Grants),
-    Kind::changed(&["first_hit"], Changes::Grants),
-    Kind::changed(&["sliding_window"], Changes::GrantsOfHeld),
-    Kind::changed(&["sliding_log"], Changes::GrantsOfHeld),
-    Kind::changed(&["token_bucket"], Changes::GrantsOfHeld),
-    Kind::changed(&["several"], Changes::Grants),
-    Kind::changed(&["admitted"], Changes::Resets),
-    Kind::changed(&["sliding_log"], Changes::Resets),
-    Kind::changed(&["token_bucket"], Changes::Resets),
-    Kind::changed(&["several"], Changes::Resets),
+    Kind::reset(&["admitted"]),
+    Kind::reset(&["sliding_log"]),
+    Kind::reset(&["token_bucket"]),
+    Kind::reset(&["several"]),
 ];
 
 impl Kind {
@@ -118,14 +102,14 @@ impl Kind {
             keys,
             charges_refused: false,
             gives_back: false,
-            changes: None,
+            is_reset: false,
             most_hits: 1,
         }
     }
 
-    const fn changed(keys: &'static [&'static str], changes: Changes) -> Self {
+    const fn reset(keys: &'static [&'static str]) -> Self {
         Self {
-            changes: Some(changes),
+            is_reset: true,
             most_hits: 3,
             ..Self::plain(keys)
         }
@@ -179,17 +163,8 @@ pub struct Plan {
     pub has_faults: bool,
 }
 
-/// Of so many admitted calls, one is followed by a grant of hits that are held, or of any size.
-const CALLS_PER_GRANT: u64 = 12;
-const CALLS_PER_LARGE_GRANT: u64 = 50;
-
 /// Of so many calls, one is followed by a reset.
 const CALLS_PER_RESET: u64 = 40;
-
-const MAX_LARGE_GRANT: u64 = 120;
-
-/// Where any size is granted, one of so many calls has more hits than the limit. It passes while enough are owed.
-const CALLS_PER_LARGE: u64 = 20;
 
 /// How long after the end of a call its commands may still be carried out: longer than any pause of Redis.
 const LATE: Duration = Duration::from_secs(1);
@@ -315,7 +290,7 @@ impl Servers {
 struct Call {
     sent: u64,
     received: u64,
-    /// Negative for hits given back or granted.
+    /// Negative for hits given back.
     hits: i64,
     /// `None` if unknown.
     admitted: Option<bool>,
@@ -395,7 +370,7 @@ impl Asked {
     }
 }
 
-/// A time between whose ends a counter lost all hits that it held, or that it owed.
+/// A time between whose ends a counter lost all hits that it held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Zeroing {
     sent: u64,
@@ -458,25 +433,11 @@ impl Caller {
         self.losses.fetch_add(1, Relaxed);
     }
 
-    /// Grants hits on the counters of `asked`, through the debug port at `port`.
-    async fn grant(&self, port: SocketAddr, asked: Asked, hits: i64) {
-        let sent = self.nanos();
-        let is_done = change(port, "grant", asked, hits).await;
-        let call = Call {
-            sent,
-            received: self.nanos(),
-            hits: -hits,
-            admitted: is_done.then_some(true),
-            remaining: 0,
-        };
-        self.log.lock().unwrap().calls.push((asked, call));
-    }
-
     /// Resets the counters of `asked`, and returns whether that was done. A reset without an answer may have happened,
     /// now or later.
     async fn reset(&self, port: SocketAddr, asked: Asked) -> bool {
         let sent = self.nanos();
-        let is_done = change(port, "reset", asked, 0).await;
+        let is_done = reset(port, asked).await;
         let received = if is_done { self.nanos() } else { u64::MAX };
         let reset = Zeroing { sent, received };
         self.log.lock().unwrap().resets.push((asked, reset));
@@ -503,18 +464,17 @@ impl Caller {
     }
 }
 
-/// Changes the counters of `asked`. Returns whether that was done.
-async fn change(port: SocketAddr, what: &str, asked: Asked, hits: i64) -> bool {
+/// Resets the counters of `asked`, through the debug port at `port`. Returns whether that was done.
+async fn reset(port: SocketAddr, asked: Asked) -> bool {
     let descriptors: Vec<_> = asked
         .counters()
         .map(|counter| {
             let entry = json!({ "key": counter.name(), "value": counter.text() });
-            json!({ "entries": [entry], "hitsAddend": hits.to_string() })
+            json!({ "entries": [entry] })
         })
         .collect();
     let body = json!({ "domain": "d", "descriptors": descriptors }).to_string();
-    let path = format!("/counters/{what}");
-    let posted = spawn_blocking(move || http::post_json(port, &path, &body)).await;
+    let posted = spawn_blocking(move || http::post_json(port, "/counters/reset", &body)).await;
     posted
         .expect("it does not panic")
         .is_ok_and(|reply| reply.status == 200)
@@ -553,8 +513,7 @@ pub struct Outcome {
     /// Calls without a decision.
     pub unknown: usize,
     pub counters: usize,
-    /// Grants and resets.
-    pub changes: usize,
+    pub resets: usize,
     /// How often all counts were lost.
     pub losses: usize,
     /// Answers that no order of the calls explains.
@@ -582,10 +541,7 @@ pub async fn run(plan: Plan) -> Outcome {
                 }
                 let asked = asked(number);
                 let kind = &KINDS[asked.kind];
-                let mut hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
-                if kind.changes == Some(Changes::Grants) && random.below(CALLS_PER_LARGE) == 0 {
-                    hits += LIMIT;
-                }
+                let hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
                 let era = caller.era();
                 let admitted = caller.call(&mut client, asked, hits).await;
                 if admitted.is_none() {
@@ -601,22 +557,8 @@ pub async fn run(plan: Plan) -> Outcome {
                 {
                     caller.call(&mut other, asked, -hits).await;
                 }
-                match kind.changes {
-                    Some(Changes::Resets) if random.below(CALLS_PER_RESET) == 0 => {
-                        caller.reset(port, asked).await;
-                    }
-                    Some(Changes::GrantsOfHeld)
-                        if is_held && random.below(CALLS_PER_GRANT) == 0 =>
-                    {
-                        caller.grant(port, asked, hits).await;
-                    }
-                    Some(Changes::Grants)
-                        if is_held && random.below(CALLS_PER_LARGE_GRANT) == 0 =>
-                    {
-                        let hits = 1 + i64::try_from(random.below(MAX_LARGE_GRANT)).unwrap();
-                        caller.grant(port, asked, hits).await;
-                    }
-                    _ => {}
+                if kind.is_reset && random.below(CALLS_PER_RESET) == 0 {
+                    caller.reset(port, asked).await;
                 }
             }
         });
@@ -646,19 +588,10 @@ pub async fn run(plan: Plan) -> Outcome {
         admitted: count(|call| call.hits > 0 && call.admitted == Some(true)),
         unknown: count(|call| call.admitted.is_none()),
         counters: by_counter(&log.calls).len(),
-        changes: log.resets.len()
-            + log
-                .calls
-                .iter()
-                .filter(|(asked, call)| is_grant(*asked, call))
-                .count(),
+        resets: log.resets.len(),
         losses: log.losses.len(),
         violations,
     }
-}
-
-fn is_grant(asked: Asked, call: &Call) -> bool {
-    call.hits < 0 && KINDS[asked.kind].changes.is_some()
 }
 
 /// The request with this number: at any time all clients use a few counters of each kind, and move on when those are
@@ -1061,9 +994,6 @@ fn the_checker_finds_what_no_order_explains() {
     assert_eq!(after(&[full, call(11, 1, false)], &[(10, 12)]), nothing);
     assert_eq!(after(&[full, call(11, 100, true)], &[(10, 12)]), nothing);
     assert_eq!(after(&[full, again], &[(30, 31)]).len(), 1);
-    // Hits may be granted beyond the limit.
-    assert_eq!(check(&[call(0, -150, true), call(10, 250, true)]), nothing);
-    assert_eq!(check(&[call(0, -150, true), call(10, 251, true)]).len(), 1);
     let mut twin = call(20, 1, true);
     twin.remaining = 5;
     assert_eq!(check(&[call(5, 1, true), twin]).len(), 1);

@@ -1,4 +1,4 @@
-//! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset and grant, rules are
+//! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
 //! reloaded, windows end, tollgate restarts, and Redis is frozen or killed. After each round all counters are read from
 //! Redis past tollgate, and hold exactly as much as a model says. So:
 //!
@@ -66,7 +66,7 @@ const SENT_WITHIN: Duration = Duration::from_millis(1500);
 const ROUNDS_PER_EVENT: usize = 6;
 
 /// They happen in turn.
-const EVENTS: [Event; 24] = [
+const EVENTS: [Event; 23] = [
     Event::Burst,
     Event::Frozen,
     Event::Clock,
@@ -76,7 +76,6 @@ const EVENTS: [Event; 24] = [
     Event::Burst,
     Event::Killed,
     Event::Clock,
-    Event::Grant,
     Event::Frozen,
     Event::LostForAWhile,
     Event::Burst,
@@ -113,7 +112,6 @@ enum Event {
     Clock,
     Reload,
     Reset,
-    Grant,
 }
 
 /// The length of a history.
@@ -368,11 +366,7 @@ impl History {
                 self.note("clock");
             }
             Event::Reload => self.reload().await,
-            Event::Reset => self.change_between(None).await,
-            Event::Grant => {
-                let hits = 1 + self.random.below(500);
-                self.change_between(Some(hits)).await;
-            }
+            Event::Reset => self.reset_between().await,
         }
     }
 
@@ -875,11 +869,11 @@ impl History {
         }
     }
 
-    /// Reservations, a change by an operator, more reservations, and then the ends of the first ones.
-    async fn change_between(&mut self, granted: Option<u64>) {
+    /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
+    async fn reset_between(&mut self) {
         self.reserve_anew().await;
         let ends = self.latest_ends();
-        self.change(granted).await;
+        self.reset().await;
         self.reserve_for_all().await;
         self.call(ends, |_| None, Unanswered::MayCount).await;
     }
@@ -959,8 +953,8 @@ impl History {
         self.note(if keeps { "lost for a while" } else { "emptied" });
     }
 
-    /// Resets the counters of a tenant, or grants it hits, as an operator does.
-    async fn change(&mut self, granted: Option<u64>) {
+    /// Resets the counters of a tenant, as an operator does.
+    async fn reset(&mut self) {
         let number = self.below(TENANTS);
         let tenant = self.tenant(number);
         let replica = self.below(self.replicas.len());
@@ -972,22 +966,18 @@ impl History {
             now: self.now(),
             rules: self.rules,
         };
-        let (port, what) = match granted {
-            Some(_) => (server.debug, "grant"),
-            None => (server.debug, "reset"),
-        };
+        let port = server.debug;
         let body = json!({ "domain": "llm", "descriptors": [{
             "entries": [{ "key": "tenant", "value": tenant }],
-            "hitsAddend": granted.unwrap_or(0).to_string(),
         }] });
-        let post = move || http::post_json(port, &format!("/counters/{what}"), &body.to_string());
+        let post = move || http::post_json(port, "/counters/reset", &body.to_string());
         let reply = spawn_blocking(post).await.unwrap().unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
-        let changes = self.model.changed(&tenant, granted, asking);
+        let changes = self.model.reset(&tenant, asking);
         self.said
-            .push_back(format!("{what} {tenant} {granted:?} by {}", asking.process));
+            .push_back(format!("reset {tenant} by {}", asking.process));
         self.model.apply(&changes);
-        self.note(what);
+        self.note("reset");
     }
 
     async fn reload(&mut self) {

@@ -8,23 +8,16 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct CounterDocument {
     pub(crate) key: String,
-    /// The descriptor, as far as the key contains it; only in lists.
-    pub(crate) entries: Option<Vec<EntryDocument>>,
-    /// `Some(true)` if the key has a digest in place of its descriptor.
-    pub(crate) digest: Option<bool>,
     pub(crate) rule: Option<String>,
-    pub(crate) limit: Option<LimitDocument>,
+    pub(crate) limit: LimitDocument,
     pub(crate) algorithm: Option<String>,
     pub(crate) period_secs: Option<u64>,
     pub(crate) hits_before: Option<u64>,
     pub(crate) hits: Option<u64>,
     pub(crate) remaining: Option<u64>,
     pub(crate) leased: Option<u64>,
-    pub(crate) beyond_limit: Option<u64>,
     pub(crate) oldest_secs: Option<u64>,
     pub(crate) reset_secs: Option<u64>,
-    pub(crate) granted: Option<u64>,
-    pub(crate) why_fewer: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -32,8 +25,6 @@ pub(crate) struct CounterDocument {
 pub(crate) struct EntryDocument {
     pub(crate) key: String,
     pub(crate) value: String,
-    /// `Some(true)` if the value is a pattern whose values share a counter.
-    pub(crate) shared: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize, Serialize)]
@@ -46,14 +37,6 @@ pub(crate) struct LimitDocument {
     /// In place of a unit, for requests in flight.
     pub(crate) ttl_secs: Option<u64>,
     pub(crate) burst: Option<u64>,
-}
-
-/// Counters of a domain, which the server writes one by one.
-#[derive(Debug, Deserialize)]
-pub(crate) struct CounterList {
-    pub(crate) counters: Vec<CounterDocument>,
-    /// Where the next page begins.
-    pub(crate) cursor: Option<String>,
 }
 
 /// The counters of the descriptors of a request.

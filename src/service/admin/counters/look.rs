@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     core::{
-        counter::{CounterKind, IncrementSpec, KeyFormat},
-        request::{Descriptor, Hits, Request},
+        counter::CounterKind,
+        request::{Descriptor, Request},
         window::Timestamp,
     },
     foundation::ascii_json::{ascii_json, json_without_nulls},
@@ -128,37 +128,13 @@ impl CounterAnswer {
         })
     }
 
-    /// The format of the counters' keys.
-    pub(super) fn key_format(&self) -> KeyFormat {
-        self.rules.matcher.key_format
-    }
-
     /// Counts the slots that a reset freed in the metrics of their rules.
     pub(super) fn count_freed_slots(&self) {
         for report in &self.reports {
-            let has_slots = |spec: &IncrementSpec| matches!(spec.method, CounterKind::Slots { .. });
-            if let (Some(rule), Some(before), Some(true)) = (
-                report.rule_id,
-                report.before,
-                report.spec.as_ref().map(has_slots),
-            ) {
+            let has_slots = matches!(report.spec.method, CounterKind::Slots { .. });
+            if has_slots && let (Some(rule), Some(before)) = (report.rule_id, report.before) {
                 self.rules.stats.reset_slots(rule, before.after);
             }
-        }
-    }
-
-    /// Calls `change` with each counter and the hits of its descriptor.
-    pub(super) fn each(
-        &mut self,
-        request: &Request<'_>,
-        mut change: impl FnMut(&mut CounterReport, Hits),
-    ) {
-        let mut start = 0;
-        for (descriptor, &end) in request.descriptors().zip(&self.ends) {
-            for report in &mut self.reports[start..end] {
-                change(report, descriptor.hits);
-            }
-            start = end;
         }
     }
 
@@ -185,7 +161,7 @@ impl CounterAnswer {
             let entries = descriptor.entries.iter();
             DescriptorDocument {
                 entries: entries
-                    .map(|entry| entry_document(entry.key, entry.value, false))
+                    .map(|entry| entry_document(entry.key, entry.value))
                     .collect(),
                 no_limit: own.is_empty().then(no_limit),
                 counters: own.iter().map(|one| one.document(self.now)).collect(),

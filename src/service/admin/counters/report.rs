@@ -1,12 +1,11 @@
 //! Reports one counter as JSON: its descriptor, its rule and limit, and the hits that it holds.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::document::{CounterDocument, EntryDocument, LimitDocument};
 use crate::core::{
     counter::{
         Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
-        name::{CounterName, NamedCounting, NamedDescriptor, NamedEntry},
     },
     kind::Algorithm,
     limit::{Limit, Modes, OnStoreLoss, RuleId},
@@ -20,63 +19,18 @@ use crate::core::{
 #[derive(Clone, Debug)]
 pub(super) struct CounterReport {
     pub(super) key: Box<[u8]>,
-    /// The path of the counter's rule; `None` if it belongs to no rule in use, or the request brought the limit.
+    /// The path of the counter's rule; `None` if the request brought the limit.
     pub(super) rule: Option<Arc<str>>,
     pub(super) rule_id: Option<RuleId>,
-    pub(super) limit: Option<Limit>,
-    /// The peek at it; `None` if the store cannot be asked without knowing the limit.
-    pub(super) spec: Option<IncrementSpec>,
+    pub(super) limit: Limit,
+    /// The peek at it.
+    pub(super) spec: IncrementSpec,
     /// The answer to the peek.
     pub(super) state: Option<CounterState>,
     /// The hits of it that this process charged in advance, and that no request has used.
     pub(super) leased: u64,
-    /// The state before a change.
+    /// The state before a reset.
     pub(super) before: Option<CounterState>,
-    /// The hits that the change was asked to grant.
-    pub(super) asked: Option<u64>,
-}
-
-/// The effect of a grant on one counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GrantEffect {
-    /// How many more hits pass than before.
-    pub(super) granted: u64,
-    /// Why these are fewer than requested.
-    pub(super) why_fewer: Option<&'static str>,
-}
-
-impl GrantEffect {
-    /// The effect of a grant of `asked` hits on a counter of `limit` hits, from its states before and after the grant.
-    fn new(
-        asked: u64,
-        (limit, method): (u64, CounterKind),
-        before: CounterState,
-        after: CounterState,
-    ) -> Self {
-        let has_window = method.facts().has_window;
-        let has_slots = matches!(method, CounterKind::Slots { .. });
-        let granted = match after.is_charged {
-            _ if has_slots => 0,
-            false => 0,
-            true if has_window || after.after > 0 => asked,
-            // The counter gave back all hits that it held.
-            true => asked.min(before.after).min(limit),
-        };
-        let is_sketched = !after.is_charged && (after.after > 0 || method == CounterKind::Window);
-        let why_fewer = if has_slots {
-            "its slots are freed by the ends of requests; `counters reset` frees all, and the limit is in the rules"
-        } else if is_sketched {
-            "memory is full, and this value has no counter of its own but hits in a sketch, which takes no grant"
-        } else if has_window {
-            "its window begins with its first hit, and has not begun"
-        } else {
-            "it has no window that ends, so it can give back only the hits that it holds"
-        };
-        Self {
-            granted,
-            why_fewer: (granted < asked).then_some(why_fewer),
-        }
-    }
 }
 
 /// The current counters of the only descriptor of `request`: those of the limit that it brings, or else of the rule
@@ -93,11 +47,14 @@ pub(super) fn counters_of(
     };
     let counters = plan.batch.iter().zip(&plan.limits);
     let report = |(increment, limit): (Increment<'_>, &&Limit)| CounterReport {
+        key: increment.key.into(),
         rule: rule.map(|rule| rule.path.clone()),
         rule_id: rule.map(|rule| rule.id),
-        limit: Some((*limit).clone()),
-        spec: Some(peek(increment.spec)),
-        ..CounterReport::without_rule(increment.key.into(), None)
+        limit: (*limit).clone(),
+        spec: peek(increment.spec),
+        state: None,
+        leased: 0,
+        before: None,
     };
     counters.map(report).collect()
 }
@@ -129,117 +86,38 @@ fn peek(spec: IncrementSpec) -> IncrementSpec {
 }
 
 impl CounterReport {
-    /// The counter of a listed key; `None` if the key's window is over. The counter is in the store of limits per
-    /// second if `is_per_second`.
-    pub(super) fn of_key(
-        key: Box<[u8]>,
-        matcher: &Matcher,
-        is_per_second: bool,
-        now: Timestamp,
-    ) -> Option<Self> {
-        let Some(name) = CounterName::parse(&key) else {
-            return Some(Self::without_rule(key, None));
-        };
-        if let NamedDescriptor::Values { domain, entries } = &name.descriptor {
-            let plain = entries
-                .iter()
-                .map(|&NamedEntry { key, value, .. }| Entry { key, value });
-            let entries: Vec<_> = plain.collect();
-            let known = counters_of(matcher, &request_of(domain, &entries, None), now);
-            if let Some(known) = known.into_iter().find(|known| known.key == key) {
-                return Some(known);
-            }
-        }
-        let spec = spec_of(&name, is_per_second, now);
-        drop(name);
-        spec.map(|spec| Self::without_rule(key, Some(spec)))
-    }
-
-    fn without_rule(key: Box<[u8]>, spec: Option<IncrementSpec>) -> Self {
-        Self {
-            key,
-            rule: None,
-            rule_id: None,
-            limit: None,
-            // The hits of a bucket follow from its limit and rate, which its key does not contain.
-            spec: spec.filter(|spec| spec.limit > 0),
-            state: None,
-            leased: 0,
-            before: None,
-            asked: None,
-        }
-    }
-
-    /// The effect of a grant; `None` if no grant was requested, or the store was not asked.
-    pub(super) fn grant_effect(&self) -> Option<GrantEffect> {
-        let (spec, limit) = (self.spec.as_ref()?, self.limit.as_ref()?);
-        let of = (limit.capacity(), spec.method);
-        Some(GrantEffect::new(self.asked?, of, self.before?, self.state?))
-    }
-
     /// The counter for JSON, without its descriptor.
     pub(super) fn document(&self, now: Timestamp) -> CounterDocument {
-        let name = CounterName::parse(&self.key);
-        let of_limit = |limit: &Limit| (algorithm(limit), limit.period.secs());
-        let counted = self.limit.as_ref().map(of_limit);
-        let counted = counted.or_else(|| {
-            let counting = name.as_ref()?.counting;
-            Some((counting.algorithm(), counting.period_secs()))
-        });
-        let is_digest =
-            name.is_some_and(|name| matches!(name.descriptor, NamedDescriptor::Digest(_)));
+        let (limit, spec) = (&self.limit, &self.spec);
         let mut document = CounterDocument {
             key: text(&self.key),
-            digest: is_digest.then_some(true),
             rule: self.rule.as_deref().map(str::to_owned),
-            limit: self.limit.as_ref().map(limit_document),
-            algorithm: counted.map(|(algorithm, _)| algorithm.to_owned()),
-            period_secs: counted.map(|(_, secs)| secs),
+            limit: limit_document(limit),
+            algorithm: Some(algorithm(limit).to_owned()),
+            period_secs: Some(limit.period.secs()),
             hits_before: self.before.map(|before| before.after),
             ..CounterDocument::default()
         };
-        if let (Some(state), Some(spec)) = (self.state, &self.spec) {
-            let left = |limit: &Limit| limit.capacity().saturating_sub(state.after);
-            let left = self.limit.as_ref().map(left);
+        if let Some(state) = self.state {
+            let left = limit.capacity().saturating_sub(state.after);
             let until_end = || spec.expires_at.millis().saturating_sub(now.millis());
             let millis = state.ends.map_or_else(until_end, |ends| ends.resets_in);
             document.hits = Some(state.after);
-            document.remaining = left.map(|left| left.saturating_add(state.owed));
+            document.remaining = Some(left);
             document.leased = Some(self.leased).filter(|hits| *hits > 0);
-            document.beyond_limit = Some(state.owed).filter(|hits| *hits > 0);
             document.oldest_secs = state.oldest_secs(spec);
             let has_reset =
                 document.oldest_secs.is_none() && !matches!(spec.method, CounterKind::Slots { .. });
             document.reset_secs = has_reset.then(|| millis.div_ceil(1000));
         }
-        if let Some(GrantEffect { granted, why_fewer }) = self.grant_effect() {
-            document.granted = Some(granted);
-            document.why_fewer = why_fewer.map(str::to_owned);
-        }
         document
-    }
-
-    /// The counter for JSON, with its descriptor as far as the key contains it.
-    pub(super) fn document_with_descriptor(&self, now: Timestamp) -> CounterDocument {
-        let named = |one: &NamedEntry<'_>| entry_document(one.key, one.value, one.is_shared);
-        let entries = match CounterName::parse(&self.key).map(|name| name.descriptor) {
-            Some(NamedDescriptor::Values { entries, .. }) => {
-                Some(entries.iter().map(named).collect())
-            }
-            _ => None,
-        };
-        CounterDocument {
-            entries,
-            ..self.document(now)
-        }
     }
 }
 
-pub(super) fn entry_document(key: &[u8], value: &[u8], is_shared: bool) -> EntryDocument {
+pub(super) fn entry_document(key: &[u8], value: &[u8]) -> EntryDocument {
     EntryDocument {
         key: text(key),
         value: text(value),
-        shared: is_shared.then_some(true),
     }
 }
 
@@ -267,93 +145,5 @@ pub(in crate::service::admin) fn limit_document(limit: &Limit) -> LimitDocument 
             Algorithm::TokenBucket { burst } => Some(burst),
             _ => None,
         },
-    }
-}
-
-/// A peek at a counter whose limit is unknown; its limit is 0 if the peek would need it. `None` if the window is over.
-fn spec_of(name: &CounterName<'_>, is_per_second: bool, now: Timestamp) -> Option<IncrementSpec> {
-    let period_secs = name.counting.period_secs();
-    let (method, expires_at) = match name.counting {
-        NamedCounting::Fixed { ends, .. } if ends <= now => return None,
-        NamedCounting::Fixed { ends, .. } => (CounterKind::Window, ends),
-        // The time zone is unknown. The window lasts no longer than the longest unit of this kind.
-        NamedCounting::Calendar { unit, starts } => {
-            let longest = Duration::from_secs(unit.secs().saturating_mul(11) / 10);
-            let ends = starts.plus(longest.max(Duration::from_secs(7_200)));
-            if ends <= now {
-                return None;
-            }
-            (CounterKind::Window, ends)
-        }
-        NamedCounting::State { kind, .. } => (kind, now),
-    };
-    Some(IncrementSpec {
-        descriptor_bytes: name.descriptor_bytes,
-        operation: Operation::Add(Charge::Always),
-        hits: 0,
-        limit: match method {
-            CounterKind::TokenBucket { .. } => 0,
-            _ => u32::MAX.into(),
-        },
-        method,
-        enforcement: Enforcement::Silent,
-        on_loss: OnStoreLoss::Error,
-        descriptor: 0,
-        is_per_second,
-        is_sliced: false,
-        adds_first: false,
-        period_millis: period_secs.saturating_mul(1000),
-        expires_at,
-        age_millis: 0,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LOG: CounterKind = CounterKind::SlidingLog;
-
-    /// A grant of 20 hits under a limit of 10: the counts before and after, and whether the store took it.
-    #[track_caller]
-    fn check(
-        method: CounterKind,
-        (before, after): (i64, i64),
-        is_charged: bool,
-        granted: u64,
-        why: Option<&str>,
-    ) {
-        let after = CounterState {
-            is_charged,
-            ..CounterState::of(after)
-        };
-        let found = GrantEffect::new(20, (10, method), CounterState::of(before), after);
-        let why_fewer = found.why_fewer;
-        assert_eq!(found.granted, granted, "{method:?} {before} {after:?}");
-        match (why, why_fewer) {
-            (None, None) => {}
-            (Some(why), Some(found)) => assert!(found.contains(why), "{found}"),
-            different => panic!("{different:?}"),
-        }
-    }
-
-    #[test]
-    fn a_grant_says_how_many_more_hits_pass_and_why_not_all() {
-        use CounterKind::{FirstHit, Window};
-        let (not_begun, no_window, full) = ("has not begun", "no window that ends", "sketch");
-        check(Window, (3, -17), true, 20, None);
-        check(Window, (31, -10), true, 20, None);
-        // Other hits came between the peek and the grant.
-        check(Window, (3, -11), true, 20, None);
-        check(Window, (0, 0), false, 0, Some(full));
-        check(FirstHit, (1, -19), true, 20, None);
-        check(FirstHit, (0, 0), false, 0, Some(not_begun));
-        check(FirstHit, (3, 3), false, 0, Some(full));
-        check(LOG, (3, 0), true, 3, Some(no_window));
-        check(LOG, (0, 0), false, 0, Some(no_window));
-        check(LOG, (3, 3), false, 0, Some(full));
-        // A lowered limit: the hits above it let nothing pass.
-        check(LOG, (40, 0), true, 10, Some(no_window));
-        check(LOG, (35, 5), true, 20, None);
     }
 }

@@ -1,7 +1,7 @@
-// The section "Counters": what they hold, resets and grants.
+// The section "Counters": what they hold, and resets.
 
-import { amount, ask, entries, fill, find, make, many, number } from "./dom.js";
-import { oldest, passing, problem, seconds, shown, table } from "./dom.js";
+import { amount, ask, fill, find, make, many, number } from "./dom.js";
+import { oldest, problem, seconds, shown, table } from "./dom.js";
 import { descriptorFields } from "./descriptor.js";
 import { open as openExplain } from "./explain.js";
 import { isSpared } from "./rules.js";
@@ -11,7 +11,7 @@ export let fields = null;
 let last = null;
 
 export function start() {
-  fields = descriptorFields(find("counter-descriptor"), { isOptional: true });
+  fields = descriptorFields(find("counter-descriptor"));
   find("counter-form").addEventListener("submit", (event) => {
     event.preventDefault();
     show();
@@ -27,7 +27,7 @@ export function open(domain, list) {
 
 function show() {
   const [domain, [list]] = [fields.domain(), fields.descriptors()];
-  last = list.length > 0 ? () => one(domain, list) : () => page(domain, null);
+  last = () => one(domain, list);
   find("counter-status").textContent = "";
   return run(last);
 }
@@ -40,11 +40,9 @@ async function run(work) {
   }
 }
 
-const request = (domain, list, hits) => ({
+const request = (domain, list) => ({
   domain,
-  descriptors: [
-    { entries: list.map(({ key, value }) => ({ key, value })), ...(hits && { hitsAddend: hits }) },
-  ],
+  descriptors: [{ entries: list.map(({ key, value }) => ({ key, value })) }],
 });
 
 async function one(domain, list) {
@@ -54,65 +52,31 @@ async function one(domain, list) {
     fill(find("counter-list"), make("p", { class: "notice warn" }, `No limit: ${shown(noLimit, 400)}`));
     return;
   }
-  fill(
-    find("counter-list"),
-    actions(domain, list),
-    counterTable(
-      domain,
-      counters.map((counter) => ({ ...counter, entries: list })),
-      false,
-    ),
-  );
+  fill(find("counter-list"), actions(domain, list), counterTable(counters));
 }
 
-async function page(domain, cursor) {
-  const query = new URLSearchParams({ domain, limit: "50" });
-  if (cursor) query.set("cursor", cursor);
-  const found = await ask(`counters?${query}`);
-  const next = () => run((last = () => page(domain, found.cursor)));
-  const none = make(
-    "p",
-    { class: "note" },
-    found.cursor ? "No counter of the domain is on this page." : "There is no counter.",
-  );
-  fill(
-    find("counter-list"),
-    found.counters.length > 0 ? counterTable(domain, found.counters, true) : none,
-    found.cursor ? make("button", { type: "button", onclick: next }, "Next page") : "",
-  );
-}
-
-function counterTable(domain, counters, hasActions) {
+function counterTable(counters) {
   const rows = counters.map((counter) => {
-    const { entries: list, key, rule, limit, hits, remaining, beyondLimit, resetSecs, leased, algorithm, digest } = counter;
-    const name = list ? entries(list) : make("code", { class: "counter-key" }, shown(key, 200));
-    const per = limit?.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit?.unit;
-    const rate = limit ? `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}` : "no rule in use";
+    const { rule, limit, hits, remaining, resetSecs, leased, algorithm } = counter;
+    const per = limit.unitMultiplier > 1 ? many(limit.unitMultiplier, limit.unit) : limit.unit;
+    const rate = `${number(limit.requestsPerUnit)} ${per ? `per ${per}` : "in flight"}`;
     const isOver = remaining === 0 && !isSpared(rule);
     return make(
       "tr",
       { class: isOver ? "over" : "" },
-      make(
-        "td",
-        {},
-        name,
-        digest && make("span", { class: "muted" }, " (digest)"),
-        rule && make("span", { class: "place" }, shown(rule, 120)),
-      ),
-      make("td", {}, rate, make("span", { class: "place" }, algorithm?.replace("_", " ") ?? "")),
+      make("td", {}, make("code", {}, shown(rule ?? "", 120))),
+      make("td", {}, rate, make("span", { class: "place" }, algorithm.replace("_", " "))),
       make(
         "td",
         { class: "number" },
         hits == null ? "–" : number(hits),
         leased > 0 && make("span", { class: "place" }, `${number(leased)} in a slice`),
       ),
-      amount(remaining, beyondLimit),
-      make("td", {}, limit?.ttlSecs ? oldest(counter) : seconds(resetSecs)),
-      hasActions && make("td", {}, list && rule ? actions(domain, list) : ""),
+      amount(remaining),
+      make("td", {}, limit.ttlSecs ? oldest(counter) : seconds(resetSecs)),
     );
   });
-  const heads = ["Descriptor", "Limit", "#Hits", "#Left", "Resets in"];
-  return table("List of counters", hasActions ? [...heads, "Change"] : heads, rows);
+  return table("List of counters", ["Rule", "Limit", "#Hits", "#Left", "Resets in"], rows);
 }
 
 function actions(domain, list) {
@@ -126,54 +90,32 @@ function actions(domain, list) {
   return make(
     "div",
     { class: "actions" },
-    button("Reset", () => confirm("Reset", domain, list, name)),
-    button("Grant", () => confirm("Grant", domain, list, name)),
+    button("Reset", () => confirm(domain, list, name)),
     button("Explain", () => openExplain(domain, list)),
   );
 }
 
-const texts = {
-  Reset: "All counters of this descriptor will hold no hit.",
-  Grant: "On each limit of this descriptor this many more hits pass, until its windows end.",
-};
-
-/** What a grant did to a counter. */
-function effect({ granted, whyFewer, remaining, beyondLimit }) {
-  const more = granted > 0 ? `${number(granted)} more granted` : "nothing granted";
-  const why = whyFewer ? ` (${shown(whyFewer, 200)})` : "";
-  return `, ${more}${why}, ${number(remaining ?? 0)} ${passing(beyondLimit)}`;
-}
-
-/** Asks before a change, and makes it. */
-function confirm(change, domain, list, name) {
+/** Asks before a reset, and makes it. */
+function confirm(domain, list, name) {
   const dialog = find("confirm");
-  const hits = find("confirm-hits").querySelector("input");
-  find("confirm-title").textContent = `${change} ${name}?`;
-  find("confirm-text").textContent = texts[change];
-  find("confirm-hits").hidden = change !== "Grant";
-  hits.disabled = change !== "Grant";
-  find("confirm-do").textContent = change;
+  find("confirm-title").textContent = `Reset ${name}?`;
   dialog.returnValue = "";
   dialog.onclose = () => {
-    if (dialog.returnValue === "do") apply(change, domain, list, name, hits.value);
+    if (dialog.returnValue === "do") reset(domain, list, name);
   };
   dialog.showModal();
 }
 
-async function apply(change, domain, list, name, hits) {
-  const isGrant = change === "Grant";
+async function reset(domain, list, name) {
   const status = find("counter-status");
   try {
-    const body = request(domain, list, isGrant ? hits : null);
-    const path = isGrant ? "counters/grant" : "counters/reset";
-    const { descriptors } = await ask(path, body, find("token").value);
+    const { descriptors } = await ask("counters/reset", request(domain, list), find("token").value);
     const [{ counters }] = descriptors;
     const changes = counters.map(
-      ({ hitsBefore, hits: after, ...counter }) =>
-        `${number(hitsBefore ?? 0)} → ${many(after ?? 0, "hit")}${isGrant ? effect(counter) : ""}`,
+      ({ hitsBefore, hits }) => `${number(hitsBefore ?? 0)} → ${many(hits ?? 0, "hit")}`,
     );
-    status.className = `notice ${counters.some(({ whyFewer }) => whyFewer) ? "warn" : "good"}`;
-    status.textContent = `${isGrant ? "Grant to" : "Reset"} ${name}: ${changes.join("; ")}`;
+    status.className = "notice good";
+    status.textContent = `Reset ${name}: ${changes.join("; ")}`;
     await run(last);
   } catch (error) {
     status.className = "notice bad";

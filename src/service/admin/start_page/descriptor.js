@@ -8,7 +8,7 @@ let editors = 0;
  * Fields in `host`. Values that were put in by `set` stay as they are, byte for byte, until someone types: a text field
  * would change their line breaks.
  */
-export function descriptorFields(host, { isOptional = false, areSeveral = false } = {}) {
+export function descriptorFields(host, { areSeveral = false } = {}) {
   const id = `descriptor-${++editors}`;
   const domain = make("input", {
     list: `${id}-domains`,
@@ -30,10 +30,9 @@ export function descriptorFields(host, { isOptional = false, areSeveral = false 
   );
   /** Numbers the descriptors again; the form has changed. */
   const changed = () => {
-    const legend = isOptional ? "Entries of one descriptor (optional)" : "Entries of the descriptor";
     const one = sets.children.length === 1;
     [...sets.children].forEach((set, index) => {
-      set.firstChild.textContent = one ? legend : `Entries of descriptor ${index + 1}`;
+      set.firstChild.textContent = one ? "Entries of the descriptor" : `Entries of descriptor ${index + 1}`;
     });
     host.dispatchEvent(new Event("input", { bubbles: true }));
   };

@@ -40,14 +40,13 @@ function escaped(char) {
 }
 
 /** `key=value` as code; a value that is not known is left out. A rule can stand for any value. */
-export function entry({ key, value, isAny, shared, omittedBytes }) {
+export function entry({ key, value, isAny, omittedBytes }) {
   const parts = [make("span", { class: "k" }, shown(key))];
   if (isAny) parts.push(make("span", { class: "muted" }, " any value"));
   if (value != null) {
     parts.push(make("span", { class: "eq" }, "="), make("span", { class: "v" }, shown(value)));
   }
   if (omittedBytes) parts.push(make("span", { class: "muted" }, ` … ${many(omittedBytes, "byte")} more`));
-  if (shared) parts.push(make("span", { class: "muted" }, " (shared)"));
   return make("code", { class: "entry" }, parts);
 }
 
@@ -142,17 +141,8 @@ export async function ask(path, body, token) {
   return reply.json();
 }
 
-/** The words after the number of hits that are left: a grant lets more hits pass than the limit. */
-export const passing = (beyondLimit) => (beyondLimit > 0 ? "pass until the window ends" : "left");
-
-/** A cell of a table with a number. If it has `beyondLimit`, more hits pass than the limit allows. */
-export const amount = (value, beyondLimit) =>
-  make(
-    "td",
-    { class: "number" },
-    value == null ? "–" : number(value),
-    beyondLimit > 0 && make("span", { class: "place" }, passing(beyondLimit)),
-  );
+/** A cell of a table with a number. */
+export const amount = (value) => make("td", { class: "number" }, value == null ? "–" : number(value));
 
 /** Replaces what `node` shows. */
 export const fill = (node, ...children) => node.replaceChildren(...children.flat(Infinity).filter(Boolean));

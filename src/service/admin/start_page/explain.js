@@ -158,7 +158,7 @@ function limitTable(limits, areRefused) {
       cell(limit.rate, name),
       cell(limit.algorithm.replace("_", " ")),
       amount(limit.count),
-      amount(limit.remaining, limit.beyondLimit),
+      amount(limit.remaining),
       cell(limit.unit ? seconds(limit.resetSecs) : oldest(limit)),
       cell(limit.over ? wait(limit.retrySecs, !limit.unit) : "–"),
       cell(

@@ -11,12 +11,6 @@ const MOST_TALKERS = 8;
 /** Most rules that are shown. */
 const MOST_RULES = 20;
 
-const notes = {
-  refused: "Values with the most hits over a limit",
-  all: "Values with the most hits",
-  off: "Top talkers are off: --top-talkers refused counts them.",
-};
-
 /** Loads the top talkers again. */
 export async function loadTalkers() {
   const host = find("talkers");
@@ -28,31 +22,13 @@ export async function loadTalkers() {
   } catch (error) {
     return fill(host, problem(error));
   }
-  const since = top.counts === "off" ? "" : ` since ${clockTime(top.sinceMillis)}.`;
-  const hashed = top.values === "hash" ? " Values are hashes." : "";
-  find("top-note").textContent = `${notes[top.counts]}${since}${hashed}`;
+  find("top-note").textContent = `Values with the most hits over a limit since ${clockTime(top.sinceMillis)}.`;
   const rules = top.rules.toSorted((a, b) => b.hits - a.hits).slice(0, MOST_RULES);
-  if (rules.length === 0 && top.counts !== "off") {
-    return fill(
-      host,
-      make(
-        "p",
-        { class: "empty" },
-        top.counts === "refused" ? "No hit was over a limit." : "There was no hit.",
-      ),
-    );
-  }
-  fill(
-    host,
-    make(
-      "div",
-      { class: "cards" },
-      rules.map((rule) => card(rule, top)),
-    ),
-  );
+  if (rules.length === 0) return fill(host, make("p", { class: "empty" }, "No hit was over a limit."));
+  fill(host, make("div", { class: "cards" }, rules.map(card)));
 }
 
-function card({ rule, hits, talkers }, top) {
+function card({ rule, hits, talkers }) {
   const most = Math.max(1, talkers[0]?.atMost ?? 1);
   const rows = talkers.slice(0, MOST_TALKERS).map((talker) => {
     const { atLeast, atMost } = talker;
@@ -63,7 +39,7 @@ function card({ rule, hits, talkers }, top) {
       {},
       make("div", { class: "who" }, entries(talker.entries), bar),
       make("span", { class: "number" }, range),
-      make("div", { class: "actions" }, buttons(rule, talker, top)),
+      make("div", { class: "actions" }, buttons(rule, talker)),
     );
   });
   const rest = talkers.length - rows.length;
@@ -74,7 +50,7 @@ function card({ rule, hits, talkers }, top) {
     make(
       "p",
       { class: "muted" },
-      `${many(hits, "hit")}${rest > 0 ? `, of ${many(talkers.length, "value")} or more` : ""}`,
+      `${many(hits, "hit")}${rest > 0 ? ` of ${many(talkers.length, "value")}` : ""}`,
       isSpared(rule) && " in shadow mode",
     ),
     make("ol", { class: "talkers" }, rows),
@@ -82,11 +58,11 @@ function card({ rule, hits, talkers }, top) {
 }
 
 /** A descriptor whose values are known as a whole can be asked about. */
-function buttons(rule, talker, { values }) {
+function buttons(rule, talker) {
   const domain = domainOf(rule);
   const list = talker.entries;
-  const isWhole = ({ value, omittedBytes, hex }) => value != null && !omittedBytes && hex == null;
-  if (domain == null || values !== "show" || talker.omittedEntries || !list.every(isWhole)) return [];
+  const isWhole = ({ omittedBytes, hex }) => !omittedBytes && hex == null;
+  if (domain == null || talker.omittedEntries || !list.every(isWhole)) return [];
   const name = list.map(({ key, value }) => `${shown(key, 40)}=${shown(value, 60)}`).join(", ");
   const button = (text, open) =>
     make(

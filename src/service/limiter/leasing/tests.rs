@@ -149,8 +149,7 @@ struct Lease {
 /// The counts as they have to be, by tenant, period and start of the window.
 #[derive(Debug, Default)]
 struct Model {
-    /// Negative for hits that are owed.
-    counts: HashMap<(usize, u64, u64), i64>,
+    counts: HashMap<(usize, u64, u64), u64>,
     resets: HashMap<(usize, u64, u64), u64>,
 }
 
@@ -280,7 +279,7 @@ impl History {
         }
     }
 
-    fn count(&mut self, tenant: usize, period: u64, at: u64) -> &mut i64 {
+    fn count(&mut self, tenant: usize, period: u64, at: u64) -> &mut u64 {
         let key = (tenant, period, start(at, period));
         self.model.counts.entry(key).or_default()
     }
@@ -290,11 +289,8 @@ impl History {
         let addend = self.random.bool().then(|| self.random.u64(1..400));
         let hits = addend.unwrap_or(ESTIMATE);
         let now = self.now;
-        let fits = LIMITS[self.variant].map(|(limit, period)| {
-            self.count(tenant, period, now)
-                .saturating_add_unsigned(hits)
-                <= limit.cast_signed()
-        });
+        let fits = LIMITS[self.variant]
+            .map(|(limit, period)| self.count(tenant, period, now).saturating_add(hits) <= limit);
         let fits = fits == [true, true];
         let (treatment, patience) = (self.treat(), self.patience());
         let answer = self
@@ -340,7 +336,7 @@ impl History {
         };
         if is_counted {
             for (_, period) in LIMITS[self.variant] {
-                *self.count(tenant, period, now) += hits.cast_signed();
+                *self.count(tenant, period, now) += hits;
             }
         }
     }
@@ -400,7 +396,7 @@ impl History {
             let at = if is_charged { lease.at } else { now };
             let ends = (start(at, period) + period) * 1000;
             if ends <= now {
-                *self.count(lease.tenant, period, now) += cost.saturating_sub(leased).cast_signed();
+                *self.count(lease.tenant, period, now) += cost.saturating_sub(leased);
                 continue;
             }
             let key = (lease.tenant, period, start(at, period));
@@ -412,11 +408,9 @@ impl History {
                     .is_some_and(|reset| *reset >= at);
             let count = self.model.counts.entry(key).or_default();
             match cost.checked_sub(leased) {
-                Some(more) => *count += more.cast_signed(),
+                Some(more) => *count += more,
                 None if was_reset => {}
-                // A counter that owes hits is left as it is.
-                None if *count <= 0 => {}
-                None => *count = count.saturating_sub_unsigned(leased - cost).max(0),
+                None => *count = count.saturating_sub(leased - cost),
             }
         }
     }
@@ -429,39 +423,28 @@ impl History {
         self.send(&entries, Some(cost), patience).await;
         if treatment.failure != Some(Failure::Refused) || cost == 0 {
             for (_, period) in LIMITS[self.variant] {
-                *self.count(tenant, period, now) += cost.cast_signed();
+                *self.count(tenant, period, now) += cost;
             }
         }
         self.note("unreserved");
     }
 
-    /// Resets the counters of a tenant, or grants it hits, as an operator does.
-    async fn change(&mut self, granted: Option<u64>) {
+    /// Resets the counters of a tenant, as an operator does.
+    async fn reset(&mut self) {
         let tenant = self.random.usize(0..TENANTS.len());
         let (now, millis) = (self.time(), self.now);
         let mut batch = self.look(tenant);
-        match granted {
-            Some(hits) => batch.grant(hits),
-            None => batch.give_back_all(),
-        }
-        if granted.is_none() {
-            for increment in batch.iter() {
-                self.limiter.leases.record_reset(increment.key, now);
-            }
+        batch.reset();
+        for increment in batch.iter() {
+            self.limiter.leases.record_reset(increment.key, now);
         }
         self.limiter.store.add(&batch, now).await.unwrap();
-        for (limit, period) in LIMITS[self.variant] {
-            let count = self.count(tenant, period, millis);
-            match granted {
-                Some(hits) => *count = (*count).min(limit.cast_signed()) - hits.cast_signed(),
-                None => *count = (*count).min(0),
-            }
-            if granted.is_none() {
-                let key = (tenant, period, start(millis, period));
-                self.model.resets.insert(key, millis);
-            }
+        for (_, period) in LIMITS[self.variant] {
+            *self.count(tenant, period, millis) = 0;
+            let key = (tenant, period, start(millis, period));
+            self.model.resets.insert(key, millis);
         }
-        self.note(if granted.is_some() { "grant" } else { "reset" });
+        self.note("reset");
     }
 
     fn look(&self, tenant: usize) -> Batch {
@@ -519,11 +502,7 @@ impl History {
             450..750 => self.end(false).await,
             750..850 => self.end(true).await,
             850..950 => self.charge_unreserved().await,
-            950..970 => self.change(None).await,
-            970..980 => {
-                let hits = self.random.u64(1..500);
-                self.change(Some(hits)).await;
-            }
+            950..980 => self.reset().await,
             980..998 => self.reload(),
             _ => self.restart(),
         }
@@ -534,7 +513,7 @@ impl History {
                 .add(&self.look(tenant), self.time())
                 .await
                 .unwrap();
-            let held: Vec<_> = counts.iter().map(|count| count.count()).collect();
+            let held: Vec<_> = counts.iter().map(|count| count.after).collect();
             let now = self.now;
             let expected = LIMITS[self.variant].map(|(_, period)| *self.count(tenant, period, now));
             assert_eq!(held, expected, "tenant {tenant}");
@@ -572,7 +551,6 @@ async fn counters_hold_what_open_reservations_and_costs_come_to() {
         "lost",
         "unreserved",
         "reset",
-        "grant",
         "reload",
         "restart",
     ] {

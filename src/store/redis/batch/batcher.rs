@@ -326,6 +326,10 @@ impl Batcher {
                 if reset_counters > 0 {
                     self.servers.0.stats.record_reset_counters(reset_counters);
                 }
+                let lifts = commands.lifts(&replies);
+                if !lifts.is_empty() {
+                    self.lift(connection, &lifts).await;
+                }
                 let repairs = commands.repairs(&replies);
                 if !repairs.is_empty() {
                     self.repair(connection, &repairs).await;
@@ -339,6 +343,15 @@ impl Batcher {
         }
         taken.recycle();
         began
+    }
+
+    /// Lifts counts that were below zero. If that fails, the next hits try again. No request waits for this.
+    async fn lift(&mut self, connection: &mut Connection, lifts: &PackedCommands) {
+        let longest = self.options.deadline;
+        let lifted = self.round_trip(connection, lifts, Instant::now(), longest);
+        if let Ok(mut replies) = lifted.await {
+            self.follow_redirects(lifts, &mut replies).await;
+        }
     }
 
     /// Gives times to live to keys that lack one. No request waits for this.

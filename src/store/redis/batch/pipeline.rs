@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     packed::PackedCommands,
-    step::{self, MAX_SKEW, count, signed_count},
+    step::{self, MAX_SKEW, count},
 };
 use crate::{
     core::{
@@ -382,6 +382,24 @@ impl Commands<'_> {
         repairs
     }
 
+    /// A SET for each key whose count was below zero, as an earlier version left it: these hits count from 0. A key
+    /// that has ended stays away.
+    pub(crate) fn lifts(&self, replies: &[Value]) -> PackedCommands {
+        let mut lifts = PackedCommands::default();
+        for group in self.groups.iter().filter(|group| !group.is_script) {
+            let hits = group.hits.cast_signed();
+            if matches!(replies[group.command], Value::Int(count) if count < hits) {
+                let mut lift = lifts.command(5);
+                lift.word(b"SET")
+                    .words(&[self.key_prefix, group.key])
+                    .number(group.hits)
+                    .word(b"KEEPTTL")
+                    .word(b"XX");
+            }
+        }
+        lifts
+    }
+
     /// The count after each increment, in order.
     pub(crate) fn counts(
         &self,
@@ -400,9 +418,11 @@ impl Commands<'_> {
             },
             ReplySource::Omitted => Err(StoreError::Refused),
             ReplySource::Grouped { group: at, after } => {
-                let end = signed_count(&replies[group(at).command])?;
-                let later = group(at).hits.saturating_sub(after);
-                Ok(CounterState::of(end.saturating_sub_unsigned(later)))
+                let Group { command, hits, .. } = *group(at);
+                // A count that was below zero is read as 0: these hits count from there.
+                let end = count(&replies[command])?.max(hits);
+                let later = hits.saturating_sub(after);
+                Ok(CounterState::from(end.saturating_sub(later)))
             }
         })
     }
@@ -516,9 +536,9 @@ mod tests {
         assert_eq!(names, ["INCRBY", "EXPIRE", "INCRBY", "EXPIRE"]);
         assert_eq!(counts, [Ok(6), Ok(2), Ok(9)]);
         assert_eq!(repairs, 0);
-        // A counter that owes hits lets them pass first.
+        // A count that was below zero is read as 0.
         let (_, counts, repairs) = reply(&three, true, &[-2, 7].map(Value::Int));
-        assert_eq!((counts, repairs), (vec![Ok(0), Ok(7), Ok(0)], 0));
+        assert_eq!((counts, repairs), (vec![Ok(1), Ok(7), Ok(4)], 0));
         // A look is a GET, and joins the hits of others.
         let look = requests(&[("a", Hits::add(0), Always)]);
         let (names, counts, _) = reply(&look, false, &[Value::Nil]);
@@ -529,6 +549,28 @@ mod tests {
             (names, counts),
             (vec!["INCR".to_owned()], vec![Ok(4), Ok(4)])
         );
+    }
+
+    #[test]
+    fn only_a_count_that_was_below_zero_is_set_to_the_hits() {
+        let two = requests(&[
+            ("a", Hits::add(2), Charge::Always),
+            ("b", Hits::ONE, Charge::Always),
+        ]);
+        let options = options(TimeSource::Redis);
+        let hash = |key: &[u8]| key.iter().map(|&byte| u64::from(byte)).sum();
+        let mut builder =
+            PipelineBuilder::new(&options, START, 1, ScriptForm::Digest, hash, |_| true);
+        two.iter()
+            .for_each(|request| builder.request(request.iter(), None));
+        let commands = builder.finish();
+        for (replies, expected) in [([2, 1], 0), ([-98, 1], 1), ([1, 0], 2)] {
+            let lifts = commands.lifts(&replies.map(Value::Int));
+            assert_eq!(lifts.len(), expected, "{replies:?}");
+            let text = str::from_utf8(lifts.bytes()).unwrap();
+            let is_whole = text.contains("\r\n2\r\n$7\r\nKEEPTTL\r\n$2\r\nXX\r\n");
+            assert_eq!(is_whole, expected > 0, "{text}");
+        }
     }
 
     #[test]

@@ -10,10 +10,9 @@
 --       the hits came late or are leased: how many milliseconds ago they came, and the moment of this
 --       server's clock after which their caller does not wait any more.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
---        key), negative if it owes hits, charged 0 or 1 (a grant that is not has no effect),
---        milliseconds until the counter is empty, and milliseconds until the same hits
---        would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One more
---        number follows if it is not 0: how many counters were so far ahead that they were dropped.
+--        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until the same
+--        hits would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One
+--        more number follows if it is not 0: how many counters were so far ahead that they were dropped.
 
 local GRACE = 1000
 -- How far the clocks of callers may differ, in milliseconds, where each counts by its own: a day, as in
@@ -53,7 +52,7 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- The whole numbers in a text such as 12:7:0. A count is negative in a window that owes hits.
+-- The whole numbers in a text such as 12:7:0. Earlier versions left counts below zero, which are read as 0.
 local function numbers(state)
   local found = {}
   for number in string.gmatch(state, '-?%d+') do
@@ -94,12 +93,14 @@ end
 function algorithms.w()
   return {
     look = function(c)
-      c.held = tonumber(redis.call('GET', c.key) or '0')
+      local count = tonumber(redis.call('GET', c.key) or '0')
+      c.is_below, c.held = count < 0, math.max(count, 0)
     end,
     charge = function(c)
       if c.hits > 0 then
         -- This is above every limit, and Redis does not count much further.
         if c.held >= MOST then return end
+        if c.is_below then redis.call('SET', c.key, '0', 'KEEPTTL') end
         -- The text, because hits can be more than a Lua number represents exactly.
         local before = c.held
         c.held = redis.call('INCRBY', c.key, c.hits_text)
@@ -110,11 +111,6 @@ function algorithms.w()
         redis.call('SET', c.key, '0', 'KEEPTTL')
         c.held = 0
       end
-    end,
-    grant = function(c)
-      c.held = redis.call('INCRBY', c.key, text(c.hits))
-      if redis.call('TTL', c.key) < 0 then redis.call('EXPIRE', c.key, c.extra) end
-      return true
     end,
   }
 end
@@ -132,7 +128,7 @@ function algorithms.f()
           redis.call('DEL', c.key)
           c.now = now
         elseif c.now < found[1] + c.period then
-          c.start, c.held = found[1], found[2]
+          c.start, c.held = found[1], math.max(found[2], 0)
         end
       end
     end,
@@ -147,16 +143,6 @@ function algorithms.f()
         c.held = math.min(c.held + c.hits, MOST)
         if c.hits < 0 then c.held = math.max(c.held, 0) end
       end
-      c.algorithm.save(c)
-    end,
-    grant = function(c)
-      -- A window that has not begun does not end.
-      if not c.start then return false end
-      c.held = c.held + c.hits
-      c.algorithm.save(c)
-      return true
-    end,
-    save = function(c)
       c.start = c.start or c.now
       save(c, text(c.start) .. ':' .. text(c.held), c.start + c.period - c.now)
     end,
@@ -223,15 +209,6 @@ function algorithms.s()
       if not c.is_there and c.hits < 0 then return end
       local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
       save(c, state, (c.index + 2) * c.period - c.now)
-    end,
-    -- Hits of the older window count in part, so more of them leave.
-    grant = function(c)
-      local had, kept = c.held > 0, math.max(c.held + c.hits, 0)
-      if had and -c.hits > c.current then
-        c.hits = math.floor(kept * c.period / c.left) - c.previous - c.current
-      end
-      c.algorithm.charge(c)
-      return had
     end,
     resets_in = function(c)
       local stop = (c.index + 1) * c.period
@@ -441,10 +418,13 @@ function algorithms.c()
       c.held = redis.call('ZCARD', c.key)
     end,
     held_after = function(c, ahead)
+      if c.operation == 'z' then return ahead end
       return c.held - own_slots(c) + ahead
     end,
     charge = function(c)
-      if c.hits < 0 then
+      if c.operation == 'z' then
+        redis.call('DEL', c.key)
+      elseif c.hits < 0 then
         local index = 1
         while redis.call('ZREM', c.key, slot(c, index)) == 1 do index = index + 1 end
       else
@@ -454,12 +434,6 @@ function algorithms.c()
         redis.call('PEXPIRE', c.key, text(c.period + GRACE))
       end
       c.held = redis.call('ZCARD', c.key)
-    end,
-    -- No hits pass beyond the limit: all slots are freed.
-    grant = function(c)
-      redis.call('DEL', c.key)
-      c.held = 0
-      return true
     end,
     resets_in = function(c)
       local oldest = redis.call('ZRANGE', c.key, 0, 0, 'WITHSCORES')
@@ -471,22 +445,6 @@ function algorithms.c()
       return redis.call('ZRANGE', c.key, last, last, 'WITHSCORES')[2] - c.now
     end,
   }
-end
-
--- The most hits that a window may owe.
-local MOST_OWED = 2 ^ 52
-
--- Takes off the hits above the limit, which let nothing pass, and then those of the increment. Returns
--- whether the counter took the grant; one that holds no hit, of an algorithm without a window that ends, does not.
-local function grant(c)
-  c.hits = c.hits - math.max(c.held - c.limit, 0)
-  if not c.algorithm.grant then
-    local had = c.held > 0
-    c.algorithm.charge(c)
-    return had
-  end
-  c.hits = math.max(c.hits, -MOST_OWED - c.held)
-  return c.algorithm.grant(c)
 end
 
 -- Looks at all counters first. A descriptor can occur twice; the earlier hits of the request then count
@@ -552,9 +510,7 @@ for _, c in ipairs(counters) do
   -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
-  if is_charged and c.hits ~= 0 then
-    if c.operation == 'g' then is_charged = grant(c) else c.algorithm.charge(c) end
-  end
+  if is_charged and c.hits ~= 0 then c.algorithm.charge(c) end
   c.added = c.added + waiting
   local resets_in, retry_in = 0, 0
   if c.algorithm.resets_in then

@@ -53,7 +53,7 @@ const fn operation_letter(operation: Operation) -> &'static [u8] {
         Operation::Add(Charge::Admitted) => b"m",
         Operation::Add(Charge::Stopping) => b"s",
         Operation::GiveBack => b"b",
-        Operation::Grant => b"g",
+        Operation::Reset => b"z",
     }
 }
 
@@ -184,7 +184,7 @@ pub(crate) fn counter_state(
                 retry_in: u64::try_from(number(retry_in)?).ok(),
             })
         },
-        ..CounterState::of(signed_count(held)?)
+        ..CounterState::from(count(held)?)
     })
 }
 
@@ -199,26 +199,22 @@ pub(crate) fn reset_counters(reply: &Value) -> Option<u64> {
     }
 }
 
-/// The count in a reply; 0 for a counter that owes hits.
+/// The count in a reply. Earlier versions left counts below zero, which are read as 0.
 pub(crate) fn count(reply: &Value) -> Result<u64, StoreError> {
-    signed_count(reply).map(|count| u64::try_from(count).unwrap_or(0))
-}
-
-/// The count in a reply, which is negative for a counter that owes hits.
-pub(crate) fn signed_count(reply: &Value) -> Result<i64, StoreError> {
+    let unsigned = |count: i64| u64::try_from(count).unwrap_or(0);
     match reply {
         Value::Nil => Ok(0),
-        Value::Int(count) => Ok(*count),
-        Value::BulkString(_) => {
-            redis::from_redis_value(reply.clone()).map_err(|_| StoreError::Refused)
-        }
+        Value::Int(count) => Ok(unsigned(*count)),
+        Value::BulkString(_) => redis::from_redis_value(reply.clone())
+            .map(unsigned)
+            .map_err(|_| StoreError::Refused),
         // The counter is as full as Redis can hold, which is above every limit.
         Value::ServerError(error)
             if error
                 .details()
                 .is_some_and(|text| text.contains("overflow")) =>
         {
-            Ok(i64::MAX)
+            Ok(unsigned(i64::MAX))
         }
         _ => Err(StoreError::Refused),
     }
@@ -329,7 +325,7 @@ mod tests {
             Operation::Add(Charge::Always),
             Operation::Add(Charge::Within),
             Operation::Add(Charge::Admitted),
-            Operation::Grant,
+            Operation::Reset,
         ];
         let mut compared = found("c.operation == '", "'");
         compared.extend(found("c.operation ~= '", "'"));

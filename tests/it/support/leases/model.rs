@@ -65,23 +65,15 @@ pub fn key(tenant: &str, secs: u64, at: u64) -> String {
 pub enum HitChange {
     Add(u64),
     GiveBack(u64),
-    Grant { hits: u64, limit: u64 },
     Reset,
 }
 
 impl HitChange {
-    fn of(self, held: i64) -> i64 {
+    fn of(self, held: u64) -> u64 {
         match self {
-            Self::Add(hits) => held.saturating_add_unsigned(hits),
-            // A counter that owes hits is left as it is.
-            Self::GiveBack(hits) => match held {
-                ..=0 => held,
-                1.. => held.saturating_sub_unsigned(hits).max(0),
-            },
-            Self::Grant { hits, limit } => {
-                held.min(limit.cast_signed()).saturating_sub_unsigned(hits)
-            }
-            Self::Reset => held.min(0),
+            Self::Add(hits) => held.saturating_add(hits),
+            Self::GiveBack(hits) => held.saturating_sub(hits),
+            Self::Reset => 0,
         }
     }
 }
@@ -92,8 +84,8 @@ pub type Changes = Vec<(String, HitChange)>;
 /// Hits that a counter may hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitRange {
-    pub least: i64,
-    pub most: i64,
+    pub least: u64,
+    pub most: u64,
 }
 
 /// A reservation that was made.
@@ -162,7 +154,7 @@ pub struct Asking {
     pub rules: RulesInUse,
 }
 
-/// All counters that hold or owe hits, and what processes remember of them.
+/// All counters that hold hits, and what processes remember of them.
 #[derive(Debug, Default)]
 pub struct LeaseModel {
     counts: BTreeMap<String, HitRange>,
@@ -183,10 +175,7 @@ impl LeaseModel {
     /// How often `hits` certainly fit into all counters of a tenant.
     pub fn room(&self, tenant: &str, limits: Limits, now: u64, hits: u64) -> u64 {
         let counters = Self::counters(tenant, limits, now);
-        let room = counters.map(|(key, limit)| {
-            let free = limit.cast_signed().saturating_sub(self.held(&key).most);
-            u64::try_from(free).unwrap_or(0) / hits
-        });
+        let room = counters.map(|(key, limit)| limit.saturating_sub(self.held(&key).most) / hits);
         room.into_iter().min().unwrap_or(0)
     }
 
@@ -274,19 +263,13 @@ impl LeaseModel {
         changes.into_iter().filter(|_| cost > 0).collect()
     }
 
-    /// The changes by an operator: a reset, or a grant of so many hits.
-    pub fn changed(&mut self, tenant: &str, granted: Option<u64>, asking: Asking) -> Changes {
+    /// The changes by an operator's reset.
+    pub fn reset(&mut self, tenant: &str, asking: Asking) -> Changes {
         let mut changes = Changes::new();
-        for (key, limit) in Self::counters(tenant, asking.rules.limits(), asking.now) {
-            let change = match granted {
-                Some(hits) => HitChange::Grant { hits, limit },
-                None => {
-                    let by = (asking.process, key.clone());
-                    self.resets.insert(by, asking.now);
-                    HitChange::Reset
-                }
-            };
-            changes.push((key, change));
+        for (key, _) in Self::counters(tenant, asking.rules.limits(), asking.now) {
+            let by = (asking.process, key.clone());
+            self.resets.insert(by, asking.now);
+            changes.push((key, HitChange::Reset));
         }
         changes
     }
@@ -317,7 +300,7 @@ impl LeaseModel {
     }
 
     /// The counters that hold other hits than they have to.
-    pub fn differences(&self, found: &BTreeMap<String, i64>) -> Vec<String> {
+    pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, HitRange { least, most }) in &self.counts {
             let hits = found.get(key).copied().unwrap_or(0);
@@ -333,7 +316,7 @@ impl LeaseModel {
     }
 
     /// Takes what was found for what must be there.
-    pub fn settle_on(&mut self, found: &BTreeMap<String, i64>) {
+    pub fn settle_on(&mut self, found: &BTreeMap<String, u64>) {
         let held = found.iter().filter(|(_, hits)| **hits != 0);
         let known = held.map(|(key, hits)| {
             let (least, most) = (*hits, *hits);

@@ -145,8 +145,8 @@ impl LeaseStores {
         }
     }
 
-    /// All counters that hold or owe hits.
-    pub fn look(&mut self) -> BTreeMap<String, i64> {
+    /// All counters that hold hits.
+    pub fn look(&mut self) -> BTreeMap<String, u64> {
         let mut ports = Vec::new();
         for server in self.servers() {
             ports.push(server.port());
@@ -170,7 +170,7 @@ impl LeaseStores {
             for key in &keys {
                 read.get(key);
             }
-            let values: Vec<Option<i64>> = read.query(connection).unwrap();
+            let values: Vec<Option<u64>> = read.query(connection).unwrap();
             let held = keys.into_iter().zip(values);
             found.extend(
                 held.filter_map(|(key, hits)| Some((key, hits.filter(|hits| *hits != 0)?))),
