@@ -264,7 +264,9 @@ impl Bundled {
         let auth = folder.path().join("auth");
         fs::write(&auth, "tollgate:open sesame\n").unwrap();
         let arguments = redis_arguments(&extracted()["redis"]["compose"], &auth).unwrap();
-        let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let mut words: Vec<_> = arguments.iter().map(String::as_str).collect();
+        // The user of tollgate may not list keys.
+        words.extend(["--user", "lister", "on", ">list", "~*", "-@all", "+scan"]);
         Self {
             redis: Redis::with(&words),
             arguments,
@@ -293,7 +295,9 @@ impl Bundled {
     }
 
     fn keys(&self) -> usize {
-        self.cli(&["--scan"]).lines().count()
+        let of_lister = ["--no-auth-warning", "--user", "lister", "--pass", "list"];
+        let command = [&of_lister[..], &["--scan"]].concat();
+        self.redis.cli(&command).lines().count()
     }
 }
 
