@@ -95,6 +95,10 @@ fn leave(front: SocketAddr, requests: u32, longest: Duration) {
 }
 
 #[track_caller]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "more clients are for people, and the program never reads it"
+)]
 fn check_leaving(start: impl Fn(Builder) -> Builder) {
     for (page, key) in [("concurrency.md", "user"), ("token-budgets.md", "tenant")] {
         let server = start(tollgate::with_rules(RULES)).start();

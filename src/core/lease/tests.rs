@@ -592,13 +592,17 @@ fn after_any_reload_the_limits_that_were_charged_are_settled_and_new_ones_get_th
 #[test]
 fn a_token_of_version_1_is_settled() {
     for limit in [hour(1000), bucket(1000, 60)] {
-        let rules: &[(&str, Reserve, &[Limit])] = &[("tenant", RESERVE, &[limit.clone()])];
+        let rules: &[(&str, Reserve, &[Limit])] =
+            &[("tenant", RESERVE, std::slice::from_ref(&limit))];
         let mut world = World::new(rules);
         world.send(&[(TENANT, None)], NOW);
         let mark = {
             let request = request(&[(TENANT, None)]);
             let plan = Plan::new(&world.matcher, &request, Modes::default(), NOW);
-            mark::of_version_1(plan.batch.increment(0).identity(), &[limit.clone()])
+            mark::of_version_1(
+                plan.batch.increment(0).identity(),
+                std::slice::from_ref(&limit),
+            )
         };
         let token = version_1(NOW, LeaseId(9), 7, &[(mark + 1, 200), (mark, 200)]);
         let settled = OrderOutcome::Settled {
