@@ -45,6 +45,8 @@ pub struct Proxy {
     made: Arc<AtomicUsize>,
     /// Delay of the next reply, and of all later data on its connection, in microseconds.
     holds_next_micros: Arc<AtomicU64>,
+    /// Connections with lower numbers hold all data for the server until this moment.
+    held_requests: Arc<Mutex<Option<(usize, Instant)>>>,
 }
 
 impl Proxy {
@@ -58,7 +60,9 @@ impl Proxy {
             alive_from: Arc::default(),
             made: Arc::default(),
             holds_next_micros: Arc::default(),
+            held_requests: Arc::default(),
         };
+        let held_requests = proxy.held_requests.clone();
         let holds_next_micros = proxy.holds_next_micros.clone();
         let faults = proxy.fault.subscribe();
         let (alive_from, made) = (proxy.alive_from.clone(), proxy.made.clone());
@@ -76,11 +80,18 @@ impl Proxy {
                     let faults = faults.clone();
                     let (alive_from, behind) = (alive_from.clone(), behind.lock().unwrap().clone());
                     let holds_next_micros = holds_next_micros.clone();
+                    let held_requests = held_requests.clone();
                     passing.spawn(async move {
                         let is_dead = move || number < alive_from.load(Relaxed);
+                        let held = move || match *held_requests.lock().unwrap() {
+                            Some((below, until)) if number < below => {
+                                until.saturating_duration_since(Instant::now())
+                            }
+                            _ => Duration::ZERO,
+                        };
                         let mut ends = faults.clone();
                         tokio::select! {
-                            () = pass(near, behind, faults, is_dead, &holds_next_micros) => {}
+                            () = pass(near, behind, faults, is_dead, (held, &holds_next_micros)) => {}
                             _ = ends.wait_for(|fault| fault.cuts) => {}
                         }
                     });
@@ -109,6 +120,11 @@ impl Proxy {
         self.holds_next_micros.swap(micros, Relaxed) == 0
     }
 
+    /// Holds what the present connections send to the server for `time`; new ones are not held.
+    pub fn hold_requests(&self, time: Duration) {
+        *self.held_requests.lock().unwrap() = Some((self.connections(), Instant::now() + time));
+    }
+
     /// Lets new connections reach another server; the others stay where they are.
     pub fn move_to(&self, behind: String) {
         *self.behind.lock().unwrap() = behind;
@@ -130,7 +146,7 @@ async fn pass(
     behind: String,
     faults: watch::Receiver<Fault>,
     is_dead: impl Fn() -> bool + Clone,
-    holds_next_micros: &AtomicU64,
+    (held_requests, holds_next_micros): (impl Fn() -> Duration, &AtomicU64),
 ) {
     let Ok(far) = TcpStream::connect(behind).await else {
         return;
@@ -140,7 +156,7 @@ async fn pass(
     }
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
-    let none_held = AtomicU64::new(0);
+    let held_replies = || Duration::from_micros(holds_next_micros.swap(0, Relaxed));
     let used = Mutex::new((Instant::now(), false));
     let forgets_after = faults.clone();
     let is_dead = || {
@@ -151,8 +167,8 @@ async fn pass(
         *is_forgotten || is_dead()
     };
     tokio::select! {
-        () = pump(near_read, far_write, faults.clone(), &is_dead, &none_held) => {}
-        () = pump(far_read, near_write, faults, &is_dead, holds_next_micros) => {}
+        () = pump(near_read, far_write, faults.clone(), &is_dead, held_requests) => {}
+        () = pump(far_read, near_write, faults, &is_dead, held_replies) => {}
     }
 }
 
@@ -162,7 +178,7 @@ async fn pump(
     mut to: tokio::net::tcp::OwnedWriteHalf,
     faults: watch::Receiver<Fault>,
     is_dead: impl Fn() -> bool,
-    holds_next_micros: &AtomicU64,
+    held: impl Fn() -> Duration,
 ) {
     let (late, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(1024);
     let read = async move {
@@ -191,8 +207,7 @@ async fn pump(
                     _ = faults.wait_for(|now| *now != fault) => {}
                 }
             }
-            let held = Duration::from_micros(holds_next_micros.swap(0, Relaxed));
-            let at = Instant::now() + fault.latency + held;
+            let at = Instant::now() + fault.latency + held();
             if late.send((at, buffer[..length].to_vec())).await.is_err() {
                 break;
             }
