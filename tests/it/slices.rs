@@ -338,7 +338,7 @@ async fn so_it_is_with_seconds_in_a_redis_of_their_own() {
     check_windows(start, || counts(&seconds)).await;
 }
 
-/// While Redis is away slices are used up, and the answer to the next one comes too late for every call. `stall` begins
+/// While Redis is away slices are used up, and the answer to one that is on its way comes too late for every call. `stall` begins
 /// and ends that.
 async fn check_late_answers(redis: &Redis, url: &str, stall: impl Fn(bool)) {
     let server = tollgate::with_rules(&rules("1000000/year"))
@@ -350,7 +350,7 @@ async fn check_late_answers(redis: &Redis, url: &str, stall: impl Fn(bool)) {
         metric(&server, "slice_passes_total") > 2_000
     })
     .await;
-    let (before, asked) = (hammer.admitted(), metric(&server, "slices_asked_total"));
+    let before = hammer.admitted();
     stall(true);
     eventually("every client gets an error", async || {
         while hammer.clients.try_join_next().is_some() {}
@@ -359,7 +359,6 @@ async fn check_late_answers(redis: &Redis, url: &str, stall: impl Fn(bool)) {
     .await;
     let (admitted, _) = hammer.stop().await;
     assert!(admitted > before + 20, "{before} {admitted}");
-    assert!(metric(&server, "slices_asked_total") > asked);
     stall(false);
     // One hit of each client can be charged, and its answer was late.
     let mut charged = 0;
