@@ -102,7 +102,7 @@ impl Returns {
         (returns, ReturnTask(receiver))
     }
 
-    /// For a store that answers at once: no caller gives up there, so nothing is ever left to do.
+    /// For tests and benchmarks without a server: no task does the work that it takes.
     pub fn none() -> Self {
         Self::new(Arc::default()).0
     }

@@ -198,11 +198,8 @@ async fn what_reaches_a_cluster_after_its_caller_has_left_is_not_charged() {
     check_paused(&cluster.url(), &servers, "250").await;
 }
 
-/// The answers come when no caller waits for them any more.
-#[tokio::test]
-async fn what_is_answered_too_late_is_given_back() {
-    let redis = Redis::start();
-    let proxy = Proxy::to(redis.address());
+/// While `disturb` goes on nothing is charged for good. Returns the server.
+async fn check_given_back(proxy: &Proxy, disturb: impl AsyncFnOnce(&Tollgate)) -> Tollgate {
     let server = tollgate::with_rules(RULES)
         .redis_at(&proxy.url(), "100ms")
         .start();
@@ -211,17 +208,29 @@ async fn what_is_answered_too_late_is_given_back() {
     })
     .await;
     let before = [held(&server, "user"), held(&server, "tenant")];
-    // Each way takes so long: Redis charges in time, and its answer is late.
-    proxy.set(Fault {
-        latency: Duration::from_millis(70),
-        ..Fault::default()
-    });
-    for _ in 0..20 {
-        ask_for_both(&server, 4).await;
-    }
-    proxy.heal();
+    disturb(&server).await;
     eventually("nothing more is held", async || {
         [held(&server, "user"), held(&server, "tenant")] == before
+    })
+    .await;
+    server
+}
+
+/// The answers come when no caller waits for them any more.
+#[tokio::test]
+async fn what_is_answered_too_late_is_given_back() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let server = check_given_back(&proxy, async |server| {
+        // Each way takes so long: Redis charges in time, and its answer is late.
+        proxy.set(Fault {
+            latency: Duration::from_millis(70),
+            ..Fault::default()
+        });
+        for _ in 0..20 {
+            ask_for_both(server, 4).await;
+        }
+        proxy.heal();
     })
     .await;
     assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
@@ -232,22 +241,13 @@ async fn what_is_answered_too_late_is_given_back() {
 async fn a_slot_that_is_taken_after_its_release_is_not_taken() {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&proxy.url(), "100ms")
-        .start();
-    eventually("both are answered", async || {
-        ask_for_both(&server, 1).await == 2
-    })
-    .await;
-    let before = [held(&server, "user"), held(&server, "tenant")];
-    for _ in 0..10 {
-        // The probe's connection is held as well, but for less than makes Redis lost.
-        proxy.hold_requests(Duration::from_millis(250));
-        ask_for_both(&server, 4).await;
-        eventually("Redis answers", async || held(&server, "user").is_some()).await;
-    }
-    eventually("nothing more is held", async || {
-        [held(&server, "user"), held(&server, "tenant")] == before
+    check_given_back(&proxy, async |server| {
+        for _ in 0..10 {
+            // The probe's connection is held as well, but for less than makes Redis lost.
+            proxy.hold_requests(Duration::from_millis(250));
+            ask_for_both(server, 4).await;
+            eventually("Redis answers", async || held(server, "user").is_some()).await;
+        }
     })
     .await;
 }
