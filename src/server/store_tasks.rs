@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     backend::{Running, StoreTasks},
-    cpu_quota,
+    control_group,
     parts::Parts,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
-    foundation::blocking::blocking,
+    foundation::lock::blocking,
     service::{grpc, limiter::Rules},
     store::{memory::MemoryStore, redis::topology::watcher::TopologyWatcher},
 };
@@ -36,7 +36,7 @@ pub(super) fn start(
     if backend.servers().next().is_some() {
         let metrics = metrics.clone();
         let watching = async move {
-            cpu_quota::watch(move || metrics.own_pauses().total).await;
+            control_group::watch(move || metrics.own_pauses().total).await;
             // One report is enough.
             std::future::pending().await
         };
