@@ -13,10 +13,11 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    hash::BuildHasher,
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -86,6 +87,55 @@ struct WorkerSlices {
     is_draining: AtomicBool,
     /// How often slices were forgotten because counters were reset.
     resets: AtomicU64,
+    calls: RecentCalls,
+}
+
+/// The calls of about the last half second, in places that descriptors share: most come too rarely for a slice, and
+/// need nothing else.
+#[derive(Debug)]
+struct RecentCalls {
+    hasher: RandomState,
+    places: Box<[AtomicU8]>,
+    sweeps: AtomicU64,
+}
+
+impl Default for RecentCalls {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::default(),
+            places: std::iter::repeat_with(AtomicU8::default)
+                .take(Self::PLACES)
+                .collect(),
+            sweeps: AtomicU64::new(0),
+        }
+    }
+}
+
+impl RecentCalls {
+    const PLACES: usize = 4096;
+    const HALVED_AFTER: u64 = 5;
+
+    /// Counts a call of a descriptor. Returns whether a slice could pay.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "any part of a hash will do"
+    )]
+    fn add(&self, name: &[u8], policy: &SlicePolicy) -> bool {
+        let place = &self.places[self.hasher.hash_one(name) as usize % Self::PLACES];
+        // Only the worker's own thread counts calls.
+        let calls = place.load(Relaxed).saturating_add(1);
+        place.store(calls, Relaxed);
+        policy.may_pay(calls)
+    }
+
+    /// Is called every [`SlicePolicy::SWEEP`].
+    fn sweep(&self) {
+        if (self.sweeps.fetch_add(1, Relaxed) + 1).is_multiple_of(Self::HALVED_AFTER) {
+            for place in &self.places {
+                place.store(place.load(Relaxed) / 2, Relaxed);
+            }
+        }
+    }
 }
 
 /// The slice of a descriptor.
@@ -459,7 +509,9 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             let counts = &counts[group.clone()];
             let held = match slices.get_mut(name) {
                 Some(held) => held,
-                None if self.all.bytes.load(Relaxed) >= MAX_BYTES => {
+                None if self.is_rare(name, batch.range(group.clone()), counts)
+                    || self.all.bytes.load(Relaxed) >= MAX_BYTES =>
+                {
                     may_serve = false;
                     continue;
                 }
@@ -506,6 +558,22 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
                 self.serve(held, batch.spec(group.start).hits, now, steady);
             }
         }
+    }
+
+    /// Counts a call of a descriptor. Returns whether it needs no slice: it is called rarely, and its hits can be added
+    /// before they are judged, as its counters are at most half full.
+    fn is_rare<'b>(
+        &self,
+        name: &[u8],
+        increments: impl Iterator<Item = Increment<'b>>,
+        counts: &[CounterState],
+    ) -> bool {
+        let (mut period_millis, mut is_empty) = (u64::MAX, true);
+        for (increment, count) in increments.zip(counts) {
+            period_millis = period_millis.min(increment.period_millis);
+            is_empty &= count.is_charged && count.after <= increment.limit / 2;
+        }
+        !self.own.calls.add(name, &self.all.policy(period_millis, 0)) && is_empty
     }
 
     /// Takes charged hits into account that a slice can serve, gives back what is too much, and asks for more if it is
@@ -590,6 +658,7 @@ impl WorkerSlices {
 
     /// Takes out what is not needed, and forgets slices that are not used.
     fn sweep(&self, steady: SteadyTime) -> Vec<Batch> {
+        self.calls.sweep();
         let mut slices = lock(&self.slices);
         let mut surplus = Vec::new();
         slices.retain(|_, held| {
