@@ -970,8 +970,8 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 46_798),
-    ("files in src", 411),
+    ("lines of code in src", 46_512),
+    ("files in src", 330),
     ("flags of serve", 147),
     ("files in tests and fuzz", 552),
 ];
