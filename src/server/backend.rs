@@ -285,10 +285,6 @@ impl StoreBackend {
                 ("rules".to_owned(), metrics.loads().to_string()),
                 ("store".to_owned(), name.to_owned()),
             ];
-            if !stores.is_empty() {
-                let pauses = metrics.own_pauses();
-                lines.push(("own pauses".to_owned(), pauses.to_string()));
-            }
             for (name, servers) in &stores {
                 let report = servers.report().into_iter();
                 lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));

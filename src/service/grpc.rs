@@ -27,7 +27,7 @@ use crate::{
     },
     store::{
         contract::{Deadline, Store, StoreError},
-        redis::health::clock::RedisClock,
+        redis::clock::RedisClock,
     },
 };
 

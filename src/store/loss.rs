@@ -17,7 +17,7 @@ use std::{
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
-    redis::health::running::within,
+    redis::wait::within,
     returns::{Returns, SentLease, free_slots},
 };
 use crate::{
