@@ -14,7 +14,6 @@
 mod foundation {
     pub(crate) mod ascii_json;
     pub(crate) mod backoff;
-    pub(crate) mod blocking;
     pub(crate) mod build;
     pub(crate) mod causes;
     pub(crate) mod generations;
@@ -22,7 +21,6 @@ mod foundation {
     pub(crate) mod histogram;
     pub(crate) mod lock;
     pub(crate) mod log_throttle;
-    pub(crate) mod megabytes;
     pub(crate) mod metric_name;
     pub(crate) mod named;
     pub(crate) mod object_pool;
@@ -60,9 +58,7 @@ mod net {
     pub(crate) mod connect;
     pub(crate) mod dial;
     pub(crate) mod endpoint;
-    pub(crate) mod exchange;
     pub(crate) mod pem;
-    pub(crate) mod resolve;
     pub(crate) mod tls;
 }
 
@@ -194,25 +190,17 @@ mod control {
 // 6: program
 /// Flags and environment variables, as types.
 mod settings {
-    pub(crate) mod bounds;
     pub(crate) mod command_line;
-    pub(crate) mod decisions;
     pub(crate) mod environment;
     pub(crate) mod listen;
-    pub(crate) mod loss;
     pub(crate) mod memory;
     pub(crate) mod process;
     pub(crate) mod redis;
-    pub(crate) mod redis_address;
-    pub(crate) mod redis_per_second;
-    pub(crate) mod redis_tls;
     pub(crate) mod reference;
     pub(crate) mod resolved;
-    pub(crate) mod runtime;
     pub(crate) mod serve;
     mod shapes;
     pub(crate) mod stats;
-    pub(crate) mod tls;
     pub(crate) mod traces;
     pub(crate) mod values;
     pub(crate) mod xds;
@@ -226,30 +214,22 @@ mod server {
     pub(crate) mod bench;
     mod connection;
     mod control_group;
-    mod cpu_quota;
     pub(crate) mod error;
     mod file_limit;
-    mod handshakes;
     mod health;
     mod http;
-    mod http_ports;
     pub(crate) mod log;
     mod parts;
-    mod poll_timer;
     mod ports;
     mod rules;
     pub(crate) mod run;
-    mod runtime;
     mod service_manager;
     mod services;
-    mod settings_page;
-    mod signals;
     mod spans;
     mod statistics;
     mod store_tasks;
     mod tasks;
     pub(crate) mod tls;
-    mod worker;
     mod workers;
 }
 

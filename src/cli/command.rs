@@ -18,7 +18,7 @@ use crate::{
     foundation::printable::on_one_line,
     server::{log, run::run},
     settings::{
-        command_line::{Ask, Cli, Command, Manual, counters::CountersCommand},
+        command_line::{Ask, Cli, Command, Manual, clients::CountersCommand},
         environment::UsageError,
         process::{LogFormat, LogLevel},
         serve::Settings,

@@ -8,7 +8,7 @@ use crate::{
     core::descriptor_text::Entries,
     foundation::ascii_json::ascii_json,
     service::admin::document::CountersDocument,
-    settings::command_line::counters::{CountersAction, Descriptors, GetCounters, ResetCounters},
+    settings::command_line::clients::{CountersAction, Descriptors, GetCounters, ResetCounters},
 };
 
 pub(super) mod text;

@@ -18,7 +18,7 @@ use crate::{
         matcher::Matcher,
     },
     foundation::{
-        blocking::blocking,
+        lock::blocking,
         log_throttle::{BurstThrottle, Omitted},
     },
     observe::metrics::{LONG_LOAD, Metrics, TakenLoad},

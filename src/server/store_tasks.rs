@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     backend::{Running, StoreTasks},
-    cpu_quota,
+    control_group,
     parts::Parts,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
-    foundation::blocking::blocking,
+    foundation::lock::blocking,
     service::{grpc, limiter::Rules},
     store::{memory::MemoryStore, redis::topology::watcher::TopologyWatcher},
 };
@@ -34,7 +34,7 @@ pub(super) fn start(
     tasks.start(Task::Sweep, sweeping);
     if backend.servers().next().is_some() {
         let watching = async {
-            cpu_quota::watch().await;
+            control_group::watch().await;
             // One report is enough.
             std::future::pending().await
         };

@@ -11,7 +11,7 @@ use tonic::body::Body;
 
 use super::{
     frames::{PADDED, PRIORITY},
-    replacement::replacement,
+    huffman::replacement,
     *,
 };
 use crate::{
