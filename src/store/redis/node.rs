@@ -3,19 +3,19 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::{
     core::window::{SteadyTime, Timestamp},
-    foundation::log_throttle::LossThrottle,
+    foundation::{lock::lock, log_throttle::LossThrottle},
     net::endpoint::Endpoint,
     store::redis::{
-        batch::script_ban::ScriptBan,
+        batch::{queue::QueuedRequest, script_ban::ScriptBan},
         clock::{ProcessClock, UNKNOWN},
         failure::NodeFailure,
     },
@@ -62,9 +62,13 @@ pub(super) struct NodeStats {
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
     times_lost: AtomicU64,
+    /// Requests that are sent and wait for their replies.
+    pub(super) in_flight: AtomicU64,
     /// Requests that were answered, and those whose callers gave up waiting.
     pub(super) answered: AtomicU64,
     pub(super) late: AtomicU64,
+    /// The queues of the workers.
+    pub(super) queues: Mutex<Vec<mpsc::WeakSender<QueuedRequest>>>,
 }
 
 impl fmt::Display for Node {
@@ -197,10 +201,17 @@ impl Node {
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let stats = &self.stats;
+        let queues = lock(&stats.queues);
+        let queues = queues.iter().filter_map(mpsc::WeakSender::upgrade);
+        let queued: usize = queues
+            .map(|queue| queue.max_capacity() - queue.capacity())
+            .sum();
         NodeReport {
             name: self.endpoint.to_string(),
             failure: self.failure(),
             is_slow: self.is_slow.load(Relaxed),
+            in_flight: get(&stats.in_flight),
+            queued: queued as u64,
             skew_millis: self.skew_millis.load(Relaxed),
             counts: [
                 ("times_opened", get(&stats.times_lost)),
@@ -224,6 +235,8 @@ pub struct NodeReport {
     pub failure: Option<NodeFailure>,
     /// Whether more than a tenth of the last decisions gave up waiting although it answers.
     pub is_slow: bool,
+    pub in_flight: u64,
+    pub queued: u64,
     /// How far its clock is ahead of ours.
     pub skew_millis: i64,
     /// Counts since the start, by their names in metrics.

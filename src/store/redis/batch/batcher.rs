@@ -100,8 +100,29 @@ pub(crate) struct Batcher {
 
 /// Requests that were sent together.
 struct SentBatch {
+    node: Arc<Node>,
     requests: Vec<QueuedRequest>,
     commands: Commands,
+}
+
+impl SentBatch {
+    fn new(node: Arc<Node>, requests: Vec<QueuedRequest>, commands: Commands) -> Self {
+        node.stats
+            .in_flight
+            .fetch_add(requests.len() as u64, Relaxed);
+        Self {
+            node,
+            requests,
+            commands,
+        }
+    }
+}
+
+impl Drop for SentBatch {
+    fn drop(&mut self) {
+        let requests = self.requests.len() as u64;
+        self.node.stats.in_flight.fetch_sub(requests, Relaxed);
+    }
 }
 
 impl Batcher {
@@ -181,6 +202,12 @@ impl Batcher {
         }
         if let Some(mut late) = self.next.take() {
             late.answer(Err(StoreError::TimedOutUnsent));
+        }
+    }
+
+    fn fail_all(&mut self) {
+        while let Some(mut request) = self.next.take().or_else(|| self.requests.try_recv().ok()) {
+            request.answer(Err(StoreError::Unsent));
         }
     }
 
@@ -292,7 +319,7 @@ impl Batcher {
         let began = Instant::now();
         let commands = self.commands(&requests, &connection, began);
         let first = requests.iter().map(|request| request.began).min();
-        let batch = SentBatch { requests, commands };
+        let mut batch = SentBatch::new(self.node.clone(), requests, commands);
         self.record_pipeline(batch.commands.packed.len());
         let lost_at = began + self.options.lose_after;
         let sent = by(
@@ -305,21 +332,29 @@ impl Batcher {
             return None;
         }
         let end = (first.unwrap_or(began) + self.options.deadline).max(Instant::now() + LEAST_WAIT);
-        let replied = by(end, pin!(connection.connection.receive())).await;
-        let (batch, replied) = match replied {
-            Some(replied) => (batch, Some(replied)),
-            None => {
-                self.follow(batch, &mut connection, lost_at.max(end), failure)
-                    .await
-            }
-        };
+        let mut replied = self.replies(&mut connection, end, failure, true).await;
+        if replied.is_none() {
+            // The batch is late, but for its leases. The connection can be used again once it has read the replies.
+            let others = batch
+                .requests
+                .iter_mut()
+                .filter(|request| !request.is_lease);
+            let late =
+                others.filter_map(|other| other.answer(Err(StoreError::Timeout)).then_some(()));
+            self.node.stats.late.fetch_add(late.count() as u64, Relaxed);
+            self.record_failure();
+            self.node.wake_probe();
+            replied = self
+                .replies(&mut connection, lost_at.max(end), failure, false)
+                .await;
+        }
         match replied {
             Some(Ok(replies)) => {
                 self.answer(batch, &mut connection, replies).await;
                 Some(connection)
             }
             Some(Err(failure)) => {
-                self.broke(batch, &connection, failure);
+                self.broke(&batch, &connection, failure);
                 None
             }
             None => {
@@ -329,37 +364,31 @@ impl Batcher {
         }
     }
 
-    /// Fails a batch whose replies are late, but for its leases, and waits for them until `lost_at`: the connection can
-    /// be used again once it has read them.
-    async fn follow(
+    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost.
+    /// Requests that wait meanwhile are answered when the node is lost, and when their own time is over unless the
+    /// replies are in time.
+    async fn replies(
         &mut self,
-        mut batch: SentBatch,
         connection: &mut WorkerConnection,
-        lost_at: Instant,
+        end: Instant,
         failure: &mut watch::Receiver<Option<NodeFailure>>,
-    ) -> (SentBatch, Option<Result<Vec<Value>, NodeFailure>>) {
-        let others = batch
-            .requests
-            .iter_mut()
-            .filter(|request| !request.is_lease);
-        let late =
-            others.filter_map(|request| request.answer(Err(StoreError::Timeout)).then_some(()));
-        self.node.stats.late.fetch_add(late.count() as u64, Relaxed);
-        self.record_failure();
-        self.node.wake_probe();
+        in_time: bool,
+    ) -> Option<Result<Vec<Value>, NodeFailure>> {
         let mut receiving = pin!(connection.connection.receive());
-        let replied = loop {
+        loop {
             tokio::select! {
                 biased;
-                replied = &mut receiving => break Some(replied),
-                () = self.fail_next() => {}
+                replied = &mut receiving => return Some(replied),
                 _ = failure.changed() => if self.node.is_lost() {
-                    break None;
+                    self.fail_all();
+                    if !in_time {
+                        return None;
+                    }
                 },
-                () = sleep_until(lost_at) => break at_once(receiving.as_mut()).await,
+                () = self.fail_next(), if !in_time => {}
+                () = sleep_until(end) => return at_once(receiving).await,
             }
-        };
-        (batch, replied)
+        }
     }
 
     /// Gives up the connection of a batch. The answer to leased hits is followed on it, if there are some.
@@ -384,7 +413,7 @@ impl Batcher {
     }
 
     /// Handles a connection that broke before it brought all replies.
-    fn broke(&self, batch: SentBatch, connection: &WorkerConnection, failure: NodeFailure) {
+    fn broke(&self, batch: &SentBatch, connection: &WorkerConnection, failure: NodeFailure) {
         tracing::debug!(node = %self.node, %failure, "a batch failed");
         self.record_failure();
         self.owe(&batch.commands.owed());

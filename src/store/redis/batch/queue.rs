@@ -15,7 +15,7 @@ use crate::{
         counter::{Batch, CounterStates},
         window::Timestamp,
     },
-    foundation::object_pool::Pooled,
+    foundation::{lock::lock, object_pool::Pooled},
     store::{
         contract::{Deadline, StoreError},
         redis::{node::Node, wait::by},
@@ -55,6 +55,10 @@ impl NodeQueue {
     /// A queue whose requests wait for `longest`, or a little more, and the end that its loop reads.
     pub(crate) fn new(node: Arc<Node>, longest: Duration) -> (Self, mpsc::Receiver<QueuedRequest>) {
         let (requests, receiver) = mpsc::channel(MAX_WAITING);
+        let mut queues = lock(&node.stats.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(requests.downgrade());
+        drop(queues);
         let queue = Self {
             node,
             longest,
