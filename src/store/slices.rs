@@ -96,7 +96,7 @@ struct WorkerSlices {
 struct RecentCalls {
     hasher: RandomState,
     places: Box<[AtomicU8]>,
-    sweeps: AtomicU8,
+    sweeps: AtomicU64,
 }
 
 impl Default for RecentCalls {
@@ -106,14 +106,14 @@ impl Default for RecentCalls {
             places: std::iter::repeat_with(AtomicU8::default)
                 .take(Self::PLACES)
                 .collect(),
-            sweeps: AtomicU8::new(0),
+            sweeps: AtomicU64::new(0),
         }
     }
 }
 
 impl RecentCalls {
     const PLACES: usize = 4096;
-    const HALVED_AFTER: u8 = 5;
+    const HALVED_AFTER: u64 = 5;
 
     /// Counts a call of a descriptor. Returns whether a slice could pay.
     #[expect(
