@@ -31,7 +31,7 @@ use crate::{
         contract::StoreError,
         redis::{
             connection::Connection,
-            failure::{NodeFailure, advice, is_unserved_slot, words},
+            failure::{NodeFailure, SetbackPauses, advice, is_unserved_slot, words},
             node::Node,
             options::Options,
             pool::{ConnectionPool, PooledWorkerConnection, WorkerConnection},
@@ -92,6 +92,9 @@ pub(crate) struct Batcher {
     redirected: HashMap<Endpoint, Connection>,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
+    /// Whether the server ended the last connection as it came up, and the pauses after such connections in a row.
+    is_unwelcome: bool,
+    setbacks: SetbackPauses,
     /// Batches with leased hits whose answer is late.
     followed: JoinSet<()>,
     /// Throttles the line about commands that Redis refuses.
@@ -143,6 +146,8 @@ impl Batcher {
             owed,
             redirected: HashMap::new(),
             is_busy: false,
+            is_unwelcome: false,
+            setbacks: SetbackPauses::new(),
             followed: JoinSet::new(),
             refusals: LogThrottle::new(),
         }
@@ -156,6 +161,9 @@ impl Batcher {
                 && self.serve(connection, &mut failure).await.is_none()
             {
                 return;
+            }
+            if mem::take(&mut self.is_unwelcome) {
+                self.pause().await;
             }
             // Another server may have taken the node's place, without its last seconds.
             self.known = KeysWithTtl::new(Instant::now());
@@ -205,6 +213,17 @@ impl Batcher {
         }
     }
 
+    /// Waits before the next connection, because the server ended the last one as it came up.
+    async fn pause(&mut self) {
+        let ends = Instant::now() + self.setbacks.next_pause();
+        loop {
+            tokio::select! {
+                () = sleep_until(ends) => return,
+                () = self.fail_next() => {}
+            }
+        }
+    }
+
     fn fail_all(&mut self) {
         while let Some(mut request) = self.next.take().or_else(|| self.requests.try_recv().ok()) {
             request.answer(Err(StoreError::Unsent));
@@ -241,7 +260,16 @@ impl Batcher {
         let mut idle = interval(IDLE);
         idle.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut is_unused = false;
-        while !connection.connection.is_broken() && !self.node.is_lost() {
+        while !connection.connection.is_broken() {
+            if self.node.is_lost() {
+                // A server that refuses further connections answers on those that it has.
+                if !matches!(self.node.failure(), Some(NodeFailure::Refuses(_))) {
+                    break;
+                }
+                if !self.until_found(failure).await {
+                    return None;
+                }
+            }
             let first = tokio::select! {
                 biased;
                 request = Self::receive(&mut self.next, &mut self.requests) => Some(request?),
@@ -301,8 +329,9 @@ impl Batcher {
 
     /// Handles the end of a connection. A server that closes connections as they come up is of no use, and says so to
     /// operators; one that closes a connection later may only have found it idle.
-    fn ended(&self, connection: &WorkerConnection, failure: NodeFailure) {
+    fn ended(&mut self, connection: &WorkerConnection, failure: NodeFailure) {
         if connection.batches == 0 && connection.came_up.elapsed() < AT_ONCE {
+            self.is_unwelcome = true;
             self.record_failure();
             self.node.lose(failure);
         }
@@ -458,6 +487,7 @@ impl Batcher {
             .fetch_add(batch.requests.len() as u64 - late, Relaxed);
         self.node.record_use();
         connection.batches += 1;
+        self.setbacks = SetbackPauses::new();
         connection.knows_script |= commands.has_script;
         let reset_counters = Commands::reset_counters(&replies);
         if reset_counters > 0 {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Requests of one worker that may wait for a node at a time; the next one is refused at once.
-const MAX_WAITING: usize = 10_000;
+const MAX_WAITING: usize = 5_000;
 
 type Reply = Result<CounterStates, StoreError>;
 
