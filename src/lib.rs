@@ -38,7 +38,6 @@ mod core {
     pub(crate) mod charging;
     pub(crate) mod counter;
     pub(crate) mod decision;
-    pub(crate) mod descriptor_text;
     pub(crate) mod kind;
     pub(crate) mod lease;
     pub(crate) mod limit;
@@ -46,7 +45,6 @@ mod core {
     pub(crate) mod metadata;
     mod metric_key;
     pub(crate) mod plan;
-    pub(crate) mod prediction;
     pub(crate) mod refusal;
     pub(crate) mod request;
     pub(crate) mod window;
@@ -70,34 +68,22 @@ mod config {
     mod compile;
     mod doubts;
     pub(crate) mod fault;
-    mod fields;
     pub(crate) mod file;
     pub(crate) mod files;
-    mod foreign;
     mod foreign_pattern;
-    mod free_form;
     pub(crate) mod keys;
     pub(crate) mod manifest;
-    mod marks;
     pub(crate) mod message;
     mod mirror;
     pub(crate) mod node;
-    mod odd_characters;
-    mod one_pass;
-    mod open_tokens;
-    pub(crate) mod options;
     pub(crate) mod parse;
-    mod path;
     pub(crate) mod position;
     pub(crate) mod problems;
     mod reader;
     mod refusal;
-    mod reserve;
-    mod rule_defaults;
-    mod scalar;
+    pub(crate) mod rule_defaults;
     mod short_form;
     pub(crate) mod source;
-    pub(crate) mod suggest;
     mod syntax;
     mod template;
     #[cfg(test)]
@@ -243,7 +229,6 @@ mod cli {
     mod explain;
     mod healthcheck;
     mod lint_envoy;
-    mod lint_file;
     mod print;
 }
 
@@ -255,7 +240,7 @@ pub use config::{
     fault::Problem,
     files::{Files as RuleFiles, Loaded},
     message::{Push, TYPE_URL, proto as rls_conf},
-    options::Options as RuleOptions,
+    rule_defaults::Options as RuleOptions,
     source::Source as RuleSource,
 };
 #[cfg(any(test, fuzzing))]

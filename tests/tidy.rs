@@ -453,7 +453,7 @@ const NEEDED_BY_LINT_ENVOY: [&str; 18] = [
     "config::parse::parse_all",
     "config::position::Lines",
     "config::position::Position",
-    "config::suggest::closest",
+    "config::keys::closest",
     "core::counter::Joined",
     "core::matcher::Domain",
     "core::matcher::Matcher",

@@ -8,8 +8,8 @@ use crate::{
     config::{
         fault::{Fault, FaultLevel, Problem},
         files::{Files, Loaded, problem_of},
-        options::Options,
         problems::listed,
+        rule_defaults::Options,
         source::Source,
     },
     control::{changes::Changes, rule_memory::RuleMemory},

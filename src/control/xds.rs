@@ -66,7 +66,7 @@ impl Client {
     /// If a setting is invalid, or a certificate cannot be used.
     pub(crate) fn new(
         options: Options,
-        rules: config::options::Options,
+        rules: config::rule_defaults::Options,
         intake: Intake,
         metrics: Arc<Metrics>,
     ) -> Result<Self, XdsError> {

@@ -1,4 +1,7 @@
-//! Opens connections: over TCP or to a Unix socket, with TLS if asked for. Looks up names without a thread for each.
+//! Opens connections: over TCP or to a Unix socket, with TLS if asked for.
+//!
+//! The resolver of the C library takes a thread for each name and cannot be stopped: a caller that waits no longer
+//! leaves its thread behind. So look-ups have a bound over the whole process.
 
 use std::{
     fmt,

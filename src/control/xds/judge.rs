@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct PushJudge {
     empty: OnEmptyPush,
-    rules: config::options::Options,
+    rules: config::rule_defaults::Options,
     intake: Intake,
     accepted: AcceptedPush,
     refused: Option<RefusedPush>,
@@ -57,7 +57,11 @@ pub(super) enum Objection {
 
 impl PushJudge {
     /// Nothing has been pushed yet. `rules` are the settings of all rules.
-    pub(super) fn new(empty: OnEmptyPush, rules: config::options::Options, intake: Intake) -> Self {
+    pub(super) fn new(
+        empty: OnEmptyPush,
+        rules: config::rule_defaults::Options,
+        intake: Intake,
+    ) -> Self {
         Self {
             empty,
             rules,

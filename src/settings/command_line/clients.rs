@@ -8,8 +8,8 @@ use std::{
 use clap::{Args, Subcommand};
 
 use crate::{
-    config::options::Options,
-    core::{counter::KeyFormat, descriptor_text::Entries},
+    config::rule_defaults::Options,
+    core::{counter::KeyFormat, request::Entries},
     settings::{
         shapes::{ArgShape as _, named},
         values::{duration, file_path, port, some_time},
