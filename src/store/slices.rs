@@ -506,7 +506,7 @@ impl<S: Store + Clone> Slices<S> {
             let counts = &counts[group.clone()];
             let held = match slices.get_mut(name) {
                 Some(held) => held,
-                None if self.is_rare(name, batch.range(group.clone()), counts)
+                None if self.needs_no_slice(name, batch.range(group.clone()), counts)
                     || self.all.bytes.load(Relaxed) >= MAX_BYTES =>
                 {
                     may_serve = false;
@@ -559,7 +559,7 @@ impl<S: Store + Clone> Slices<S> {
 
     /// Counts a call of a descriptor. Returns whether it needs no slice: it is called rarely, and its hits can be added
     /// before they are judged, as its counters are at most half full.
-    fn is_rare<'b>(
+    fn needs_no_slice<'b>(
         &self,
         name: &[u8],
         increments: impl Iterator<Item = Increment<'b>>,

@@ -8,14 +8,14 @@ use std::{
     },
 };
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::{
     core::window::{SteadyTime, Timestamp},
     foundation::{lock::lock, log_throttle::LossThrottle},
     net::endpoint::Endpoint,
     store::redis::{
-        batch::{queue::QueuedRequest, script_ban::ScriptBan},
+        batch::script_ban::ScriptBan,
         clock::{ProcessClock, UNKNOWN},
         failure::NodeFailure,
     },
@@ -62,13 +62,11 @@ pub(super) struct NodeStats {
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
     times_lost: AtomicU64,
-    /// Requests that are sent and wait for their replies.
-    pub(super) in_flight: AtomicU64,
     /// Requests that were answered, and those whose callers gave up waiting.
     pub(super) answered: AtomicU64,
     pub(super) late: AtomicU64,
-    /// The queues of the workers.
-    pub(super) queues: Mutex<Vec<mpsc::WeakSender<QueuedRequest>>>,
+    /// How many requests of each worker wait for it.
+    waiting: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
 impl fmt::Display for Node {
@@ -197,21 +195,25 @@ impl Node {
         self.was_well.load(Relaxed)
     }
 
+    /// A new count of the requests of another worker that wait for it.
+    pub(super) fn new_waiting(&self) -> Arc<AtomicU64> {
+        let waiting = Arc::<AtomicU64>::default();
+        lock(&self.stats.waiting).push(waiting.clone());
+        waiting
+    }
+
     /// Its state, for metrics and operators.
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let stats = &self.stats;
-        let queues = lock(&stats.queues);
-        let queues = queues.iter().filter_map(mpsc::WeakSender::upgrade);
-        let queued: usize = queues
-            .map(|queue| queue.max_capacity() - queue.capacity())
-            .sum();
         NodeReport {
             name: self.endpoint.to_string(),
             failure: self.failure(),
             is_slow: self.is_slow.load(Relaxed),
-            in_flight: get(&stats.in_flight),
-            queued: queued as u64,
+            in_flight: lock(&stats.waiting)
+                .iter()
+                .map(|waiting| get(waiting))
+                .sum(),
             skew_millis: self.skew_millis.load(Relaxed),
             counts: [
                 ("times_opened", get(&stats.times_lost)),
@@ -235,8 +237,8 @@ pub struct NodeReport {
     pub failure: Option<NodeFailure>,
     /// Whether more than a tenth of the last decisions gave up waiting although it answers.
     pub is_slow: bool,
+    /// Requests that wait for its reply.
     pub in_flight: u64,
-    pub queued: u64,
     /// How far its clock is ahead of ours.
     pub skew_millis: i64,
     /// Counts since the start, by their names in metrics.

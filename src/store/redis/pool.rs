@@ -34,7 +34,7 @@ use crate::{
         tls::{ServerName, client::ClientTls},
     },
     store::redis::{
-        batch::{batcher::MAX_FOLLOWED, packed::PackedCommands},
+        batch::packed::PackedCommands,
         failure::NodeFailure,
         topology::{
             address::{BadUrl, Secret},
@@ -43,6 +43,9 @@ use crate::{
         wait::within,
     },
 };
+
+/// The most connections of a worker to a node beside the one in use: each waits for a late answer to leased hits.
+pub(super) const MAX_FOLLOWED: u32 = 3;
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]

@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// The time between two questions to a node that nobody doubts.
+/// The time between two questions to a node that no batch doubts.
 const CALM: Duration = Duration::from_secs(1);
 
 /// The pauses between attempts to reach a lost node that may come back at any moment. Each goes over a new connection,
@@ -105,8 +105,8 @@ impl Slowness {
             let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(
                 node = %node, late, answered, wait_ms = millis(deadline), redis_ms = millis(took),
-                "Redis is slow: decisions give up before it answers; see --redis-timeout (TOLLGATE_REDIS_TIMEOUT) and the \
-                 deadline of the caller (Envoy's `timeout`)"
+                "Redis is slow: decisions give up before it answers; see --redis-timeout (TOLLGATE_REDIS_TIMEOUT) and \
+                 the deadline of the caller (Envoy's `timeout`)"
             );
         }
     }

@@ -93,7 +93,6 @@ impl RedisStats {
             let gauges = [
                 ("is_open", u64::from(node.failure.is_some())),
                 ("is_slow", u64::from(node.is_slow)),
-                ("queued", node.queued),
                 ("in_flight", node.in_flight),
                 ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
                 ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),

@@ -13,9 +13,9 @@
 //!
 //! The life of a hit: this store finds the nodes of a request's keys (`topology/slot_map`), and splits the request if
 //! there are several. `batch/queue` hands it to the loop of its node, `batch/batcher`, which takes all requests that
-//! wait when its connection is free. `batch/pipeline` writes the commands: one INCR for the hits of several requests on a
-//! key, or the script of `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and ASK.
-//! Each request gets its reply over a channel of its own. `probe` says whether a node is worth the wait.
+//! wait when its connection is free. `batch/pipeline` writes the commands: one INCR for the hits of several requests on
+//! a key, or the script of `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and
+//! ASK. Each request gets its reply over a channel of its own. `probe` says whether a node is worth the wait.
 
 use super::options::Options;
 use crate::{

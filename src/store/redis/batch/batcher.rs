@@ -1,4 +1,4 @@
-//! The loop between one worker and one node: takes the requests that wait, sends them as one pipeline, and answers them.
+//! The loop between one worker and one node: takes the requests that wait, sends them as a pipeline, and answers them.
 
 use std::{
     collections::HashMap,
@@ -34,7 +34,7 @@ use crate::{
             failure::{NodeFailure, SetbackPauses, advice, is_unserved_slot, words},
             node::Node,
             options::Options,
-            pool::{ConnectionPool, PooledWorkerConnection, WorkerConnection},
+            pool::{ConnectionPool, MAX_FOLLOWED, PooledWorkerConnection, WorkerConnection},
             topology::servers::Servers,
             wait::{at_once, by, read_sockets, within},
         },
@@ -62,9 +62,6 @@ const IDLE: Duration = Duration::from_secs(1);
 /// How long the answer to leased hits is followed after their connection was replaced. Networks send a lost segment
 /// again sooner.
 const FOLLOWED: Duration = Duration::from_secs(10);
-
-/// The most connections that are kept for that.
-pub(crate) const MAX_FOLLOWED: u32 = 3;
 
 /// A connection that ends within this time has ended as it came up.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -103,29 +100,8 @@ pub(crate) struct Batcher {
 
 /// Requests that were sent together.
 struct SentBatch {
-    node: Arc<Node>,
     requests: Vec<QueuedRequest>,
     commands: Commands,
-}
-
-impl SentBatch {
-    fn new(node: Arc<Node>, requests: Vec<QueuedRequest>, commands: Commands) -> Self {
-        node.stats
-            .in_flight
-            .fetch_add(requests.len() as u64, Relaxed);
-        Self {
-            node,
-            requests,
-            commands,
-        }
-    }
-}
-
-impl Drop for SentBatch {
-    fn drop(&mut self) {
-        let requests = self.requests.len() as u64;
-        self.node.stats.in_flight.fetch_sub(requests, Relaxed);
-    }
 }
 
 impl Batcher {
@@ -282,7 +258,13 @@ impl Batcher {
                 _ = idle.tick() => None,
             };
             let requests = match first {
-                Some(first) => self.gather(first).await,
+                Some(first) => {
+                    let requests = self.gather(first).await;
+                    if requests.is_empty() {
+                        continue;
+                    }
+                    requests
+                }
                 None => {
                     self.redirected.clear();
                     if !mem::replace(&mut is_unused, true) {
@@ -348,7 +330,7 @@ impl Batcher {
         let began = Instant::now();
         let commands = self.commands(&requests, &connection, began);
         let first = requests.iter().map(|request| request.began).min();
-        let mut batch = SentBatch::new(self.node.clone(), requests, commands);
+        let mut batch = SentBatch { requests, commands };
         self.record_pipeline(batch.commands.packed.len());
         let lost_at = began + self.options.lose_after;
         let sent = by(

@@ -295,8 +295,8 @@ where
         commands
     }
 
-    /// Adds INCR or INCRBY for a group, the last one of `commands`, and EXPIRE if the key might not have a time to live;
-    /// GET if it has no hits.
+    /// Adds INCR or INCRBY for the last group of `commands`, and EXPIRE if its key might have no time to live; GET if
+    /// it has no hits.
     fn hits(&self, group: &Group<'a>, commands: &mut Commands) {
         let key = [self.options.key_prefix.as_bytes(), group.key];
         let packed = &mut commands.packed;

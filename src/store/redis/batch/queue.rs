@@ -1,6 +1,13 @@
 //! Requests on their way from their callers to the loop of one worker and node.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::{
@@ -15,7 +22,7 @@ use crate::{
         counter::{Batch, CounterStates},
         window::Timestamp,
     },
-    foundation::{lock::lock, object_pool::Pooled},
+    foundation::object_pool::Pooled,
     store::{
         contract::{Deadline, StoreError},
         redis::{node::Node, wait::by},
@@ -25,7 +32,7 @@ use crate::{
 /// Requests of one worker that may wait for a node at a time; the next one is refused at once.
 const MAX_WAITING: usize = 5_000;
 
-type Reply = Result<CounterStates, StoreError>;
+type StoreReply = Result<CounterStates, StoreError>;
 
 /// The queue of one worker for one node. Its loop ends once all copies are dropped.
 #[derive(Clone, Debug)]
@@ -33,6 +40,7 @@ pub(crate) struct NodeQueue {
     pub(crate) node: Arc<Node>,
     /// The longest that a request waits.
     longest: Duration,
+    waiting: Arc<AtomicU64>,
     requests: mpsc::Sender<QueuedRequest>,
 }
 
@@ -47,21 +55,20 @@ pub(crate) struct QueuedRequest {
     pub(crate) ends: Instant,
     /// Whether its hits are leased: then its answer is followed after that.
     pub(crate) is_lease: bool,
+    /// How many wait.
+    waiting: Arc<AtomicU64>,
     /// `None` once it has an answer.
-    reply: Option<oneshot::Sender<Reply>>,
+    reply: Option<oneshot::Sender<StoreReply>>,
 }
 
 impl NodeQueue {
     /// A queue whose requests wait for `longest`, or a little more, and the end that its loop reads.
     pub(crate) fn new(node: Arc<Node>, longest: Duration) -> (Self, mpsc::Receiver<QueuedRequest>) {
         let (requests, receiver) = mpsc::channel(MAX_WAITING);
-        let mut queues = lock(&node.stats.queues);
-        queues.retain(|queue| queue.strong_count() > 0);
-        queues.push(requests.downgrade());
-        drop(queues);
         let queue = Self {
-            node,
             longest,
+            waiting: node.new_waiting(),
+            node,
             requests,
         };
         (queue, receiver)
@@ -100,8 +107,10 @@ impl NodeQueue {
             began: deadline.began.into(),
             ends: deadline.ends(self.longest).into(),
             is_lease: deadline.is_for_lease,
+            waiting: self.waiting.clone(),
             reply: Some(reply),
         };
+        self.waiting.fetch_add(1, Relaxed);
         self.requests
             .try_send(request)
             .map_err(|refused| match refused {
@@ -123,13 +132,13 @@ impl NodeQueue {
 /// The reply to one request.
 #[derive(Debug)]
 pub(crate) struct PendingReply {
-    reply: oneshot::Receiver<Reply>,
+    reply: oneshot::Receiver<StoreReply>,
     /// When its caller leaves, if that is earlier than the loop answers.
     ends: Option<Instant>,
 }
 
 impl PendingReply {
-    pub(crate) async fn fetch(self) -> Reply {
+    pub(crate) async fn fetch(self) -> StoreReply {
         let reply = pin!(self.reply);
         let reply = match self.ends {
             None => reply.await,
@@ -146,9 +155,15 @@ impl QueuedRequest {
     }
 
     /// Answers it, unless it has an answer. Returns whether its caller takes it.
-    pub(crate) fn answer(&mut self, reply: Reply) -> bool {
+    pub(crate) fn answer(&mut self, reply: StoreReply) -> bool {
         self.reply
             .take()
             .is_some_and(|caller| caller.send(reply).is_ok())
+    }
+}
+
+impl Drop for QueuedRequest {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(1, Relaxed);
     }
 }
