@@ -17,12 +17,12 @@ use crate::{
     settings::serve::Settings,
     store::{
         any::AnyStore,
-        loss::{Loss, LostLimits, OnLoss, Reconciler, ReplicaCount},
+        loss::{Loss, LostLimits, OnLoss},
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
-        replicas::Replicas,
+        replicas::{ReplicaCount, Replicas},
         returns::Returns,
         slices::Slices,
     },
@@ -84,9 +84,8 @@ impl StoreBackend {
         let Some(address) = settings.redis.address() else {
             return Ok(Self::Memory(Arc::new(MemoryStore::bounded(bounds))));
         };
-        let replicas = Arc::new(ReplicaCount::default());
-        replicas.begin(settings.loss.replicas.fixed());
-        let shown = replicas.known().into();
+        let replicas = Arc::new(ReplicaCount::new(settings.loss.replicas.fixed()));
+        let shown = replicas.all().into();
         metrics.loss.replicas.store(shown, Relaxed);
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
         // Both can be lost at once.
@@ -146,12 +145,8 @@ impl StoreBackend {
                 tasks.once.push((Task::Replicas, detects));
             }
             let (clock, loss) = (self.clock(settings), backend.loss.clone());
-            let reconciler = Reconciler {
-                store: store.clone(),
-                loss: loss.clone(),
-            };
-            let reconciles = Box::pin(reconciler.run(move || clock.now()));
-            tasks.once.push((Task::Reconciler, reconciles));
+            let ends = loss.clone().end_each(store.clone(), move || clock.now());
+            tasks.once.push((Task::Losses, Box::pin(ends)));
             OnLoss::new(store, loss, returns.clone(), options.deadline)
         };
         let store_of_all = store(all);
@@ -192,7 +187,7 @@ impl StoreBackend {
         settings: &Settings,
         metrics: &Metrics,
     ) -> StoreTask {
-        let replicas = Replicas::new(store.clone(), loss.replicas().clone(), metrics.loss.clone());
+        let replicas = Replicas::new(store.clone(), loss.replicas.clone(), metrics.loss.clone());
         let clock = self.clock(settings);
         let stats = metrics.loss.clone();
         let is_default = settings.loss.on_store_loss == OnStoreLoss::Local;
@@ -215,6 +210,11 @@ impl StoreBackend {
     /// The servers of each Redis.
     pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
         self.each().map(|backend| &backend.servers)
+    }
+
+    /// The losses of each Redis.
+    pub(super) fn losses(&self) -> Arc<[Arc<Loss>]> {
+        self.each().map(|backend| backend.loss.clone()).collect()
     }
 
     /// A function that logs, once a minute, what clients get while a store does not answer.

@@ -143,12 +143,13 @@ async fn without_redis_everything_is_allowed_or_denied_if_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn what_is_counted_locally_is_in_redis_afterwards() {
+async fn nothing_is_missing_in_redis_but_what_was_counted_locally() {
     run_without_errors(chaos::KILLED_LOCAL).await;
-    let outcome = run_without_errors(chaos::STOPPED_LOCAL).await;
-    assert_eq!(outcome.over, 0, "{outcome:#?}");
-    let outcome = run_without_errors(chaos::SPLIT_LOCAL).await;
-    assert_eq!(outcome.over, 0, "{outcome:#?}");
+    for name in [chaos::STOPPED_LOCAL, chaos::SPLIT_LOCAL] {
+        let outcome = run_without_errors(name).await;
+        let local = i64::try_from(outcome.degraded).unwrap();
+        assert!(outcome.over <= local, "{outcome:#?}");
+    }
 }
 
 /// Runs a scenario in which Redis always answers, and requires that `goes_well` holds. Repeats it if not and Redis

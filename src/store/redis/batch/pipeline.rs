@@ -210,10 +210,7 @@ where
         }
         let number = self.scripts.len();
         let ends = leaves.map(|(ends, _)| ends);
-        // Hits that come late are a request of one increment.
-        let ages = increments.clone().map(|increment| increment.age_millis);
-        let age_millis = ages.max().unwrap_or(0);
-        let mut script = self.scripts.command(step::words(count, age_millis, ends));
+        let mut script = self.scripts.command(step::words(count, ends));
         step::begin(&mut script, count);
         for increment in increments.clone() {
             script.words(&[self.options.key_prefix.as_bytes(), increment.key]);
@@ -238,7 +235,7 @@ where
             };
             step::write_fields(&mut script, &increment, ttl_secs);
         }
-        step::write_times(&mut script, age_millis, ends);
+        step::write_end(&mut script, ends);
         drop(script);
         let group = self.groups.len();
         self.groups.push(Group {
