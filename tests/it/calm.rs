@@ -191,21 +191,27 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
 /// An operator who looks for slow answers sees that the machine has no time for this process.
 #[tokio::test]
 async fn a_process_that_is_stopped_again_and_again_answers_all_calls() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .redis_by_default(&redis.url())
-        .start();
-    works(&connect(server.grpc).await).await;
-    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
-    let pauses = Pauses::of(server.process_id(), vec![Turn::millis(60, 40)]);
-    // A caller that waits 20 ms cannot use a decision after 60.
-    wait_until("calls that the stops made late are counted", || {
-        server.metric("tollgate_late_calls_total") > 0
-    });
-    drop(pauses);
-    let answers = storm.end().await;
-    assert_eq!(answers.lacks(), 0, "{:?}", answers.errors());
-    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+    // With default flags, and Envoy's `timeout: 1s`.
+    for turn in [(60, 40), (15, 85), (150, 50)] {
+        let redis = Redis::start();
+        let server = tollgate::with_rules(RULES)
+            .redis_by_default(&redis.url())
+            .start();
+        works(&connect(server.grpc).await).await;
+        let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
+        let pauses = Pauses::of(server.process_id(), vec![Turn::millis(turn.0, turn.1)]);
+        let calls = || server.metric("tollgate_decisions_total{code=\"ok\"}");
+        let before = calls();
+        wait_until("stops lie between many calls", || calls() > before + 2_000);
+        drop(pauses);
+        let answers = storm.end().await;
+        assert_eq!(answers.lacks(), 0, "{turn:?}: {:?}", answers.errors());
+        let without = server.page("/metrics");
+        let mut without = without
+            .lines()
+            .filter(|line| line.starts_with("tollgate_decisions_without_store_total{"));
+        assert!(without.all(|line| line.ends_with(" 0")), "{turn:?}");
+    }
 }
 
 /// The caller's time is the deadline: after it the decision is abandoned, and Redis does not count as lost.

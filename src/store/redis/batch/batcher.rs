@@ -89,7 +89,7 @@ pub(crate) struct Batcher {
     redirected: HashMap<Endpoint, Connection>,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
-    /// Whether the server ended the last connection as it came up, and the pauses after such connections in a row.
+    /// Whether the server refused the last connection, and the pauses after such connections in a row.
     is_unwelcome: bool,
     setbacks: SetbackPauses,
     /// Batches with leased hits whose answer is late.
@@ -189,7 +189,7 @@ impl Batcher {
         }
     }
 
-    /// Waits before the next connection, because the server ended the last one as it came up.
+    /// Waits before the next connection, because the server refused the last one though it may have answered the probe.
     async fn pause(&mut self) {
         let ends = Instant::now() + self.setbacks.next_pause();
         loop {
@@ -313,7 +313,7 @@ impl Batcher {
     /// operators; one that closes a connection later may only have found it idle.
     fn ended(&mut self, connection: &WorkerConnection, failure: NodeFailure) {
         if connection.batches == 0 && connection.came_up.elapsed() < AT_ONCE {
-            self.is_unwelcome = true;
+            self.is_unwelcome = matches!(failure, NodeFailure::Refuses(_));
             self.record_failure();
             self.node.lose(failure);
         }
