@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// The most connections of a worker to a node beside the one in use: each waits for a late answer to leased hits.
-pub(super) const MAX_FOLLOWED: u32 = 3;
+pub(super) const MAX_FOLLOWED: u32 = 16;
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
