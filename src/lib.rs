@@ -102,37 +102,26 @@ mod store {
     pub(crate) mod per_second;
     /// Counters in Redis.
     pub(crate) mod redis {
+        pub(crate) mod clock;
         pub(crate) mod connection;
+        pub(crate) mod failure;
         pub(crate) mod node;
         pub(crate) mod options;
         mod pool;
+        pub(crate) mod probe;
         pub(crate) mod stats;
         pub(crate) mod store;
-        /// Requests that wait for a node, and for its replies.
-        pub(crate) mod queue {
-            pub(crate) mod clock;
-            pub(crate) mod node_queue;
-            pub(crate) mod replies;
-        }
-        /// The commands of a round trip, and their replies.
+        pub(crate) mod wait;
+        /// The loop of a worker and a node, the commands of a round trip, and their replies.
         pub(crate) mod batch {
             pub(crate) mod batcher;
             pub(crate) mod batchers;
-            pub(crate) mod owed;
             pub(crate) mod packed;
             pub(crate) mod pipeline;
+            pub(crate) mod queue;
             pub(crate) mod redirect;
             pub(crate) mod script_ban;
             pub(crate) mod step;
-        }
-        /// Whether a node answers, and by which clock.
-        pub(crate) mod health {
-            pub(crate) mod breaker;
-            pub(crate) mod clock;
-            pub(crate) mod detector;
-            pub(crate) mod failure;
-            pub(crate) mod probe;
-            pub(crate) mod running;
         }
         /// Which nodes there are, and which keys they have.
         pub(crate) mod topology {

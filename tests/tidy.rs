@@ -598,7 +598,7 @@ fn libraries_are_named_in_their_folders_only() {
 }
 
 /// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 35] = [
+const TIMES_OF_DAY: [(&str, &str, Lives); 28] = [
     (
         "core/counter/increment.rs",
         "IncrementSpec",
@@ -636,22 +636,12 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 35] = [
     ),
     ("service/explain.rs", "LookedAt", Lives::InRequest),
     ("service/grpc.rs", "LAST_READ", Lives::Longer),
-    (
-        "store/loss/first_count.rs",
-        "FirstCountInputs",
-        Lives::InRequest,
-    ),
-    ("core/window.rs", "Moment", Lives::Longer),
-    ("store/loss/recent.rs", "CounterHistory", Lives::InRequest),
-    ("store/loss/recent.rs", "KnownCount", Lives::InRequest),
-    ("store/memory/begun.rs", "Begun", Lives::Longer),
-    ("store/memory/begun.rs", "FirstCount", Lives::Longer),
     ("store/memory/cursor.rs", "Cursor", Lives::InRequest),
     ("store/memory/shard.rs", "Shard", Lives::Longer),
     ("store/memory/slot.rs", "CounterSlot", Lives::Longer),
     ("store/memory/slot.rs", "StateSlot", Lives::Longer),
     ("store/per_second.rs", "BothStores", Lives::InRequest),
-    ("store/redis/health/clock.rs", "ProcessClock", Lives::Longer),
+    ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
     ("store/redis/batch/pipeline.rs", "Group", Lives::InRequest),
     (
         "store/redis/batch/pipeline.rs",
@@ -659,13 +649,8 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 35] = [
         Lives::InRequest,
     ),
     (
-        "store/redis/queue/node_queue.rs",
-        "QueueState",
-        Lives::InRequest,
-    ),
-    (
-        "store/redis/queue/node_queue.rs",
-        "QueuedBatch",
+        "store/redis/batch/queue.rs",
+        "QueuedRequest",
         Lives::InRequest,
     ),
     ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),

@@ -13,10 +13,6 @@ use crate::{
         source::Source,
     },
     control::{changes::Changes, rule_memory::RuleMemory},
-    core::{
-        limit::{OnStoreLoss, Rule},
-        matcher::Matcher,
-    },
     foundation::{
         lock::blocking,
         log_throttle::{BurstThrottle, Omitted},
@@ -67,12 +63,8 @@ impl Intake {
         let loaded = loaded.inspect_err(refused)?;
         let taken = TakenLoad::new(now(), &loaded);
         let domains = loaded.matcher.domain_count();
-        let current = self.rules.current();
-        let is_new = current.is_some_and(|current| !count_alike(&current.matcher, &loaded.matcher));
         self.memory.reserve(loaded.rule_bytes);
-        self.metrics
-            .loss
-            .change_rules(loaded.matcher.rules(), is_new);
+        self.metrics.loss.change_rules(loaded.matcher.rules());
         self.rules.swap(loaded.matcher, &self.metrics);
         // Only now: no status names rules that are not in use.
         self.metrics.record_taken_load(taken);
@@ -154,15 +146,6 @@ fn log_findings(findings: &[Problem]) {
             );
         }
     }
-}
-
-/// Whether every request finds the same rule in both, and the same rules count locally while the store is lost.
-fn count_alike(old: &Matcher, new: &Matcher) -> bool {
-    fn facts(rule: &Rule) -> (&str, bool) {
-        (&rule.path, rule.on_store_loss == OnStoreLoss::Local)
-    }
-    let (old, new) = (old.rules().iter(), new.rules().iter());
-    old.map(facts).eq(new.map(facts))
 }
 
 /// The effect of a reload that leaves a domain without any rule, where there were some. A file that is gone takes its
@@ -362,33 +345,5 @@ descriptors:
         assert!(taken.is_err());
         let in_use = rules.current().unwrap().matcher.rules().len();
         assert_eq!(metrics.loads().in_use().unwrap().rules, in_use);
-    }
-
-    /// How often workers are notified that their knowledge of counters may be stale, when each of `texts` comes into
-    /// use after the rules above.
-    #[track_caller]
-    fn check(texts: &[&str], expected: u64) {
-        let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
-        let intake = Intake::new(Rules::default(), metrics.clone(), RuleMemory::default());
-        intake.take(loaded(RULES)).unwrap();
-        for text in texts {
-            // Invalid rules change nothing.
-            let _ = intake.take(loaded(text));
-        }
-        assert_eq!(metrics.loss.rule_sets(), expected, "{texts:?}");
-    }
-
-    #[test]
-    fn other_rules_make_workers_doubt_what_they_know_of_counters() {
-        let local = RULES.replace("key: a", "key: a, on_store_loss: local");
-        check(&[], 0);
-        check(&[&local], 1);
-        check(&[&local, RULES, RULES], 2);
-        check(
-            &[&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}")],
-            1,
-        );
-        check(&[&RULES.replace("key: a", "key: c")], 1);
-        check(&[&RULES.replace("1/day", "2/day"), "domain: ["], 0);
     }
 }

@@ -18,12 +18,9 @@ use std::collections::VecDeque;
 
 use crate::core::counter::{CounterKind, IncrementSpec, ResetTimes};
 
-mod dated;
 mod first_hit;
 mod slots;
 
-pub(crate) use dated::DatedHits;
-use dated::signed;
 pub(crate) use first_hit::FirstHit;
 use slots::Slots;
 
@@ -94,9 +91,6 @@ impl AlgorithmState {
         // This adopts a changed limit.
         self.held(spec, now);
         let now = self.present(spec, now);
-        if spec.age_millis > 0 {
-            return self.charge_late(spec, now);
-        }
         match self {
             Self::FirstHit(state) => {
                 *state = state.at(spec, now);
@@ -112,63 +106,6 @@ impl AlgorithmState {
             Self::TokenBucket(state) => state.charge(spec, now),
             Self::Slots(state) => state.charge(spec, now),
         }
-    }
-
-    /// Applies the hits of `spec`, which came before `present`. Hits whose time is over have no effect, and hits that
-    /// are given back are the latest, as always.
-    fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
-        let then = present.saturating_sub(spec.age_millis);
-        let is_over = then.saturating_add(spec.period_millis) <= present;
-        match self {
-            Self::FirstHit(state) if !is_over => {
-                *state = state.at(spec, present);
-                state.charge_late(spec, then);
-            }
-            Self::FirstHit(_) => {}
-            Self::SlidingWindow(state) => state.charge_late(spec, present, then),
-            Self::SlidingLog(state) if spec.added() == 0 => state.charge(spec, present),
-            Self::SlidingLog(state) if !is_over => state.insert(spec.added(), then),
-            Self::SlidingLog(_) => {}
-            Self::TokenBucket(state) => state.charge_late(spec, present),
-            // Slots are never counted elsewhere.
-            Self::Slots(_) => {}
-        }
-    }
-
-    /// The hits that this state holds at `now`, and that `known`, an earlier state of the same counter, would not hold
-    /// then. Charged late by `whole`, they make a counter of the second kind one of the first kind.
-    pub(crate) fn beyond(
-        &mut self,
-        known: &mut Self,
-        spec: &IncrementSpec,
-        whole: &IncrementSpec,
-        now: u64,
-    ) -> Vec<DatedHits> {
-        // This adopts a changed limit.
-        self.held(spec, now);
-        known.held(spec, now);
-        let now = self.present(spec, now);
-        let mut found = match (&*self, &*known) {
-            (Self::FirstHit(state), Self::FirstHit(known)) => {
-                let (state, known) = (state.at(spec, now), known.at(spec, now));
-                vec![DatedHits {
-                    hits: signed(state.count) - signed(known.count),
-                    at: state.start.max(known.start),
-                }]
-            }
-            (Self::SlidingWindow(state), Self::SlidingWindow(known)) => {
-                let (state, known) = (state.at(spec, now), known.at(spec, now));
-                state.beyond(known, spec.period_millis, now)
-            }
-            (Self::SlidingLog(state), Self::SlidingLog(known)) => state.beyond(known, spec, now),
-            (Self::TokenBucket(state), Self::TokenBucket(known)) => {
-                vec![state.beyond(known, spec, whole, now)]
-            }
-            // The algorithm is part of the key.
-            _ => Vec::new(),
-        };
-        found.retain(|dated| dated.hits != 0);
-        found
     }
 
     /// When the counter, which holds `held`, changes if no further hits arrive.

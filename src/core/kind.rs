@@ -122,31 +122,8 @@ pub(crate) struct KindFacts {
     pub(crate) looks_first: bool,
     /// Whether a settlement finds what was charged: the window is in the key, or the counter has none.
     pub(crate) is_settled: bool,
-    pub(crate) life: HitLife,
-    /// How its hits leave by the times at which they came; `None` if counting without the store needs no times.
-    pub(crate) leaving: Option<Leaving>,
     /// The largest number of requests in a limit, unless another setting bounds it.
     pub(crate) max_requests: u64,
-}
-
-/// How long a hit can matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HitLife {
-    /// Until its window ends or a period has passed.
-    OnePeriod,
-    /// Until the window after its own ends.
-    TwoPeriods,
-    /// Until an empty bucket is full.
-    UntilFull,
-}
-
-/// How hits leave a counter by the times at which they came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaving {
-    /// A period after they came, as from a log.
-    ByAge,
-    /// Those of the window before the present one, evenly.
-    WithTheWindowBefore,
 }
 
 const WINDOW: KindFacts = KindFacts {
@@ -155,8 +132,6 @@ const WINDOW: KindFacts = KindFacts {
     letter: b'w',
     looks_first: false,
     is_settled: true,
-    life: HitLife::OnePeriod,
-    leaving: None,
     max_requests: u64::MAX,
 };
 
@@ -173,8 +148,6 @@ const SLIDING_WINDOW: KindFacts = KindFacts {
     letter: b's',
     looks_first: true,
     is_settled: false,
-    life: HitLife::TwoPeriods,
-    leaving: Some(Leaving::WithTheWindowBefore),
     max_requests: u32::MAX as u64,
 };
 
@@ -182,8 +155,6 @@ const SLIDING_LOG: KindFacts = KindFacts {
     report_name: "sliding_log",
     word: "sliding_log",
     letter: b'l',
-    life: HitLife::OnePeriod,
-    leaving: Some(Leaving::ByAge),
     max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };
@@ -193,8 +164,6 @@ const TOKEN_BUCKET: KindFacts = KindFacts {
     word: "token_bucket",
     letter: b't',
     is_settled: true,
-    life: HitLife::UntilFull,
-    leaving: None,
     max_requests: u64::MAX,
     ..SLIDING_WINDOW
 };
@@ -203,8 +172,6 @@ const SLOTS: KindFacts = KindFacts {
     report_name: "concurrency",
     word: "concurrency",
     letter: b'c',
-    life: HitLife::OnePeriod,
-    leaving: None,
     max_requests: Algorithm::MAX_LOGGED as u64,
     ..SLIDING_WINDOW
 };
@@ -288,23 +255,6 @@ mod tests {
         assert!(facts.iter().all(|facts| WORDS.contains(&facts.word)));
         let text = "fixed_window, sliding_window, sliding_log, token_bucket or concurrency";
         assert_eq!(*WORDS_TEXT, text);
-    }
-
-    #[test]
-    fn hits_matter_and_leave_as_their_kind_remembers_them() {
-        let facts = CounterKind::all().map(CounterKind::facts);
-        let lives: Vec<_> = facts.map(|facts| (facts.life, facts.leaving)).collect();
-        assert_eq!(
-            lives,
-            [
-                (HitLife::OnePeriod, None),
-                (HitLife::OnePeriod, None),
-                (HitLife::TwoPeriods, Some(Leaving::WithTheWindowBefore)),
-                (HitLife::OnePeriod, Some(Leaving::ByAge)),
-                (HitLife::UntilFull, None),
-                (HitLife::OnePeriod, None),
-            ]
-        );
     }
 
     #[test]

@@ -226,31 +226,6 @@ impl FromStr for Unit {
     }
 }
 
-/// The present by the time of day, which names windows, and by the clock that cannot be set, by which all facts are
-/// kept that outlive a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) now: Timestamp,
-    pub(crate) steady: SteadyTime,
-}
-
-impl Moment {
-    /// The time of day at `at`, as if it had never been set.
-    pub(crate) fn time_of(&self, at: SteadyTime) -> Timestamp {
-        if at > self.steady {
-            self.now.plus(at.since(self.steady))
-        } else {
-            self.now.minus(self.steady.since(at))
-        }
-    }
-
-    /// The moment at which the time of day will be `end`; the present if it is past.
-    pub(crate) fn steady_at(&self, end: Timestamp) -> SteadyTime {
-        let left = end.millis().saturating_sub(self.now.millis());
-        self.steady.plus(Duration::from_millis(left))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -342,19 +317,10 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_day_at_another_moment_is_as_far_away_as_that_moment() {
+    fn the_time_since_a_later_moment_is_none() {
         let millis = Duration::from_millis;
         let before = SteadyTime::from(Instant::now());
         let steady = before.plus(millis(3));
-        let now = Timestamp::from_millis(1_000);
-        let moment = Moment { now, steady };
-        for (at, expected) in [
-            (before, 997),
-            (steady, 1_000),
-            (steady.plus(millis(5)), 1_005),
-        ] {
-            assert_eq!(moment.time_of(at).millis(), expected);
-        }
         let spans = [steady.since(before), before.since(steady)];
         assert_eq!(spans, [millis(3), millis(0)]);
     }

@@ -7,6 +7,11 @@ pub(crate) fn id() -> u64 {
     fastrand::u64(1..)
 }
 
+/// A random number for the life of counters in memory; never 0, and never the largest.
+pub(crate) fn epoch() -> u32 {
+    fastrand::u32(1..u32::MAX)
+}
+
 /// A random id of 16 bytes, neither half of which is 0.
 pub(crate) fn long_id() -> u128 {
     u128::from(id()) << 64 | u128::from(id())

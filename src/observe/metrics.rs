@@ -24,10 +24,7 @@ use crate::{
         loss::LossStats,
         memory::MemoryStore,
         over_limit_cache::CacheStats,
-        redis::{
-            health::running::Pauses,
-            stats::{self as redis, RedisStats},
-        },
+        redis::stats::{self as redis, RedisStats},
         returns::ReturnStats,
         slices::SliceTables,
     },
@@ -203,11 +200,6 @@ impl Metrics {
         self.config.record_control_plane(is_up);
     }
 
-    /// Pauses of this process while requests waited for Redis.
-    pub fn own_pauses(&self) -> Pauses {
-        redis::own_pauses(&self.redis, &self.redis_per_second)
-    }
-
     /// All statistics at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
         let mut samples = Vec::new();
@@ -249,9 +241,8 @@ impl Metrics {
         self.slices.samples(list);
         self.returns.samples(list);
         self.over_limit_cache.samples(list);
-        match memory {
-            Some(store) => store.samples(list),
-            None => redis::lateness_samples(&self.redis, &self.redis_per_second, list),
+        if let Some(store) = memory {
+            store.samples(list);
         }
     }
 }

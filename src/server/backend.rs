@@ -17,12 +17,12 @@ use crate::{
     settings::serve::Settings,
     store::{
         any::AnyStore,
-        loss::{Loss, LostLimits, OnLoss, Reconciler, ReplicaCount},
+        loss::{Loss, LostLimits, OnLoss},
         memory::{CounterBounds, MemoryStore},
         over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
-        replicas::Replicas,
+        replicas::{ReplicaCount, Replicas},
         returns::Returns,
         slices::Slices,
     },
@@ -67,9 +67,6 @@ pub(super) struct StoreTasks {
     pub(super) at_end: Vec<Running>,
 }
 
-/// How long an answer may take for which no caller waits. Hits that are charged by one that never comes are lost.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// Work that ends.
 pub(super) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -87,9 +84,8 @@ impl StoreBackend {
         let Some(address) = settings.redis.address() else {
             return Ok(Self::Memory(Arc::new(MemoryStore::bounded(bounds))));
         };
-        let replicas = Arc::new(ReplicaCount::default());
-        replicas.begin(settings.loss.replicas.fixed());
-        let shown = replicas.known().into();
+        let replicas = Arc::new(ReplicaCount::new(settings.loss.replicas.fixed()));
+        let shown = replicas.all().into();
         metrics.loss.replicas.store(shown, Relaxed);
         let per_second = settings.redis_per_second.address(&settings.redis.tls);
         // Both can be lost at once.
@@ -149,12 +145,8 @@ impl StoreBackend {
                 tasks.once.push((Task::Replicas, detects));
             }
             let (clock, loss) = (self.clock(settings), backend.loss.clone());
-            let reconciler = Reconciler {
-                store: store.clone(),
-                loss: loss.clone(),
-            };
-            let reconciles = Box::pin(reconciler.run(move || clock.now()));
-            tasks.once.push((Task::Reconciler, reconciles));
+            let ends = loss.clone().end_each(store.clone(), move || clock.now());
+            tasks.once.push((Task::Losses, Box::pin(ends)));
             OnLoss::new(store, loss, returns.clone(), options.deadline)
         };
         let store_of_all = store(all);
@@ -169,20 +161,7 @@ impl StoreBackend {
         let tables = metrics.slices.clone();
         let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
         tables.set_holders(replicas, worker_count(settings));
-        let patient_options = redis::options::Options {
-            deadline: PATIENCE,
-            ..options
-        };
-        let mut patient = |backend: &RedisBackend| {
-            let (store, batchers) = RedisStore::new(&backend.servers, &patient_options);
-            tasks.on_worker.push(Box::pin(batchers.run()));
-            store
-        };
-        let patient = PerSecond {
-            store: patient(all),
-            per_second: per_second_backend.as_ref().map(patient),
-        };
-        let store = Slices::new(store, Arc::new(patient), tables, returns.clone());
+        let store = Slices::new(store, tables, returns.clone());
         let clock = || {
             let clock = self.clock(settings);
             move || clock.now()
@@ -208,7 +187,7 @@ impl StoreBackend {
         settings: &Settings,
         metrics: &Metrics,
     ) -> StoreTask {
-        let replicas = Replicas::new(store.clone(), loss.replicas().clone(), metrics.loss.clone());
+        let replicas = Replicas::new(store.clone(), loss.replicas.clone(), metrics.loss.clone());
         let clock = self.clock(settings);
         let stats = metrics.loss.clone();
         let is_default = settings.loss.on_store_loss == OnStoreLoss::Local;
@@ -231,6 +210,11 @@ impl StoreBackend {
     /// The servers of each Redis.
     pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
         self.each().map(|backend| &backend.servers)
+    }
+
+    /// The losses of each Redis.
+    pub(super) fn losses(&self) -> Arc<[Arc<Loss>]> {
+        self.each().map(|backend| backend.loss.clone()).collect()
     }
 
     /// A function that logs, once a minute, what clients get while a store does not answer.
@@ -285,10 +269,6 @@ impl StoreBackend {
                 ("rules".to_owned(), metrics.loads().to_string()),
                 ("store".to_owned(), name.to_owned()),
             ];
-            if !stores.is_empty() {
-                let pauses = metrics.own_pauses();
-                lines.push(("own pauses".to_owned(), pauses.to_string()));
-            }
             for (name, servers) in &stores {
                 let report = servers.report().into_iter();
                 lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));

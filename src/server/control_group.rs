@@ -81,34 +81,27 @@ struct Throttled {
 }
 
 /// Watches until the quota evidently causes pauses, and ends then; or at once, if the kernel provides no numbers.
-/// `paused` returns the sum of all pauses so far.
-pub(super) async fn watch(paused: impl Fn() -> Duration) {
+pub(super) async fn watch() {
     let Some((file, mut before)) = files("cpu", "cpu.stat")
         .into_iter()
         .find_map(|file| read(&file).map(|throttled| (file, throttled)))
     else {
         return;
     };
-    let mut paused_before = paused();
     loop {
         tokio::time::sleep(LOOK).await;
-        let paused_now = paused();
-        if paused_now.saturating_sub(paused_before) >= NOTEWORTHY
-            && let Some(now) = read(&file)
-        {
-            if now.times > before.times {
-                let time = now.time.saturating_sub(before.time);
-                tracing::warn!(
-                    times = now.times - before.times,
-                    stopped_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-                    "the CPU quota pauses this process: with a larger one (limits.cpu in Kubernetes) \
-                     answers would be faster"
-                );
-                return;
-            }
-            before = now;
+        let Some(now) = read(&file) else { continue };
+        let time = now.time.saturating_sub(before.time);
+        if now.times > before.times && time >= NOTEWORTHY {
+            tracing::warn!(
+                times = now.times - before.times,
+                stopped_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+                "the CPU quota pauses this process: with a larger one (limits.cpu in Kubernetes) \
+                 answers would be faster"
+            );
+            return;
         }
-        paused_before = paused_now;
+        before = now;
     }
 }
 

@@ -60,7 +60,9 @@ impl<'a> Parts<'a> {
         let backend = StoreBackend::new(settings, &memory.counters, &metrics)?;
         let leases = match backend {
             StoreBackend::Memory(_) => LeaseBook::of_memory(),
-            StoreBackend::Redis { .. } => LeaseBook::of_shared_store(),
+            StoreBackend::Redis { .. } => {
+                LeaseBook::of_shared_store().with_losses(backend.losses())
+            }
         };
         let parts = Self {
             settings,

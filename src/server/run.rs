@@ -157,7 +157,7 @@ fn start_workers(
     let options = ConnectionOptions::new(parts.settings);
     let mut workers = Workers::default();
     for number in 0..worker_count(parts.settings) {
-        // Only one thread reconciles: the one of `/json`.
+        // Only one thread ends losses: the one of `/json`.
         let (service, of_store) = thread_service(parts, number, tracer);
         let batchers = of_store.on_worker.into_iter().map(|task| {
             let running = async move { match task.await {} };

@@ -38,8 +38,8 @@ pub(super) enum Task {
     Batchers,
     /// Follows the servers of Redis and probes them.
     Probe,
-    /// Adds hits that were counted during a loss of Redis.
-    Reconciler,
+    /// Ends losses of Redis when it is back.
+    Losses,
     /// Counts the replicas.
     Replicas,
     /// Accepts gRPC connections.
@@ -69,7 +69,7 @@ impl Task {
             Self::WorkerBatchers => "a batcher of a worker",
             Self::Batchers => "a batcher",
             Self::Probe => "the probe of Redis",
-            Self::Reconciler => "the reconciliation with Redis",
+            Self::Losses => "the wait for the return of Redis",
             Self::Replicas => "the count of replicas",
             Self::GrpcListener => "the gRPC listener",
             Self::HttpListener => "the HTTP listener",

@@ -27,7 +27,7 @@ use crate::{
     },
     store::{
         contract::{Deadline, Store, StoreError},
-        redis::health::clock::RedisClock,
+        redis::clock::RedisClock,
     },
 };
 
@@ -319,7 +319,7 @@ impl<S: Store + Clone> Service<S> {
     /// The token of the hits that a decision leases.
     fn token(&self, decision: &Decision, now: Timestamp) -> Option<LeaseToken> {
         let leased = decision.leased.as_deref()?;
-        self.limiter.leases.token(leased, now)
+        self.limiter.leases.token(leased, decision.is_degraded, now)
     }
 
     /// Keeps the lease that an answer carries for as long as its stream may be reset.
@@ -332,7 +332,7 @@ impl<S: Store + Clone> Service<S> {
         message: impl FnOnce() -> Box<[u8]>,
     ) {
         if let (Some(stream), Some(leased)) = (stream, decision.leased.as_deref())
-            && let Some(token) = self.limiter.leases.token(leased, now)
+            && let Some(token) = self.token(decision, now)
         {
             let reserved = leased.reserved.iter().map(|(index, _)| *index);
             stream.keep(AnsweredLease {

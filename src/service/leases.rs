@@ -15,6 +15,7 @@ use crate::{
         window::Timestamp,
     },
     foundation::{generations::Generations, lock::lock, random},
+    store::loss::Loss,
 };
 
 /// This many of the latest settlements are remembered, or up to twice as many: those of 30 seconds, if there are 270 in
@@ -33,6 +34,8 @@ use waiting::WaitingCosts;
 pub struct LeaseBook {
     /// 0 if the counters outlive this process; otherwise a number for their life.
     epoch: u32,
+    /// Those of the shared stores: meanwhile hits are counted in this process.
+    losses: Arc<[Arc<Loss>]>,
     latest: Arc<Mutex<LatestLeases>>,
     pub(crate) waiting: WaitingCosts,
 }
@@ -51,11 +54,14 @@ impl LeaseBook {
         Self::of_epoch(0)
     }
 
+    /// Its tokens tell which hits were counted during one of these `losses`.
+    pub(crate) fn with_losses(self, losses: Arc<[Arc<Loss>]>) -> Self {
+        Self { losses, ..self }
+    }
+
     /// For counters in the memory of this process.
     pub fn of_memory() -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "32 random bits")]
-        let epoch = random::id() as u32;
-        Self::of_epoch(epoch.max(1))
+        Self::of_epoch(random::epoch())
     }
 
     fn of_epoch(epoch: u32) -> Self {
@@ -65,6 +71,7 @@ impl LeaseBook {
         };
         Self {
             epoch,
+            losses: Arc::default(),
             latest: Arc::new(Mutex::new(latest)),
             waiting: WaitingCosts::default(),
         }
@@ -75,16 +82,28 @@ impl LeaseBook {
         LeaseId(random::id())
     }
 
-    /// The token of what was leased at `at`; `None` if that is too much for one.
-    pub(crate) fn token(&self, leased: &Leased, at: Timestamp) -> Option<LeaseToken> {
+    /// The token of what was leased at `at`, in the store or, if `is_degraded`, without it; `None` if that is too much
+    /// for one.
+    pub(crate) fn token(
+        &self,
+        leased: &Leased,
+        is_degraded: bool,
+        at: Timestamp,
+    ) -> Option<LeaseToken> {
         let parts = leased.reserved.iter().map(|(_, part)| part.clone());
-        LeaseToken::new(at, leased.id, self.epoch, parts)
+        let mut local = self.losses.iter().filter_map(|loss| loss.local_epoch());
+        let epoch = match is_degraded {
+            // If the loss has ended, nothing is given back.
+            true => local.next().unwrap_or(LeaseToken::ENDED_EPOCH),
+            false => self.epoch,
+        };
+        LeaseToken::new(at, leased.id, epoch, parts)
     }
 
     /// The increments for the orders of one message.
     pub(crate) fn ordered_hits<'a>(&self, orders: &[Order<'a>], now: Timestamp) -> OrderedHits<'a> {
         let mut memory = OpenBook {
-            epoch: self.epoch,
+            book: self,
             latest: lock(&self.latest),
         };
         ordered_hits(orders, &mut memory, now)
@@ -98,13 +117,14 @@ impl LeaseBook {
 
 /// A book, locked.
 struct OpenBook<'b> {
-    epoch: u32,
+    book: &'b LeaseBook,
     latest: MutexGuard<'b, LatestLeases>,
 }
 
 impl LeaseMemory for OpenBook<'_> {
-    fn epoch(&self) -> u32 {
-        self.epoch
+    fn knows(&self, epoch: u32) -> bool {
+        let losses = &self.book.losses;
+        epoch == self.book.epoch || losses.iter().any(|loss| loss.local_epoch() == Some(epoch))
     }
 
     fn is_first(&mut self, id: LeaseId, descriptor: u32) -> bool {

@@ -101,9 +101,8 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
-    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it; pauses of
-    /// tollgate itself do not count, and a slow server gets at least four times its usual time [default: 200ms, or
-    /// --redis-timeout if that is longer]
+    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it [default: 200ms,
+    /// or --redis-timeout if that is longer]
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
 

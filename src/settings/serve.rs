@@ -211,8 +211,8 @@ pub(crate) struct StoreLoss {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub(crate) struct ReplicaSettings {
-    /// How many replicas share the limits, for counting locally; 0 detects those with this Redis and --key-prefix,
-    /// through a counter there that each updates every ten seconds
+    /// How many replicas share the limits, for counting locally; 0 counts those that are asked for a rule's
+    /// domain, through counters in this Redis that each updates every ten seconds
     #[arg(long, env = "TOLLGATE_REPLICAS", text = ("N", "0"), value_parser = number::<u32>(0..=u32::MAX.into()))]
     pub replicas: u32,
 }

@@ -1,48 +1,38 @@
 //! Answers while a store, such as Redis, is lost. `redis/health/breaker.rs` holds whether it is.
 //!
-//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally begins with the last counts that this
-//! process saw (see `store/loss/first_count.rs`) and keeps to this replica's share of each limit. Once the store
-//! replies again, the hits that still count are added to it, each with its age: as many as the local counter holds
-//! beyond those with which it began. Hits that have left meanwhile are not.
+//! Each rule chooses its answer (`on_store_loss`). A rule that counts locally keeps to this replica's share of each
+//! limit, in counters of this process that begin empty. They are dropped when the store is back, and nothing is added
+//! to it: so a client may use one more window for each loss, its limit and the share of each replica.
 //!
-//! Some hits are counted locally and in the store: those that were in flight when the store fell silent and that it
-//! counted nevertheless. They are at most one pipeline for each connection, and clients can send that many hits
-//! fewer. Some hits are counted nowhere: a batch of reconciled hits that the store did not confirm (`lost_hits`),
-//! because it is not sent twice.
+//! A request over several nodes is counted locally as a whole if one of them is lost.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
-    redis::health::running::within,
+    redis::wait::within,
     returns::{Returns, SentLease, free_slots},
 };
 use crate::{
     core::{
         counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
         limit::OnStoreLoss,
-        window::{Moment, Timestamp},
+        window::{SteadyTime, Timestamp},
     },
-    foundation::{lock::lock, object_pool::Pooled},
+    foundation::object_pool::Pooled,
 };
 
-mod first_count;
-mod local;
-mod past_hits;
-mod recent;
-mod reconcile;
-mod replica_count;
 mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
 
-use recent::SharedRecent;
-pub(crate) use reconcile::Reconciler;
-pub(crate) use replica_count::ReplicaCount;
 pub(crate) use state::Loss;
 pub(crate) use stats::{LossStats, LostLimits};
 
@@ -51,48 +41,38 @@ pub(crate) use stats::{LossStats, LostLimits};
 pub(crate) struct OnLoss<S> {
     store: S,
     loss: Arc<Loss>,
-    /// The last counts that this worker saw.
-    seen: SharedRecent,
     returns: Returns,
     /// The longest that a caller waits.
     longest: Duration,
+    began: Instant,
+    /// The domain whose use was recorded last, and the second after `began`.
+    asked: AtomicU64,
 }
 
 impl<S> OnLoss<S> {
     pub(crate) fn new(store: S, loss: Arc<Loss>, returns: Returns, longest: Duration) -> Self {
-        let seen = loss.table();
         Self {
             store,
             loss,
-            seen,
             returns,
             longest,
+            began: Instant::now(),
+            asked: AtomicU64::new(u64::MAX),
         }
     }
 
-    fn remember(&self, batch: &Batch, counts: &[CounterState], moment: &Moment) {
-        let is_local = |spec: &IncrementSpec| spec.on_loss == OnStoreLoss::Local;
-        if !batch.all_specs().any(is_local) {
+    /// Records that this replica was asked for a domain, if the number of its replicas can matter. Once a second is
+    /// enough.
+    fn record_use(&self, batch: &Batch, at: SteadyTime) {
+        let mut specs = batch.all_specs();
+        let Some(spec) = specs.find(|spec| spec.on_loss == OnStoreLoss::Local) else {
             return;
-        }
-        let rule_set = self.loss.stats.rule_sets();
-        let mut table = lock(&self.seen);
-        for (increment, count) in batch.iter().zip(counts) {
-            if is_local(&increment.spec) {
-                table.see(&increment, count, moment, rule_set);
-            }
-        }
-    }
-
-    /// Records when hits came that were counted locally: the store may be back and lost again while they count.
-    fn date(&self, batch: &Batch, counts: &[CounterState], moment: &Moment) {
-        let mut table = lock(&self.seen);
-        for (increment, _) in batch
-            .iter()
-            .zip(counts)
-            .filter(|(_, count)| count.is_charged)
-        {
-            table.date(&increment, moment);
+        };
+        let second = at.since(self.began.into()).as_secs();
+        let asked = second << 32 | u64::from(spec.domain);
+        if self.asked.load(Relaxed) != asked {
+            self.asked.store(asked, Relaxed);
+            self.loss.replicas.ask(spec.domain, at);
         }
     }
 
@@ -100,7 +80,7 @@ impl<S> OnLoss<S> {
     fn instead(
         &self,
         batch: &Batch,
-        moment: Moment,
+        now: Timestamp,
         error: StoreError,
     ) -> Result<CounterStates, StoreError> {
         let has_policy = |wanted| batch.iter().any(|increment| increment.on_loss == wanted);
@@ -116,8 +96,7 @@ impl<S> OnLoss<S> {
                     counted.append_one(increment);
                 }
             }
-            local = self.loss.count(&counted, moment);
-            self.date(&counted, &local, &moment);
+            local = self.loss.count(&counted, now);
         }
         let mut local = local.into_iter();
         let answer = |increment: Increment<'_>| match increment.on_loss {
@@ -200,37 +179,25 @@ impl<S: Store + Clone> Store for OnLoss<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        let moment = Moment {
-            now,
-            steady: deadline.steady(),
-        };
+        self.record_use(batch, deadline.steady());
         let answered = if deadline.is_for_lease {
             // Boxed, to keep the future of all other requests small.
             Box::pin(self.lease_into(counts, batch, now, deadline)).await
         } else {
             self.store.add_into(counts, batch, now, deadline).await
         };
-        match answered {
-            Ok(()) => {
-                self.remember(batch, counts, &moment);
-                Ok(())
-            }
-            Err(error) => {
-                self.loss.stats.record(error);
-                // A full queue is no loss, and neither is one late answer: other requests are answered
-                // at the same time.
-                match error {
-                    StoreError::Overloaded => {}
-                    StoreError::Timeout | StoreError::TimedOutUnsent => {
-                        self.loss.missed(moment.steady)
-                    }
-                    _ => self.loss.failed(error.of_part(), moment.steady),
-                }
-                self.free_later(batch, now);
-                *counts = self.instead(batch, moment, error)?;
-                Ok(())
-            }
+        let Err(error) = answered else { return Ok(()) };
+        self.loss.stats.record(error);
+        // A full queue is no loss, and neither is one late answer: other requests are answered
+        // at the same time.
+        match error {
+            StoreError::Overloaded => {}
+            StoreError::Timeout | StoreError::TimedOutUnsent => self.loss.missed(deadline.steady()),
+            _ => self.loss.failed(error.of_part(), deadline.steady()),
         }
+        self.free_later(batch, now);
+        *counts = self.instead(batch, now, error)?;
+        Ok(())
     }
 
     fn state(&self) -> StoreState {

@@ -18,7 +18,6 @@ use crate::core::{
 };
 use crate::foundation::{lock::lock, sample::SampleWriter};
 
-pub(super) mod begun;
 mod capacity;
 mod cursor;
 mod key;
@@ -29,7 +28,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use begun::{Begin, TakenCounter};
 use capacity::Capacity;
 pub(crate) use capacity::{CounterBounds, ReservedBytes};
 use cursor::Cursor;
@@ -118,50 +116,11 @@ impl MemoryStore {
 
     /// [`Store::add_into`] without a future or an error, because nothing here waits or fails. `counts` must be empty.
     pub fn apply_into(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
-        self.apply(counts, batch, now, None);
-    }
-
-    /// Returns the counts; a counter that does not exist yet begins as `begin` says.
-    pub(super) fn apply_beginning(
-        &self,
-        batch: &Batch,
-        now: Timestamp,
-        begin: Begin<'_>,
-    ) -> CounterStates {
-        let mut counts = CounterStates::new();
-        self.apply(&mut counts, batch, now, Some(begin));
-        counts
-    }
-
-    fn apply(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        begin: Option<Begin<'_>>,
-    ) {
         if batch.all_specs().all(IncrementSpec::stands_alone) {
-            self.add_alone(counts, batch, now, begin);
+            self.add_alone(counts, batch, now);
         } else {
-            *counts = self.add_together(batch, now, begin);
+            *counts = self.add_together(batch, now);
         }
-    }
-
-    /// Takes out up to `most` counters of [`Self::apply_beginning`], from the shard `next` on, which moves on with
-    /// them.
-    pub(super) fn take_begun(&self, next: &mut usize, most: usize) -> Vec<TakenCounter> {
-        let mut taken = Vec::new();
-        while taken.len() < most
-            && let Some(shard) = self.shards.get(*next)
-        {
-            let left = most - taken.len();
-            let room = lock(&shard.0).take_begun(left, &self.hasher, &mut taken);
-            self.capacity.give_back(room);
-            if taken.len() < most {
-                *next += 1;
-            }
-        }
-        taken
     }
 
     /// Hits on keys that had no room, since the start.
@@ -170,24 +129,14 @@ impl MemoryStore {
     }
 
     /// Applies each increment by itself. Increments of one family in a row find and lock it once.
-    fn add_alone(
-        &self,
-        counts: &mut CounterStates,
-        batch: &Batch,
-        now: Timestamp,
-        begin: Option<Begin<'_>>,
-    ) {
+    fn add_alone(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
         let name = |index| SplitKey::new(batch.key(index), batch.spec(index).descriptor_bytes);
         let mut names = (0..batch.len()).map(|index| (index, name(index)));
         let mut next = names.next();
         while let Some((_, first)) = next {
             let hash = self.hash(first.family);
             let shard = &mut *lock(&self.shards[self.shard(hash)].0);
-            let mut known = match begin {
-                None => shard.family(hash, first.family),
-                // The other way records how each counter began.
-                Some(_) => None,
-            };
+            let mut known = shard.family(hash, first.family);
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
@@ -203,7 +152,7 @@ impl MemoryStore {
             while let Some((index, name)) = next
                 && name.is_sibling(first)
             {
-                let mut cursor = self.cursor(shard, hash, name, (now, begin));
+                let mut cursor = self.cursor(shard, hash, name, now);
                 counts.push(cursor.add(&batch.increment(index)));
                 next = names.next();
             }
@@ -211,21 +160,16 @@ impl MemoryStore {
     }
 
     /// Applies all increments as one step: whether one is charged depends on all counters.
-    fn add_together(
-        &self,
-        batch: &Batch,
-        now: Timestamp,
-        begin: Option<Begin<'_>>,
-    ) -> CounterStates {
+    fn add_together(&self, batch: &Batch, now: Timestamp) -> CounterStates {
         let mut shards = self.lock_all(batch);
         let charging = BatchCharging::new(batch, |increment, ahead| {
-            self.locked(&mut shards, increment, (now, begin))
+            self.locked(&mut shards, increment, now)
                 .look(increment, ahead)
         });
         let apply = |(index, increment): (usize, Increment<'_>)| {
             let judged = charging.judged[index];
             let is_charged = charging.charges(index, &increment);
-            let mut cursor = self.locked(&mut shards, &increment, (now, begin));
+            let mut cursor = self.locked(&mut shards, &increment, now);
             if !judged.is_over || is_charged {
                 return cursor.apply(&increment, is_charged);
             }
@@ -260,13 +204,13 @@ impl MemoryStore {
         &'s self,
         shards: &'s mut Locked<'_>,
         increment: &Increment<'k>,
-        how: (Timestamp, Option<Begin<'s>>),
+        now: Timestamp,
     ) -> Cursor<'s, 'k> {
         let name = SplitKey::of(increment);
         let hash = self.hash(name.family);
         let shard = shards.get_mut(&self.shard(hash));
         let shard = shard.expect("every shard of the batch is locked");
-        self.cursor(shard, hash, name, how)
+        self.cursor(shard, hash, name, now)
     }
 
     fn cursor<'s, 'k>(
@@ -274,7 +218,7 @@ impl MemoryStore {
         shard: &'s mut Shard,
         hash: u64,
         name: SplitKey<'k>,
-        (now, begin): (Timestamp, Option<Begin<'s>>),
+        now: Timestamp,
     ) -> Cursor<'s, 'k> {
         Cursor {
             shard,
@@ -283,7 +227,6 @@ impl MemoryStore {
             hash,
             name,
             now,
-            begin,
         }
     }
 }

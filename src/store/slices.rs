@@ -49,10 +49,8 @@ const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
-pub(crate) struct Slices<S, P> {
+pub(crate) struct Slices<S> {
     pub(super) store: S,
-    /// A second way to these counters, for slices that are asked for: no caller waits for them, so it waits longer.
-    patient: P,
     own: Arc<WorkerSlices>,
     all: Arc<SliceTables>,
     returns: Returns,
@@ -335,13 +333,12 @@ fn is_sliced(spec: &IncrementSpec) -> bool {
     spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
 }
 
-impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
-    pub(crate) fn new(store: S, patient: P, all: Arc<SliceTables>, returns: Returns) -> Self {
+impl<S: Store + Clone> Slices<S> {
+    pub(crate) fn new(store: S, all: Arc<SliceTables>, returns: Returns) -> Self {
         let own: Arc<WorkerSlices> = Arc::default();
         lock(&all.all).push(own.clone());
         Self {
             store,
-            patient,
             own,
             all,
             returns,
@@ -509,7 +506,7 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             let counts = &counts[group.clone()];
             let held = match slices.get_mut(name) {
                 Some(held) => held,
-                None if self.is_rare(name, batch.range(group.clone()), counts)
+                None if self.needs_no_slice(name, batch.range(group.clone()), counts)
                     || self.all.bytes.load(Relaxed) >= MAX_BYTES =>
                 {
                     may_serve = false;
@@ -562,7 +559,7 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
 
     /// Counts a call of a descriptor. Returns whether it needs no slice: it is called rarely, and its hits can be added
     /// before they are judged, as its counters are at most half full.
-    fn is_rare<'b>(
+    fn needs_no_slice<'b>(
         &self,
         name: &[u8],
         increments: impl Iterator<Item = Increment<'b>>,
@@ -601,11 +598,18 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
         let asked = increments(held.increments(), Operation::Add(Charge::Admitted), hits);
-        let (store, patient) = (self.store.clone(), self.patient.clone());
+        let store = self.store.clone();
         let (own, all) = (self.own.clone(), self.all.clone());
         let resets = own.resets.load(Relaxed);
         let is_taken = self.returns.take(async move {
-            let answer = patient.add(&asked, now).await;
+            // However late its answer comes, it is followed.
+            let deadline = Deadline {
+                is_for_lease: true,
+                ..Deadline::of_store_itself()
+            };
+            let mut counts = CounterStates::new();
+            let answer = store.add_into(&mut counts, &asked, now, &deadline).await;
+            let answer = answer.map(|()| counts);
             let is_charged = answer.as_ref().is_ok_and(|counts| {
                 let mut counts = counts.iter().zip(asked.all_specs());
                 counts.all(|(count, spec)| count.was_counted(spec))
@@ -737,7 +741,7 @@ fn descriptor_name<'b>(batch: &'b Batch, group: &Range<usize>) -> &'b [u8] {
     key.get(..length).unwrap_or(key)
 }
 
-impl<S: Store + Clone, P: Store + Clone> Store for Slices<S, P> {
+impl<S: Store + Clone> Store for Slices<S> {
     async fn add_into(
         &self,
         counts: &mut CounterStates,

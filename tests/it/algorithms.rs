@@ -9,8 +9,8 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Algorithm, Batch, Charge, CounterState, CounterStates, Entry, Hits, Identity, IncrementSpec,
-    Limit, MemoryStore, Operation, Period, Timestamp, Unit,
+    Algorithm, Batch, Charge, CounterState, Entry, Hits, Identity, IncrementSpec, Limit, Operation,
+    Period, Timestamp, Unit,
 };
 
 use crate::{
@@ -22,7 +22,6 @@ on_all_stores! {
     everywhere: [
         a_count_below_zero_is_judged_as_0
         what_is_refused_takes_no_room
-        hits_that_come_late_count_from_the_moment_at_which_they_came
     ]
     within_a_slot: [
         any_history_of_fixed_windows
@@ -683,78 +682,7 @@ fn what_is_refused_takes_no_room(backend: &Backend) {
     }
 }
 
-/// One hit of `history`, from a replica with the clock `now`.
-/// Hits on one counter of each algorithm, some of which come late: `now`, hits and age.
-type LateHits = (u64, Hits, u64);
-
-fn late_batch(algorithm: &Algorithm, history: u32, (now, hits, age_millis): LateHits) -> Batch {
-    let value = history.to_be_bytes();
-    let entry = Entry {
-        key: b"late",
-        value: &value,
-    };
-    let mut identity = Identity::default();
-    identity.set(b"algorithms", &[entry], &[]);
-    let step = Step {
-        value: 0,
-        algorithm: algorithm.clone(),
-        requests_per_unit: 9,
-        hits,
-        operation: Operation::of(hits, Charge::Always),
-    };
-    let counting = IncrementSpec {
-        age_millis,
-        ..hits.into()
-    };
-    let mut batch = Batch::default();
-    batch.push(
-        &identity,
-        &step.limit(),
-        Timestamp::from_millis(now),
-        counting,
-    );
-    batch
-}
-
-/// The memory store is the model: `src/core/algorithm/dated.rs` has the laws that hold for it.
-fn hits_that_come_late_count_from_the_moment_at_which_they_came(backend: &Backend) {
-    let histories = Cell::new(0_u32);
-    let age = prop_oneof![1 => Just(0_u64), 3 => 1_u64..12_000, 1 => Just(10_000), 1 => 12_000_u64..25_000];
-    let hits = prop::collection::vec((0_u64..5_000, any_hits(), age), 1..20);
-    let case = (any_algorithm(), hits);
-    TestRunner::new(config())
-        .run(&case, |(algorithm, hits)| {
-            histories.set(histories.get() + 1);
-            let mut now = START;
-            let hits: Vec<_> = hits
-                .into_iter()
-                .map(|(pause, hits, age)| {
-                    now += pause;
-                    (now, hits, age)
-                })
-                .collect();
-            let memory = MemoryStore::new(10);
-            let reported = backend.open(async |handle| {
-                let mut reported = Vec::new();
-                for &late in &hits {
-                    let batch = late_batch(&algorithm, histories.get(), late);
-                    let counts = handle.counts(&batch, Timestamp::from_millis(late.0)).await;
-                    reported.extend(counts.into_iter().map(Reported::from));
-                }
-                reported
-            });
-            let expected = hits.iter().flat_map(|&late| {
-                let batch = late_batch(&algorithm, histories.get(), late);
-                let mut counts = CounterStates::default();
-                memory.apply_into(&mut counts, &batch, Timestamp::from_millis(late.0));
-                counts.into_iter().map(Reported::from)
-            });
-            prop_assert_eq!(reported, expected.collect::<Vec<_>>());
-            Ok(())
-        })
-        .unwrap();
-}
-
+/// One hit of a replica with the clock `now`.
 fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
     Call {
         now,

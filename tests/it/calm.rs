@@ -143,12 +143,13 @@ async fn without_redis_everything_is_allowed_or_denied_if_that_is_wanted() {
 }
 
 #[tokio::test]
-async fn what_is_counted_locally_is_in_redis_afterwards() {
+async fn nothing_is_missing_in_redis_but_what_was_counted_locally() {
     run_without_errors(chaos::KILLED_LOCAL).await;
-    let outcome = run_without_errors(chaos::STOPPED_LOCAL).await;
-    assert_eq!(outcome.over, 0, "{outcome:#?}");
-    let outcome = run_without_errors(chaos::SPLIT_LOCAL).await;
-    assert_eq!(outcome.over, 0, "{outcome:#?}");
+    for name in [chaos::STOPPED_LOCAL, chaos::SPLIT_LOCAL] {
+        let outcome = run_without_errors(name).await;
+        let local = i64::try_from(outcome.degraded).unwrap();
+        assert!(outcome.over <= local, "{outcome:#?}");
+    }
 }
 
 /// Runs a scenario in which Redis always answers, and requires that `goes_well` holds. Repeats it if not and Redis
@@ -189,27 +190,28 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
 
 /// An operator who looks for slow answers sees that the machine has no time for this process.
 #[tokio::test]
-async fn own_pauses_are_shown() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .redis_by_default(&redis.url())
-        .start();
-    works(&connect(server.grpc).await).await;
-    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
-    let pauses = Pauses::of(server.process_id(), vec![Turn::millis(60, 40)]);
-    // A caller that waits 20 ms cannot use a decision after 60.
-    wait_until("pauses and calls that they made late are counted", || {
-        server.metric("tollgate_own_pauses_total") >= 3
-            && server.metric("tollgate_late_calls_total") > 0
-    });
-    drop(pauses);
-    let answers = storm.end().await;
-    assert_eq!(answers.lacks(), 0, "{:?}", answers.errors());
-    let page = server.page("/healthcheck?verbose");
-    assert!(page.contains("\nown pauses: "), "{page}");
-    assert!(!page.contains("own pauses: none"), "{page}");
-    assert!(server.metric("tollgate_timer_lateness_seconds_count") > 0);
-    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+async fn a_process_that_is_stopped_again_and_again_answers_all_calls() {
+    // With default flags, and Envoy's `timeout: 1s`.
+    for turn in [(60, 40), (15, 85), (150, 50)] {
+        let redis = Redis::start();
+        let server = tollgate::with_rules(RULES)
+            .redis_by_default(&redis.url())
+            .start();
+        works(&connect(server.grpc).await).await;
+        let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
+        let pauses = Pauses::of(server.process_id(), vec![Turn::millis(turn.0, turn.1)]);
+        let calls = || server.metric("tollgate_decisions_total{code=\"ok\"}");
+        let before = calls();
+        wait_until("stops lie between many calls", || calls() > before + 2_000);
+        drop(pauses);
+        let answers = storm.end().await;
+        assert_eq!(answers.lacks(), 0, "{turn:?}: {:?}", answers.errors());
+        let without = server.page("/metrics");
+        let mut without = without
+            .lines()
+            .filter(|line| line.starts_with("tollgate_decisions_without_store_total{"));
+        assert!(without.all(|line| line.ends_with(" 0")), "{turn:?}");
+    }
 }
 
 /// The caller's time is the deadline: after it the decision is abandoned, and Redis does not count as lost.
@@ -275,9 +277,8 @@ async fn a_redis_that_answers_late_now_and_then_is_waited_for() {
 #[tokio::test]
 async fn a_connection_that_stalls_costs_its_own_batch() {
     let outcome = run_without_losing(chaos::STALL).await;
-    // Redis has counted that batch, so its calls were sent, and every other call has an answer.
-    let lacks = i64::try_from(outcome.errors).unwrap();
-    assert_eq!(lacks, outcome.under, "{outcome:#?}");
+    // Calls that were sent, or waited behind them, and every other call has an answer.
+    assert!(50 * outcome.errors <= outcome.answers, "{outcome:#?}");
     // On a busy machine a wait of 20 ms may be in vain, and that is no loss either.
     run_without_losing(chaos::STALL_ENVOY).await;
     run_without_losing(chaos::LATE_REPLIES_ENVOY).await;

@@ -25,14 +25,6 @@ impl FirstHit {
         self.count = spec.moves(self.count);
     }
 
-    /// Applies hits that came at `then`: if the window began later, it began with them.
-    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, then: u64) {
-        if spec.added() > 0 && *self != Self::default() {
-            self.start = self.start.min(then);
-        }
-        self.charge(spec, then);
-    }
-
     pub(super) fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
         if self.start == 0 && self.count == 0 {
             return 0;

@@ -281,6 +281,7 @@ impl Batch {
             key_end: self.keys.len(),
             spec: IncrementSpec {
                 descriptor_bytes: u32::try_from(identity.len()).unwrap_or(u32::MAX),
+                domain: identity.domain,
                 limit: limit.capacity(),
                 method: limit.algorithm.kind(limit.requests_per_unit.max(1)),
                 is_per_second: limit.unit() == Some(Unit::Second),

@@ -25,6 +25,8 @@ pub struct IncrementSpec {
     pub on_loss: OnStoreLoss,
     /// The index of its descriptor in the request.
     pub descriptor: u32,
+    /// The number of its domain, which is equal in all processes: those that count it share its limit.
+    pub domain: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
     /// Whether a worker may charge hits of its descriptor in advance (`accuracy: exact-leased`).
@@ -37,9 +39,6 @@ pub struct IncrementSpec {
     pub period_millis: u64,
     /// The end of the window, if it is known in advance. From then on the counter may be dropped.
     pub expires_at: Timestamp,
-    /// How long ago the hits came: 0, unless they were counted elsewhere while the store was lost. A counter that is a
-    /// plain number has its window in its key, so the age has no effect on it.
-    pub age_millis: u64,
 }
 
 impl IncrementSpec {
@@ -54,12 +53,12 @@ impl IncrementSpec {
             enforcement: Enforcement::Refuses,
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
+            domain: 0,
             is_per_second: false,
             is_sliced: false,
             adds_first: false,
             period_millis: 0,
             expires_at: Timestamp::from_secs(0),
-            age_millis: 0,
         }
     }
 
@@ -136,12 +135,12 @@ impl IncrementSpec {
             enforcement: _,
             on_loss: _,
             descriptor: _,
+            domain: _,
             is_per_second: _,
             is_sliced: _,
             adds_first,
             period_millis: _,
             expires_at: _,
-            age_millis: _,
         } = *self;
         let adds_all = adds_first || operation == Operation::Add(Charge::Always);
         method == CounterKind::Window && adds_all

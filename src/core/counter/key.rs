@@ -57,6 +57,8 @@ impl crate::foundation::named::Named for KeyFormat {
 #[derive(Debug, Default)]
 pub struct Identity {
     format: KeyFormat,
+    /// The number of its domain.
+    pub(super) domain: u32,
     pub(super) text: Joined,
 }
 
@@ -68,6 +70,7 @@ impl Identity {
     pub fn new(format: KeyFormat) -> Self {
         Self {
             format,
+            domain: 0,
             text: Joined::new(),
         }
     }
@@ -80,6 +83,7 @@ impl Identity {
     /// value.
     pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
         self.text.clear();
+        self.domain = domain_number(domain);
         match self.format {
             KeyFormat::Native => self.set_native(domain, entries, shared),
             KeyFormat::Reference => {
@@ -172,6 +176,13 @@ impl Identity {
         }
         text.push(b'}');
     }
+}
+
+/// The number of a domain (FNV-1a).
+fn domain_number(name: &[u8]) -> u32 {
+    name.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
 }
 
 /// The seconds of one unit and `@`, padded to one size for a copy without a branch, and how many bytes these are.

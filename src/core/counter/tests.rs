@@ -290,7 +290,8 @@ fn an_increment_carries_the_terms_of_its_limit() {
             is_per_second,
             period_millis,
             expires_at: Timestamp::from_secs(now.secs() + expires_at),
-            age_millis: 0,
+            // Processes of all versions have to agree on it.
+            domain: 3_775_669_363,
         };
         assert_eq!(*batch.spec(0), expected);
     }

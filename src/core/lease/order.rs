@@ -110,8 +110,8 @@ pub(crate) struct OrderedHits<'a> {
 
 /// The memory of earlier leases.
 pub(crate) trait LeaseMemory {
-    /// That of the store.
-    fn epoch(&self) -> u32;
+    /// Whether a token of this epoch names counters that are in use.
+    fn knows(&self, epoch: u32) -> bool;
 
     /// Whether this lease is settled for the first time for the descriptor of this mark. It remembers both.
     fn is_first(&mut self, id: LeaseId, descriptor: u32) -> bool;
@@ -198,7 +198,7 @@ impl<'a> OrdersOfTarget<'a> {
         let settles = self.settles.iter().map(|&(text, cost)| (text, cost, false));
         let ends = settles.chain(releases.map(|&text| (text, Some(0), true)));
         for (text, cost, is_release) in ends {
-            let (outcome, is_late) = match target.lease(text, memory.epoch(), now) {
+            let (outcome, is_late) = match target.lease(text, |epoch| memory.knows(epoch), now) {
                 Some(lease) if memory.is_first(lease.id, target.mark()) => {
                     // Without a number the cost is what was reserved.
                     let leased = lease.hits();
@@ -315,8 +315,13 @@ impl OrderTarget<'_> {
 
     /// The lease of these counters that `text` names; `None` if it was made by another process, for other counters or
     /// in the future, or if no window of it can matter any more.
-    fn lease(&self, text: &[u8], epoch: u32, now: Timestamp) -> Option<DescriptorLease> {
-        let token = LeaseToken::parse(text).filter(|token| token.epoch == epoch)?;
+    fn lease(
+        &self,
+        text: &[u8],
+        knows: impl Fn(u32) -> bool,
+        now: Timestamp,
+    ) -> Option<DescriptorLease> {
+        let token = LeaseToken::parse(text).filter(|token| knows(token.epoch))?;
         let lease = DescriptorLease {
             id: token.id,
             at: token.at,

@@ -28,7 +28,8 @@ use crate::core::{limit::Limit, window::Timestamp};
 pub(crate) struct LeaseToken {
     pub at: Timestamp,
     pub id: LeaseId,
-    /// The store that was charged: 0 for Redis, and a random number for the memory of a process.
+    /// The store that was charged: 0 for Redis, and a random number for the memory of a process, also where that counts
+    /// during a loss of Redis.
     pub epoch: u32,
     /// One for each descriptor that reserved hits, at most [`Self::MAX_PARTS`]. Slots have none: the id frees them.
     parts: SmallVec<[LeasePart; 1]>,
@@ -68,6 +69,9 @@ pub enum LeaseCharge {
 pub struct LeaseId(pub u64);
 
 impl LeaseToken {
+    /// The epoch of a memory that is gone.
+    pub(crate) const ENDED_EPOCH: u32 = u32::MAX;
+
     /// The most descriptors of a message that lease.
     pub(crate) const MAX_PARTS: usize = 8;
 

@@ -21,7 +21,7 @@ const ALL: [Task; 17] = [
     Task::WorkerBatchers,
     Task::Batchers,
     Task::Probe,
-    Task::Reconciler,
+    Task::Losses,
     Task::Replicas,
     Task::GrpcListener,
     Task::HttpListener,

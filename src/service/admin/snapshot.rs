@@ -212,7 +212,7 @@ fn store(metrics: &Metrics) -> Value {
         "storesLost": metrics.loss.lost.load(Relaxed),
         "nodes": nodes.clone().count(),
         "nodesLost": nodes.clone().filter(|node| node.failure.is_some()).count(),
-        "nodesSuspected": nodes.filter(|node| node.is_suspected).count(),
+        "nodesSlow": nodes.filter(|node| node.is_slow).count(),
     })
 }
 

@@ -1,41 +1,33 @@
-//! One store's losses, shared by all workers of a process.
+//! One store's losses, shared by all workers of a process, and the counts of this process meanwhile.
 
 use std::{
-    cell::OnceCell,
+    convert::Infallible,
     fmt,
+    num::NonZeroU32,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use super::{
-    first_count::{FirstCountInputs, longest_life},
-    local::{LocalCounters, scaled_to_limit, share},
-    recent::{RecentTables, SeenCount, SharedRecent},
-    replica_count::{AloneSince, ReplicaCount},
-    stats::{LossStats, LostLimits},
-};
+use super::stats::{LossStats, LostLimits};
 use crate::{
     core::{
-        counter::{Batch, Charge, CounterKind, CounterStates, Increment, IncrementSpec, Operation},
-        request::Hits,
-        window::{Moment, SteadyTime, Timestamp},
+        counter::{Batch, CounterState, CounterStates, Increment, IncrementSpec},
+        window::{SteadyTime, Timestamp},
     },
     foundation::{
-        lock::lock,
+        lock::{blocking, lock},
         log_throttle::{LogThrottle, LossThrottle, Omitted},
+        random,
     },
     store::{
-        contract::StoreError,
-        memory::{
-            CounterBounds,
-            begun::{Beginning, FirstHits, TakenCounter},
-        },
+        contract::{Deadline, Store, StoreError},
+        memory::{CounterBounds, MemoryStore},
+        replicas::ReplicaCount,
     },
 };
 
@@ -52,20 +44,35 @@ pub(crate) struct Loss {
     losses: LossThrottle,
     /// Of the lines while a loss lasts.
     reminders: LogThrottle,
-    /// When the store was lost last.
-    lost_at: Mutex<Option<SteadyTime>>,
     /// When the store last failed to answer.
     failed_at: Mutex<Option<SteadyTime>>,
-    tables: RecentTables,
-    /// Counts after hits were handed back, as if a worker had seen them.
-    reconciled: SharedRecent,
-    local: Mutex<LocalCounters>,
-    has_local_hits: AtomicBool,
-    /// Notified when there is work for the return of the store.
-    pub(super) reconcile_requested: Notify,
-    replicas: Arc<ReplicaCount>,
+    /// The counts of this process: from the first hit that it counts without the store until the store is back.
+    local: Mutex<Option<Arc<LocalCounters>>>,
+    /// Notified when the return of the store has to be waited for.
+    is_awaited: Notify,
+    pub(crate) replicas: Arc<ReplicaCount>,
     pub(super) stats: Arc<LossStats>,
 }
+
+/// The counts of this process during one loss. They begin empty, and end with it.
+#[derive(Debug)]
+pub(super) struct LocalCounters {
+    /// Tells their leases from others.
+    epoch: u32,
+    counters: MemoryStore,
+    was_full: AtomicBool,
+    lacked_replicas: AtomicBool,
+}
+
+/// How often a lost store is checked. A check sends nothing.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Local counters that have ended are dropped with one of this many looks: once a second.
+const LOOKS_FOR_A_SWEEP: u32 = 100;
+
+/// A store that fails some requests while its servers are well, as a full Redis does, is back when no
+/// request has failed for this long.
+const QUIET: Duration = Duration::from_secs(1);
 
 impl Loss {
     /// A store that is not lost, whose limits `replicas` share.
@@ -76,39 +83,19 @@ impl Loss {
         replicas: Arc<ReplicaCount>,
         stats: Arc<LossStats>,
     ) -> Self {
-        let tables = RecentTables::default();
         Self {
             name,
+            bounds,
             limits,
-            bounds: bounds.clone(),
             is_lost: AtomicBool::new(false),
             losses: LossThrottle::new(),
             reminders: LogThrottle::new(),
-            lost_at: Mutex::default(),
             failed_at: Mutex::default(),
-            reconciled: tables.add(),
-            tables,
-            local: Mutex::new(LocalCounters::new(&bounds)),
-            has_local_hits: AtomicBool::new(false),
-            reconcile_requested: Notify::new(),
+            local: Mutex::default(),
+            is_awaited: Notify::new(),
             replicas,
             stats,
         }
-    }
-
-    /// Whether the store did not reply when it was last heard of.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost.load(Relaxed)
-    }
-
-    /// The number of replicas that share the limits.
-    pub(crate) fn replicas(&self) -> &Arc<ReplicaCount> {
-        &self.replicas
-    }
-
-    /// A table for the counts that one more worker sees.
-    pub(super) fn table(&self) -> SharedRecent {
-        self.tables.add()
     }
 
     /// Records that one request had no answer in time. It may have counted.
@@ -119,10 +106,6 @@ impl Loss {
     /// Marks the store as lost, and logs that once.
     pub(super) fn failed(&self, error: StoreError, at: SteadyTime) {
         self.missed(at);
-        if self.is_lost() {
-            return;
-        }
-        *lock(&self.lost_at) = Some(at);
         if self.is_lost.swap(true, Relaxed) {
             return;
         }
@@ -134,13 +117,13 @@ impl Loss {
                 _ => self.warn(&error, Omitted(omitted, "losses")),
             }
         }
-        self.reconcile_requested.notify_one();
+        self.is_awaited.notify_one();
     }
 
     /// Logs once a minute what clients get while the store does not answer; `failures` are those of its servers.
     pub(crate) fn remind(&self, failures: Option<String>) {
         match failures {
-            None if !self.is_lost() => {}
+            None if !self.is_lost.load(Relaxed) => {}
             _ if !self.reminders.may_log() => {}
             Some(error) => self.warn(&error, Omitted(0, "")),
             None => self.warn_of_refusals(Omitted(0, "")),
@@ -161,216 +144,141 @@ impl Loss {
         tracing::warn!(store = self.name, %error, "the counter store does not answer; {effect}{omitted}");
     }
 
-    /// Marks the store as back, and logs that once.
-    pub(super) fn returned(&self) {
+    /// Ends each loss once `store` is back, for as long as the process runs. There is one for the process. `now` reads
+    /// the clock for windows.
+    pub(crate) async fn end_each(
+        self: Arc<Self>,
+        store: impl Store,
+        now: impl Fn() -> Timestamp,
+    ) -> Infallible {
+        loop {
+            self.is_awaited.notified().await;
+            self.until_back(&store, &now).await;
+            let local = self.returned();
+            // Freeing many counters takes a while, and this thread has other work.
+            blocking(move || drop(local)).await;
+        }
+    }
+
+    /// Waits until all servers of the store are well. As long as one is not, its counters are counted
+    /// locally, and the others in the store.
+    async fn until_back(&self, store: &impl Store, now: impl Fn() -> Timestamp) {
+        let mut was_gone = false;
+        for look in 0_u32.. {
+            let local = lock(&self.local).clone();
+            if let (Some(local), true) = (local, look.is_multiple_of(LOOKS_FOR_A_SWEEP)) {
+                local.counters.sweep(now());
+            }
+            let is_well = store.state().is_well;
+            if is_well && (was_gone || self.was_quiet(Deadline::of_store().steady())) {
+                return;
+            }
+            was_gone |= !is_well;
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Whether no request has failed for [`QUIET`], so that the store counts as well.
+    fn was_quiet(&self, at: SteadyTime) -> bool {
+        let failed_at = *lock(&self.failed_at);
+        failed_at.is_none_or(|failed_at| at >= failed_at.plus(QUIET))
+    }
+
+    /// Marks the store as back, and logs that once. Returns the local counts, which are not used any more.
+    pub(super) fn returned(&self) -> Option<Arc<LocalCounters>> {
         if self.is_lost.swap(false, Relaxed) {
             self.stats.lost.fetch_sub(1, Relaxed);
             if self.losses.may_log_return() {
                 tracing::info!(store = self.name, "rules are counted in the store again");
             }
         }
+        lock(&self.local).take()
     }
 
-    /// Whether no request has failed for [`QUIET`], so that the store counts as well.
-    pub(super) fn was_quiet(&self, at: SteadyTime) -> bool {
-        let failed_at = *lock(&self.failed_at);
-        failed_at.is_none_or(|failed_at| at >= failed_at.plus(QUIET))
+    /// The epoch of the counts of this process, if it counts.
+    pub(crate) fn local_epoch(&self) -> Option<u32> {
+        lock(&self.local).as_ref().map(|local| local.epoch)
     }
 
-    /// After a panic elsewhere, at worst hits are handed back that were not counted.
-    pub(super) fn local(&self) -> MutexGuard<'_, LocalCounters> {
-        lock(&self.local)
+    /// How many counters this process holds.
+    #[cfg(test)]
+    pub(super) fn local_len(&self) -> usize {
+        self.local().counters.live_counters()
     }
 
-    /// Asks for a return, because there are hits to hand back.
-    pub(super) fn request_reconcile(&self) {
-        if !self.has_local_hits.swap(true, Relaxed) {
-            self.reconcile_requested.notify_one();
-        }
-    }
-
-    /// The count with which the counter of `key` begins.
-    fn beginning(
-        &self,
-        key: &[u8],
-        spec: &IncrementSpec,
-        share: &IncrementSpec,
-        moment: &Moment,
-    ) -> FirstHits {
-        let replicas = &self.replicas;
-        let lost_at = lock(&self.lost_at).filter(|_| self.is_lost());
-        let bounds = FirstCountInputs {
-            replicas: replicas.taken(),
-            alone_since: match replicas.alone_since() {
-                AloneSince::Never => Timestamp::from_millis(u64::MAX),
-                AloneSince::Always => Timestamp::from_millis(0),
-                AloneSince::Moment(since) => moment.time_of(since),
-            },
-            // As long as the store is not lost, other requests are answered all the time.
-            lost_at: lost_at.map_or(moment.now, |at| moment.time_of(at)),
+    /// The counts of this process. A request that was only late needs them too, so they do not wait for a loss.
+    fn local(&self) -> Arc<LocalCounters> {
+        let mut local = lock(&self.local);
+        let new = || {
+            self.is_awaited.notify_one();
+            Arc::new(LocalCounters {
+                epoch: random::epoch(),
+                counters: MemoryStore::bounded(&self.bounds),
+                was_full: AtomicBool::new(false),
+                lacked_replicas: AtomicBool::new(false),
+            })
         };
-        let known = self.tables.know(key, self.stats.rule_sets(), moment);
-        bounds.first_hits(spec, share, &known, moment.now)
+        local.get_or_insert_with(new).clone()
     }
 
-    /// Counts `batch`, whose increments all have [`OnStoreLoss::Local`].
+    /// Counts `batch`, whose increments all have [`OnStoreLoss::Local`], by this replica's part of each limit.
     ///
     /// [`OnStoreLoss::Local`]: crate::core::limit::OnStoreLoss::Local
-    pub(super) fn count(&self, batch: &Batch, moment: Moment) -> CounterStates {
-        let replicas = self.replicas.taken();
-        let mut local = self.local();
-        if replicas == ReplicaCount::UNKNOWN {
-            local.lack_replicas();
-        }
-        let here = local.moment(moment);
-        // A window ends by the time of these counters.
-        let expires_at = |spec: &IncrementSpec| here.time_of(moment.steady_at(spec.expires_at));
+    pub(super) fn count(&self, batch: &Batch, now: Timestamp) -> CounterStates {
+        let local = self.local();
         let mut shares = Batch::default();
         for increment in batch.iter() {
-            let spec = IncrementSpec {
-                expires_at: expires_at(&increment.spec),
-                ..share(&increment.spec, replicas)
-            };
+            let replicas = self.replicas.of(increment.domain);
+            if replicas.is_none() && !local.lacked_replicas.swap(true, Relaxed) {
+                tracing::warn!(
+                    "the number of replicas is not known yet: this one admits one hit of each counter"
+                );
+            }
+            let spec = share(&increment.spec, replicas.map_or(u32::MAX, NonZeroU32::get));
             shares.append_one(Increment { spec, ..increment });
         }
-        // The knowledge of a counter may grow meanwhile, so it is read once: else hits would be missing from what is
-        // handed back.
-        let known: SmallVec<[OnceCell<FirstHits>; 8]> =
-            batch.iter().map(|_| OnceCell::new()).collect();
-        let begin = |share: &Increment<'_>| {
-            let mut all = batch.iter().zip(&known);
-            let found = all.find(|(increment, _)| increment.key == share.key);
-            let whole = found.map_or(share.spec, |(increment, _)| increment.spec);
-            let spec = IncrementSpec {
-                expires_at: share.expires_at,
-                ..whole
-            };
-            let read = || self.beginning(share.key, &spec, &share.spec, &here);
-            let first = match found {
-                Some((_, known)) => known.get_or_init(read).clone(),
-                None => read(),
-            };
-            Beginning { first, whole }
-        };
-        let (counts, lost_hits) = local.count(&shares, here.now, &begin);
-        drop(local);
-        self.stats.lost_hits.fetch_add(lost_hits, Relaxed);
-        let mut both = batch.iter().zip(&counts);
-        if both.any(|(increment, count)| count.is_charged && increment.hits > 0) {
-            self.request_reconcile();
-        }
-        let answers = batch.iter().zip(shares.iter()).zip(counts);
-        answers
-            .map(|((increment, share), count)| scaled_to_limit(&increment, &share, count))
-            .collect()
-    }
-
-    /// Drops local counters that have ended. Requests go on meanwhile.
-    pub(super) fn sweep(&self, at: SteadyTime) {
-        let to_sweep = self.local().to_sweep(at);
-        if let Some((counters, now)) = to_sweep {
-            counters.sweep(now);
-        }
-    }
-
-    /// Begins a return: local hits from now on ask for one more.
-    pub(super) fn begin_return(&self) {
-        self.has_local_hits.store(false, Relaxed);
-    }
-
-    /// Takes out up to `most` local counters, from the place `next` on, which moves on with them. Returns the
-    /// increments that hand back what they hold at `moment` and the store does not, or `None` if no counters are left.
-    pub(super) fn take(&self, next: &mut usize, most: usize, moment: Moment) -> Option<Batch> {
-        let replicas = self.replicas.taken();
-        let mut local = self.local();
-        let now = local.moment(moment).now;
-        let mut batch = Batch::default();
-        let mut is_any = false;
-        for _ in 0..most {
-            let Some(counter) = local.take(next, 1).pop() else {
-                break;
-            };
-            is_any = true;
-            append_own_hits(&mut batch, counter, replicas, now, moment.now);
-            if batch.len() >= most {
-                break;
-            }
-        }
-        if !is_any && local.len() == 0 {
-            // A new loss begins with empty tables.
-            *local = LocalCounters::new(&self.bounds);
-        }
-        is_any.then_some(batch)
-    }
-
-    /// Takes hits into account that are on their way to the store.
-    pub(super) fn expect(&self, batch: &Batch, moment: &Moment) {
-        let mut rest = batch.iter().peekable();
-        while let Some(first) = rest.next() {
-            let known = self.tables.know(first.key, self.stats.rule_sets(), moment);
-            let known = known.seen.filter(|seen| seen.lasts_until > moment.now);
-            let mut count = known.map_or(0, |seen| seen.count);
-            let mut last = first;
-            count = count.saturating_add_signed(first.signed());
-            while let Some(more) = rest.next_if(|more| more.key == first.key) {
-                count = count.saturating_add_signed(more.signed());
-                last = more;
-            }
-            let lasts_until = match last.method {
-                CounterKind::Window => moment.steady_at(last.expires_at),
-                _ => {
-                    let age = Duration::from_millis(last.age_millis);
-                    moment.steady.plus(longest_life(&last).saturating_sub(age))
-                }
-            };
-            let at = moment.steady;
-            self.note(
-                first.key,
-                SeenCount {
-                    count,
-                    at,
-                    lasts_until,
-                    past: None,
-                },
+        let mut counts = CounterStates::new();
+        local.counters.apply_into(&mut counts, &shares, now);
+        if local.counters.sketched_hits() > 0 && !local.was_full.swap(true, Relaxed) {
+            tracing::warn!(
+                counters = local.counters.live_counters(),
+                "no room for more local counters: others are counted in a sketch, with which they may be refused early"
             );
         }
-    }
-
-    /// Records the count of a counter that no request asked for.
-    pub(super) fn note(&self, key: &[u8], seen: SeenCount) {
-        let rule_set = self.stats.rule_sets();
-        lock(&self.reconciled).insert(key, seen, rule_set);
+        let answers = batch.all_specs().zip(shares.all_specs()).zip(counts);
+        answers
+            .map(|((whole, share), count)| scaled_to_limit(whole, share, count))
+            .collect()
     }
 }
 
-/// Appends the hits that `counter` holds at `now`, a time of the local counters, and that the store does not hold. The
-/// window of a counter ends by the `clock` of windows.
-fn append_own_hits(
-    batch: &mut Batch,
-    counter: TakenCounter,
-    replicas: u32,
-    now: Timestamp,
-    clock: Timestamp,
-) {
-    let whole = *counter.whole();
-    if whole.method == CounterKind::Window && whole.expires_at <= clock {
-        return;
-    }
-    let key = counter.key.clone();
-    for own in counter.own_hits(&share(&whole, replicas), now) {
-        let spec = IncrementSpec {
-            operation: match own.hits < 0 {
-                true => Operation::GiveBack,
-                false => Operation::Add(Charge::Always),
-            },
-            hits: own.hits.unsigned_abs().min(Hits::MAX),
-            age_millis: now.millis().saturating_sub(own.at),
-            ..whole
-        };
-        batch.append_one(Increment { key: &key, spec });
+/// This replica's part of a limit: at least one hit of a limit that admits any.
+fn share(spec: &IncrementSpec, replicas: u32) -> IncrementSpec {
+    IncrementSpec {
+        limit: spec.limit.div_ceil(replicas.into()),
+        method: spec.method.divided(replicas),
+        ..*spec
     }
 }
 
-/// A store that fails some requests while its servers are well, as a full Redis does, is back when no
-/// request has failed for this long.
-pub(super) const QUIET: Duration = Duration::from_secs(1);
+/// Converts a count within a share into one within the whole limit that leaves as much.
+fn scaled_to_limit(
+    spec: &IncrementSpec,
+    share: &IncrementSpec,
+    count: CounterState,
+) -> CounterState {
+    let (limit, part) = (spec.limit, share.limit);
+    let after = match part.checked_sub(count.after) {
+        Some(left) if count.is_charged || !count.is_over(part, share.added()) => {
+            limit - left.min(limit)
+        }
+        // Refused: it leaves nothing on which the caller could rely.
+        Some(_) => limit,
+        None => limit.saturating_add(count.after - part),
+    };
+    CounterState {
+        after,
+        is_degraded: true,
+        ..count
+    }
+}

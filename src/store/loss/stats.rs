@@ -22,12 +22,6 @@ pub struct LossStats {
     pub degraded: AtomicU64,
     /// Requests that the store did not answer, by [`CAUSES`]; their rules may have answered them.
     causes: [AtomicU64; CAUSES.len()],
-    /// Hits that were counted locally and added to the store afterwards.
-    pub reconciled: AtomicU64,
-    /// Hits that were counted locally and could not be added afterwards.
-    pub lost_hits: AtomicU64,
-    /// How often new rules came into use.
-    rule_sets: AtomicU64,
     /// The rules in use that answer in each of these ways, by [`ANSWERS`] and by [`LostLimits`].
     rules: [[AtomicUsize; 3]; ANSWERS.len()],
 }
@@ -79,9 +73,8 @@ impl LossStats {
         CAUSES.iter().map(|(_, name)| *name).zip(counts)
     }
 
-    /// Records the rules in use, and whether they count otherwise than those before: then a counter that a rule counts
-    /// locally from now on may hold hits that no worker remembers, because another rule used it before.
-    pub fn change_rules(&self, rules: &[Rule], is_new: bool) {
+    /// Records the rules in use.
+    pub fn change_rules(&self, rules: &[Rule]) {
         let mut counts = [[0; 3]; ANSWERS.len()];
         for rule in rules {
             let Allows::Within(limits) = &rule.allows else {
@@ -101,7 +94,6 @@ impl LossStats {
         for (stored, count) in self.rules.iter().flatten().zip(counts.as_flattened()) {
             stored.store(*count, Relaxed);
         }
-        self.rule_sets.fetch_add(is_new.into(), Relaxed);
     }
 
     /// The effect on clients while the store of `limits` does not answer.
@@ -129,11 +121,6 @@ impl LossStats {
         let mut local = counts.filter(|((answer, _), _)| *answer == OnStoreLoss::Local);
         local.any(|(_, counts)| counts[LostLimits::All as usize].load(Relaxed) > 0)
     }
-
-    /// How often new rules came into use.
-    pub fn rule_sets(&self) -> u64 {
-        self.rule_sets.load(Relaxed)
-    }
 }
 
 impl LossStats {
@@ -145,13 +132,7 @@ impl LossStats {
         }
         list.gauge("tollgate.stores_lost", self.lost.load(Relaxed));
         list.gauge("tollgate.replicas", self.replicas.load(Relaxed));
-        for (name, count) in [
-            ("degraded", &self.degraded),
-            ("reconciled_hits", &self.reconciled),
-            ("lost_hits", &self.lost_hits),
-        ] {
-            list.counter(format!("tollgate.{name}_total"), count.load(Relaxed));
-        }
+        list.counter("tollgate.degraded_total", self.degraded.load(Relaxed));
     }
 }
 

@@ -9,7 +9,6 @@ use std::hash::BuildHasher as _;
 use foldhash::quality::RandomState;
 
 use super::{
-    begun::{Begin, Begun, FirstCount, FirstHits},
     capacity::Capacity,
     key::SplitKey,
     shard::Shard,
@@ -19,7 +18,8 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
+    counter::{Charge, CounterKind, CounterState, Increment, IncrementSpec, Operation, ResetTimes},
+    request::Hits,
     window::Timestamp,
 };
 
@@ -32,8 +32,6 @@ pub(super) struct Cursor<'s, 'k> {
     pub(super) hash: u64,
     pub(super) name: SplitKey<'k>,
     pub(super) now: Timestamp,
-    /// How a counter begins that does not exist yet; `None` if it begins empty.
-    pub(super) begin: Option<Begin<'s>>,
 }
 
 impl Cursor<'_, '_> {
@@ -85,63 +83,6 @@ impl Cursor<'_, '_> {
 
     /// Applies `increment`, which is charged or not.
     pub(super) fn apply(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
-        match self.begin {
-            Some(begin) => self.apply_begun(increment, is_charged, begin),
-            None => self.apply_hits(increment, is_charged),
-        }
-    }
-
-    /// Applies `increment` to a counter that begins with hits that another store holds.
-    fn apply_begun(
-        &mut self,
-        increment: &Increment<'_>,
-        is_charged: bool,
-        begin: Begin<'_>,
-    ) -> CounterState {
-        let (existed, sketched) = (self.exists(increment), self.in_sketch(increment));
-        let given_back = increment.taken_off();
-        let held = if given_back > 0 {
-            self.held(increment)
-        } else {
-            0
-        };
-        let count = self.apply_hits(increment, is_charged);
-        if !self.exists(increment) {
-            return count;
-        }
-        let (key, now) = (increment.key, self.now);
-        if !existed {
-            let begun = Begun::new(begin(increment), sketched, now);
-            let bytes = begun.bytes(key);
-            if self.shard.begun.insert(key.into(), begun).is_none() {
-                self.shard.bytes += bytes;
-                self.capacity.grow(bytes);
-            }
-        }
-        if let Some(begun) = self.shard.begun.get_mut(key) {
-            if is_charged && given_back > 0 {
-                begun.give_back(given_back, held, now);
-            }
-            if let Some(slot) = self.shard.states.get_mut(key) {
-                slot.expires_at = slot.expires_at.max(begun.keep_until());
-            }
-        }
-        count
-    }
-
-    fn exists(&mut self, increment: &Increment<'_>) -> bool {
-        match increment.method {
-            CounterKind::Window => self.shard.slot(self.hash, self.name).is_some(),
-            _ => self.shard.states.contains_key(increment.key),
-        }
-    }
-
-    /// Whether an increment makes a counter for its key. Hits that are given back count for one that begins with hits.
-    fn makes_counter(&self, spec: &IncrementSpec, is_charged: bool) -> bool {
-        is_charged && (spec.added() > 0 || self.begin.is_some() && spec.taken_off() > 0)
-    }
-
-    fn apply_hits(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
         match AlgorithmState::new(increment.method) {
             None => self.apply_number(increment, is_charged),
             Some(empty) => self.apply_state(increment, empty, is_charged),
@@ -157,7 +98,7 @@ impl Cursor<'_, '_> {
             count: self.sketched(increment),
             expires_at: increment.expires_at,
         };
-        if !self.makes_counter(&increment.spec, is_charged) {
+        if !is_charged || increment.added() == 0 {
             return CounterState {
                 is_charged,
                 ..CounterState::from(slot.count)
@@ -180,7 +121,7 @@ impl Cursor<'_, '_> {
     ) -> CounterState {
         let (spec, now) = (&increment.spec, self.now);
         if !self.shard.states.contains_key(increment.key) {
-            let is_counted = self.makes_counter(spec, is_charged);
+            let is_counted = is_charged && spec.added() > 0;
             let sketched = self.sketched(increment);
             if !is_counted {
                 return if self.shard.is_full && in_window(spec, sketched) > 0 {
@@ -241,19 +182,8 @@ impl Cursor<'_, '_> {
         SketchKey::new(&increment.spec, hash, self.now)
     }
 
-    /// The hits of a key without a counter: those in the sketch, and those with which its counter would begin.
-    fn sketched(&self, increment: &Increment<'_>) -> u64 {
-        let first = self.first(increment);
-        let first = first.map_or(0, |first| first.left(&increment.spec, self.now));
-        self.in_sketch(increment).saturating_add(first)
-    }
-
-    fn first(&self, increment: &Increment<'_>) -> Option<FirstHits> {
-        self.begin.map(|begin| begin(increment).first)
-    }
-
     /// The hits that a key without a counter has in its present window of the sketch.
-    fn in_sketch(&self, increment: &Increment<'_>) -> u64 {
+    fn sketched(&self, increment: &Increment<'_>) -> u64 {
         if self.shard.sketch.bytes() == 0 {
             return 0;
         }
@@ -269,16 +199,18 @@ impl Cursor<'_, '_> {
         self.sketched(increment)
     }
 
-    /// The state of a new counter: `empty`, or with its first hits and those that the sketch counted.
+    /// The state of a new counter: `empty`, or with the hits that the sketch counted.
     fn begun(&self, increment: &Increment<'_>, mut empty: AlgorithmState) -> AlgorithmState {
-        let sketched = FirstCount {
-            held: self.in_sketch(increment),
-            at: self.now,
-        };
-        if let Some(first) = self.first(increment) {
-            first.charge(&mut empty, &increment.spec);
+        let sketched = self.sketched(increment);
+        if sketched > 0 {
+            let spec = IncrementSpec {
+                operation: Operation::Add(Charge::Always),
+                hits: sketched.min(Hits::MAX),
+                method: increment.method.unleased(),
+                ..increment.spec
+            };
+            empty.charge(&spec, self.now.millis());
         }
-        sketched.charge(&mut empty, &increment.spec);
         empty
     }
 }

@@ -6,7 +6,6 @@ use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
 use super::{
-    begun::{Begun, Content, TakenCounter},
     capacity::Room,
     key::SplitKey,
     sketch::Sketch,
@@ -27,8 +26,6 @@ pub(super) struct Shard {
     numbers: usize,
     /// Algorithm states, apart from the plain numbers so that those stay small.
     pub(super) states: HashMap<Box<[u8]>, StateSlot, RandomState>,
-    /// Those counters that began with hits that another store holds.
-    pub(super) begun: HashMap<Box<[u8]>, Begun, RandomState>,
     /// The bytes that all of them take.
     pub(super) bytes: usize,
     /// Hits on keys that had no room for a counter.
@@ -54,7 +51,6 @@ impl Shard {
             more: HashMap::default(),
             numbers: 0,
             states: HashMap::default(),
-            begun: HashMap::default(),
             bytes: 0,
             sketch: Sketch::new(width),
             is_full: false,
@@ -109,74 +105,11 @@ impl Shard {
             .sum::<usize>();
         let states = self.states.iter();
         bytes += states.map(|(key, slot)| slot.bytes(key)).sum::<usize>();
-        let mut begun = std::mem::take(&mut self.begun);
-        begun.retain(|key, begun| self.holds(key, begun, hasher));
-        bytes += begun
-            .iter()
-            .map(|(key, begun)| begun.bytes(key))
-            .sum::<usize>();
-        self.begun = begun;
         self.bytes = bytes;
         Room {
             counters: before - self.len(),
             bytes: bytes_before.saturating_sub(bytes),
         }
-    }
-
-    fn holds(&mut self, key: &[u8], begun: &Begun, hasher: &RandomState) -> bool {
-        let name = SplitKey::new(key, begun.descriptor_bytes());
-        self.states.contains_key(key) || self.slot(hasher.hash_one(name.family), name).is_some()
-    }
-
-    /// Takes up to `most` counters that began with hits that another store holds, and adds them to `taken`. Returns
-    /// the room that they leave.
-    pub(super) fn take_begun(
-        &mut self,
-        most: usize,
-        hasher: &RandomState,
-        taken: &mut Vec<TakenCounter>,
-    ) -> Room {
-        let keys: Vec<_> = self.begun.keys().take(most).cloned().collect();
-        let (before, bytes_before) = (self.len(), self.bytes);
-        for key in keys {
-            let Some(begun) = self.begun.remove(&key) else {
-                continue;
-            };
-            self.bytes = self.bytes.saturating_sub(begun.bytes(&key));
-            let content = match self.states.remove(&key) {
-                Some(slot) => {
-                    self.bytes = self.bytes.saturating_sub(slot.bytes(&key));
-                    Some(Content::State(slot.state))
-                }
-                None => {
-                    let name = SplitKey::new(&key, begun.descriptor_bytes());
-                    self.remove(hasher.hash_one(name.family), name)
-                }
-            };
-            taken.extend(content.map(|content| TakenCounter {
-                key,
-                begun,
-                content,
-            }));
-        }
-        Room {
-            counters: before - self.len(),
-            bytes: bytes_before - self.bytes,
-        }
-    }
-
-    /// Removes the plain counter `name`. Its descriptor is dropped with the next sweep.
-    fn remove(&mut self, hash: u64, name: SplitKey<'_>) -> Option<Content> {
-        let family = self.families.get_mut(hash, name.family);
-        let slots = family.map(|family| &mut family.slots);
-        let found = slots.and_then(|slots| {
-            let index = slots.iter().position(|slot| slot.own == name.own)?;
-            Some(slots.swap_remove(index))
-        });
-        let slot = found.or_else(|| self.more.remove(name.key))?;
-        self.numbers -= 1;
-        self.earliest_expiry = Timestamp::from_millis(0);
-        Some(Content::Number(slot.count))
     }
 
     /// The plain counters of the descriptor `name`, whose hash is `hash`.

@@ -77,7 +77,7 @@ pub struct Outcome {
     pub others: Duration,
     /// The slowest of the others, with the time from the fault to the request.
     pub slowest: Vec<(Duration, Seen)>,
-    /// Admitted hits that are missing in the store: they may be admitted again.
+    /// Admitted hits that are missing in the store, such as those that were counted locally: they may be admitted again.
     pub over: i64,
     /// Hits in the store whose callers got no answer.
     pub under: i64,
@@ -293,10 +293,6 @@ pub const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"
 /// How long the load runs before the fault, and after the repair.
 const CALM: Duration = Duration::from_millis(300);
 
-/// Upper bound on the time without faults after which locally counted hits are returned to Redis, plus the time for
-/// returning them.
-const QUIET: Duration = Duration::from_millis(1500);
-
 /// Number of the slowest answers kept for inspection.
 const SLOWEST: usize = 20;
 
@@ -444,15 +440,6 @@ impl Course {
         tokio::time::sleep(CALM).await;
         let answers = self.storm.end().await;
         let redis_took = self.witness.map(Witness::end);
-        if answers
-            .degraded()
-            .0
-            .iter()
-            .any(|seen| seen.what == What::Ok)
-        {
-            // Locally counted hits are returned after a time without faults.
-            tokio::time::sleep(QUIET).await;
-        }
         self.recovery = answers
             .last_lack_after(mended)
             .unwrap_or_default()

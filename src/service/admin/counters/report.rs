@@ -83,7 +83,7 @@ fn peek(spec: IncrementSpec) -> IncrementSpec {
         enforcement: Enforcement::Silent,
         on_loss: OnStoreLoss::Error,
         descriptor: 0,
-        age_millis: 0,
+        domain: 0,
         is_sliced: false,
         ..spec
     }

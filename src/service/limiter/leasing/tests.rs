@@ -249,7 +249,7 @@ impl History {
         let answer = {
             let check = self.limiter.check(&request, now, &deadline, |decision, _| {
                 let leased = decision.leased.as_deref();
-                let token = leased.and_then(|leased| leases.token(leased, now));
+                let token = leased.and_then(|leased| leases.token(leased, false, now));
                 (decision.overall, token)
             });
             let mut check = std::pin::pin!(check);

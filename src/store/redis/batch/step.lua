@@ -6,9 +6,8 @@
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
 --       limit, period in milliseconds, and either the seconds that a window's counter lives, the tokens
---       that flow into a bucket in a period, or the lease that names slots. More arguments follow if
---       the hits came late or are leased: how many milliseconds ago they came, and the moment of this
---       server's clock after which their caller does not wait any more.
+--       that flow into a bucket in a period, or the lease that names slots. If the hits are leased, the
+--       moment of this server's clock follows after which their caller does not wait any more.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
 --        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until the same
 --        hits would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One
@@ -33,18 +32,10 @@ local is_one_clock = now < 0
 if is_one_clock then now = server_time() end
 
 -- What is leased for a caller that has left would belong to nobody: nothing is charged, and the reply is this time.
-local ends = tonumber(ARGV[3 + FIELDS * #KEYS] or '0')
+local ends = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
 if ends > 0 then
   local time = is_one_clock and now or server_time()
   if time > ends then return { time, 0 } end
-end
-
--- How long ago the hits came that this request adds; see src/core/algorithm/dated.rs.
-local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')
-
--- Whether hits of that age no longer have an effect.
-local function has_left(c)
-  return age > 0 and c.now - age + c.period <= c.now
 end
 
 -- Writes numbers up to 2^53 without an exponent.
@@ -133,12 +124,10 @@ function algorithms.f()
       end
     end,
     charge = function(c)
-      if has_left(c) then return end
       if not c.start and c.hits < 0 then
         redis.call('DEL', c.key)
         return
       end
-      if c.hits > 0 then c.start = math.min(c.start or c.now, c.now - age) end
       if c.hits > 0 or c.held > 0 then
         c.held = math.min(c.held + c.hits, MOST)
         if c.hits < 0 then c.held = math.max(c.held, 0) end
@@ -161,10 +150,8 @@ function algorithms.s()
     c.held = c.current + math.ceil(c.previous * c.left / c.period)
   end
 
-  local function add_weighted(c, hits, windows_ago)
-    if windows_ago > 0 then
-      if windows_ago == 1 then c.previous = math.max(c.previous + hits, 0) end
-    elseif hits > 0 then
+  local function add_weighted(c, hits)
+    if hits > 0 then
       c.current = c.current + hits
     else
       c.previous = math.max(c.previous - math.max(-hits - c.current, 0), 0)
@@ -200,12 +187,12 @@ function algorithms.s()
     -- The hits it would hold after `ahead` more hits and then these, which are given back.
     held_after = function(c, ahead)
       local copy = { current = c.current, previous = c.previous, left = c.left, period = c.period }
-      add_weighted(copy, ahead, 0)
-      add_weighted(copy, c.hits, 0)
+      add_weighted(copy, ahead)
+      add_weighted(copy, c.hits)
       return copy.held
     end,
     charge = function(c)
-      add_weighted(c, c.hits, c.index - math.floor((c.now - age) / c.period))
+      add_weighted(c, c.hits)
       if not c.is_there and c.hits < 0 then return end
       local state = text(c.index) .. ':' .. text(c.current) .. ':' .. text(c.previous)
       save(c, state, (c.index + 2) * c.period - c.now)
@@ -267,30 +254,7 @@ function algorithms.l()
       local _, before = entry(c, c.mark)
       c.held = c.last_total - before
     end,
-    -- Adds hits of the moment `at`. They are part of the totals of later ones.
-    insert = function(c, at)
-      local index, there, total = -1, c.last_at, c.last_total
-      while there > at do
-        redis.call('LSET', c.key, index, text(there) .. ':' .. text(total + c.hits))
-        index = index - 1
-        there, total = entry(c, index)
-      end
-      local new = text(at) .. ':' .. text(total + c.hits)
-      if c.length > 1 and there == at then
-        redis.call('LSET', c.key, index, new)
-      else
-        if index == -1 then
-          redis.call('RPUSH', c.key, new)
-        else
-          redis.call('LINSERT', c.key, 'AFTER', text(there) .. ':' .. text(total), new)
-        end
-        c.length = c.length + 1
-      end
-      c.last_at, c.last_total = math.max(c.last_at, at), c.last_total + c.hits
-      c.held = c.held + c.hits
-    end,
     charge = function(c)
-      if c.hits > 0 and has_left(c) then return end
       if c.held > 0 and c.mark > 0 then
         redis.call('LTRIM', c.key, c.mark, -1)
         c.mark = 0
@@ -301,7 +265,16 @@ function algorithms.l()
           redis.call('RPUSH', c.key, '0:0')
           c.last_at, c.last_total, c.mark, c.length = 0, 0, 0, 1
         end
-        c.algorithm.insert(c, c.now - age)
+        local is_same = c.length > 1 and c.last_at == c.now
+        c.last_at, c.last_total = c.now, c.last_total + c.hits
+        c.held = c.held + c.hits
+        local new = text(c.last_at) .. ':' .. text(c.last_total)
+        if is_same then
+          redis.call('LSET', c.key, -1, new)
+        else
+          redis.call('RPUSH', c.key, new)
+          c.length = c.length + 1
+        end
       else
         local back = math.min(-c.hits, c.held)
         c.held = c.held - back
@@ -376,9 +349,7 @@ function algorithms.t()
       return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
     end,
     charge = function(c)
-      local taken = c.hits * c.period
-      if c.hits > 0 then taken = math.max(taken - age * c.extra, 0) end
-      local missing = math.max(c.missing + taken, 0)
+      local missing = math.max(c.missing + c.hits * c.period, 0)
       c.missing = math.min(missing, c.limit * c.period)
       c.held = math.ceil(c.missing / c.period)
       -- Giving back to a bucket that was never drawn from leaves no trace.

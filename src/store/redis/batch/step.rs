@@ -77,13 +77,9 @@ pub(crate) fn push_with_text(again: &mut PackedCommands, packed: &PackedCommands
 }
 
 /// How many words the command for `increments` has: the name, the digest, the number of keys, the keys, the
-/// time, the fields, and the times that few requests have.
-pub(crate) const fn words(increments: usize, age_millis: u64, ends: Option<Timestamp>) -> usize {
-    let times = match ends {
-        Some(_) => 2,
-        None => (age_millis > 0) as usize,
-    };
-    4 + increments * (1 + FIELDS.len()) + times
+/// time, the fields, and the moment that few requests have.
+pub(crate) const fn words(increments: usize, ends: Option<Timestamp>) -> usize {
+    4 + increments * (1 + FIELDS.len()) + ends.is_some() as usize
 }
 
 /// Writes all before the keys.
@@ -110,12 +106,12 @@ pub(crate) fn write_fields(
         enforcement,
         on_loss: _,
         descriptor,
+        domain: _,
         is_per_second: _,
         is_sliced: _,
         adds_first: _,
         period_millis,
         expires_at: _,
-        age_millis: _,
     } = increment.spec;
     script
         .word(&[method.facts().letter])
@@ -132,15 +128,8 @@ pub(crate) fn write_fields(
     };
 }
 
-/// Writes, after the fields of the last increment, how long ago the hits came, and until when they may be charged.
-pub(crate) fn write_times(
-    script: &mut CommandWriter<'_>,
-    age_millis: u64,
-    ends: Option<Timestamp>,
-) {
-    if age_millis > 0 || ends.is_some() {
-        script.number(age_millis);
-    }
+/// Writes, after the fields of the last increment, until when the hits may be charged.
+pub(crate) fn write_end(script: &mut CommandWriter<'_>, ends: Option<Timestamp>) {
     if let Some(ends) = ends {
         script.number(ends.millis());
     }
@@ -261,8 +250,8 @@ mod tests {
         let sent: Vec<_> = FIELDS.into_iter().enumerate().collect();
         assert_eq!(read, sent);
         assert!(STEP.contains(&format!("local FIELDS = {}\n", FIELDS.len())));
-        // Nothing follows the fields but the age.
-        assert!(STEP.contains("local age = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')\n"));
+        // Nothing follows the fields but this moment.
+        assert!(STEP.contains("local ends = tonumber(ARGV[2 + FIELDS * #KEYS] or '0')\n"));
         assert_eq!(
             STEP.matches("reply[#reply + 1] = ").count(),
             NUMBERS_OF_COUNTER + 1
@@ -285,13 +274,13 @@ mod tests {
             };
             batch.push_value(b"v", &limit, now, hits);
             let increment = batch.increment(batch.len() - 1);
-            let write = |age_millis, ends| {
+            let write = |ends| {
                 let mut packed = PackedCommands::default();
-                let mut script = packed.command(words(1, age_millis, ends));
+                let mut script = packed.command(words(1, ends));
                 begin(&mut script, 1);
                 script.words(&[increment.key]).number(-1);
                 write_fields(&mut script, &increment, || 5);
-                write_times(&mut script, age_millis, ends);
+                write_end(&mut script, ends);
                 drop(script);
                 let text = str::from_utf8(packed.bytes()).unwrap().to_owned();
                 let (count, rest) = text.split_once("\r\n").unwrap();
@@ -299,10 +288,9 @@ mod tests {
                 assert_eq!(count, format!("*{}", sent.len()));
                 sent.into_iter().map(str::to_owned).collect::<Vec<_>>()
             };
-            let (sent, late) = (write(0, None), write(70, None));
-            let leased = write(0, Some(Timestamp::from_millis(90)));
-            assert_eq!(leased[sent.len()..], ["0", "90"]);
-            assert_eq!(late.split_last(), Some((&"70".to_owned(), &sent[..])));
+            let sent = write(None);
+            let leased = write(Some(Timestamp::from_millis(90)));
+            assert_eq!(leased.split_last(), Some((&"90".to_owned(), &sent[..])));
             let letter = char::from(increment.method.facts().letter).to_string();
             let limit = increment.limit.to_string();
             let extra = extra.to_string();

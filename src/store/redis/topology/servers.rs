@@ -9,10 +9,7 @@ use crate::{
     core::window::Timestamp,
     foundation::{lock::lock, log_throttle::LossThrottle},
     net::endpoint::Endpoint,
-    store::redis::{
-        batch::owed::OwedExpiries, health::clock::RedisClock, node::Node, pool::Connector,
-        queue::clock::Watchdog, stats::RedisStats,
-    },
+    store::redis::{clock::RedisClock, node::Node, pool::Connector, stats::RedisStats},
 };
 
 use std::sync::{
@@ -47,10 +44,6 @@ pub(crate) struct SharedServers {
     lost: Mutex<Option<String>>,
     losses: LossThrottle,
     pub(crate) clock: RedisClock,
-    /// Watches all requests that wait for a node.
-    pub(crate) watchdog: Arc<Watchdog>,
-    /// EXPIRE commands that workers leave to the probes.
-    pub(crate) owed: Arc<OwedExpiries>,
     /// Notified when a node changes.
     pub(crate) node_events: Arc<Notify>,
     warned_of_cluster: AtomicBool,
@@ -115,8 +108,6 @@ impl Servers {
             lost: Mutex::default(),
             losses: LossThrottle::new(),
             clock: RedisClock::new(now()),
-            watchdog: Arc::default(),
-            owed: Arc::default(),
             node_events,
             warned_of_cluster: AtomicBool::new(false),
             refresh_requested: Notify::new(),
@@ -161,10 +152,12 @@ impl Servers {
             lines.push((who.to_owned(), lost.clone()));
         }
         for node in &self.map().nodes {
-            let failure = node.breaker.failure();
+            let failure = node.failure();
             let text = match failure {
                 Some(failure) => failure.to_string(),
-                None if node.is_suspected() => "suspected: takes longer than usual".to_owned(),
+                None if node.is_slow.load(Relaxed) => {
+                    "slow: decisions give up waiting for it".to_owned()
+                }
                 None => WELL.to_owned(),
             };
             lines.push((node.to_string(), text));
@@ -234,7 +227,7 @@ impl Servers {
     /// Publishes health and the time of Redis. Returns whether no node is lost and every key has an owner.
     pub(crate) fn publish_health(&self) -> bool {
         let map = self.map();
-        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
+        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.is_lost());
         let nodes = map.nodes.iter();
         self.0
             .clock
