@@ -140,6 +140,8 @@ fn conditions(parts: &Parts<'_>, is_open: watch::Receiver<bool>) -> Vec<watch::R
     if parts.settings.healthy_with_rules_only {
         conditions.push(parts.intake.follow_domains());
     }
+    // A process that never reached its Redis has a wrong address or password, and takes no place in rotation.
+    conditions.extend(parts.backend.servers().map(Servers::has_answered));
     if parts.settings.redis.health_follows_redis {
         conditions.extend(parts.backend.servers().map(Servers::health));
     }

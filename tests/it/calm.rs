@@ -546,22 +546,31 @@ async fn no_connection_is_left_behind() {
 }
 
 #[tokio::test]
-async fn ports_open_without_redis_and_health_says_why() {
+async fn a_process_without_redis_answers_and_is_not_ready_until_redis_has_answered_once() {
     let mut redis = Redis::start();
     redis.kill();
     let server = start(&redis);
     let mut client = connect(server.grpc).await;
     one(&mut client).await.unwrap_err();
-    await_page(&server, "/healthcheck?verbose", "health: good");
+    await_page(&server, "/healthcheck?verbose", "health: bad");
+    server
+        .log()
+        .with("not ready: this Redis has not answered since the start");
     let line = format!("redis {}: not reachable (", redis.address());
     await_page(&server, "/healthcheck?verbose", &line);
+    redis.restart();
+    works(&client).await;
+    await_page(&server, "/healthcheck?verbose", "health: good");
+    redis.kill();
+    await_page(&server, "/healthcheck?verbose", &line);
+    await_page(&server, "/healthcheck?verbose", "health: good");
     redis.restart();
     works(&client).await;
     let line = format!("redis {}: ok", redis.address());
     await_page(&server, "/healthcheck?verbose", &line);
     let stats = server.page("/stats");
     let node = format!("tollgate.redis_node.127_0_0_1_{}", redis.port());
-    for stat in ["is_open: 0", "times_opened_total: 1"] {
+    for stat in ["is_open: 0", "times_opened_total: 2"] {
         assert!(stats.contains(&format!("{node}.{stat}")), "{stats}");
     }
     let page = server.page("/metrics");

@@ -133,7 +133,7 @@ impl Batcher {
     pub(crate) async fn run(mut self, mut pool: ConnectionPool) {
         let mut failure = self.node.failure_watch();
         while self.until_found(&mut failure).await {
-            if let Some(connection) = self.connect(&mut pool).await
+            if let Some(connection) = self.connect(&mut pool, &failure).await
                 && self.serve(connection, &mut failure).await.is_none()
             {
                 return;
@@ -207,7 +207,11 @@ impl Batcher {
     }
 
     /// A connection as soon as there is one, or `None` if none comes up.
-    async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<PooledWorkerConnection> {
+    async fn connect(
+        &mut self,
+        pool: &mut ConnectionPool,
+        known: &watch::Receiver<Option<NodeFailure>>,
+    ) -> Option<PooledWorkerConnection> {
         let mut connecting = pin!(pool.get());
         let connected = loop {
             tokio::select! {
@@ -218,6 +222,8 @@ impl Batcher {
         };
         match connected {
             Ok(connection) => return Some(connection),
+            // The node was lost meanwhile, and may be back: this is no news.
+            Err(_) if known.has_changed().is_ok_and(|has_changed| has_changed) => {}
             // The probe judges whether the node is silent.
             Err(NodeFailure::Silent) => self.node.wake_probe(),
             Err(failure) => self.node.lose(failure),
@@ -240,6 +246,8 @@ impl Batcher {
             if self.node.is_lost() {
                 // A server that refuses further connections answers on those that it has.
                 if !matches!(self.node.failure(), Some(NodeFailure::Refuses(_))) {
+                    // It may lead to a server that is gone. The pool would keep it.
+                    connection.connection.abandon();
                     break;
                 }
                 if !self.until_found(failure).await {

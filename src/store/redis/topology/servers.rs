@@ -7,7 +7,10 @@ use super::{
 };
 use crate::{
     core::window::Timestamp,
-    foundation::{lock::lock, log_throttle::LossThrottle},
+    foundation::{
+        lock::lock,
+        log_throttle::{LogThrottle, LossThrottle},
+    },
     net::endpoint::Endpoint,
     store::redis::{clock::RedisClock, node::Node, pool::Connector, stats::RedisStats},
 };
@@ -40,6 +43,9 @@ pub(crate) struct SharedServers {
     pub(crate) map: watch::Sender<Arc<SlotMap>>,
     /// Whether every node is well and every key has one.
     pub(crate) is_well: watch::Sender<bool>,
+    /// Whether it has answered once: a cluster by its slots and one master, others by a PING.
+    has_answered: watch::Sender<bool>,
+    waits: LogThrottle,
     /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
     losses: LossThrottle,
@@ -105,6 +111,8 @@ impl Servers {
             now,
             map: watch::Sender::new(Arc::new(map)),
             is_well: watch::Sender::new(false),
+            has_answered: watch::Sender::new(false),
+            waits: LogThrottle::new(),
             lost: Mutex::default(),
             losses: LossThrottle::new(),
             clock: RedisClock::new(now()),
@@ -118,6 +126,11 @@ impl Servers {
     /// Whether every node is well; `false` until each has answered.
     pub fn health(&self) -> watch::Receiver<bool> {
         self.0.is_well.subscribe()
+    }
+
+    /// Whether it has answered once since the start.
+    pub fn has_answered(&self) -> watch::Receiver<bool> {
+        self.0.has_answered.subscribe()
     }
 
     /// The clock of Redis: that of the node in the middle if there are several.
@@ -232,7 +245,24 @@ impl Servers {
         self.0
             .clock
             .set(nodes.map(|node| node.ahead_millis.load(Relaxed)));
-        // A breaker is also closed before the first answer.
+        let mut was_well = map.nodes.iter().map(|node| node.was_well());
+        let answers = match self.0.kind {
+            TopologyKind::Cluster => was_well.any(|was_well| was_well),
+            _ => !map.nodes.is_empty() && was_well.all(|was_well| was_well),
+        };
+        self.0
+            .has_answered
+            .send_if_modified(|known| !std::mem::replace(known, *known | answers) && answers);
+        if !*self.0.has_answered.borrow()
+            && let Some(cause) = self.failures().filter(|cause| !cause.is_empty())
+            && self.0.waits.may_log()
+        {
+            tracing::warn!(
+                cause,
+                "not ready: this Redis has not answered since the start"
+            );
+        }
+        // A node is not lost either before its first answer.
         let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
         self.0.is_well.send_if_modified(|was_good| {
             let changes = *was_good != is_good;
