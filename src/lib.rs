@@ -131,7 +131,6 @@ mod store {
             mod sentinel;
             pub(crate) mod servers;
             pub(crate) mod slot_map;
-            mod url_parameters;
             pub(crate) mod watcher;
         }
     }

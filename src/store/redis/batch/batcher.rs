@@ -222,7 +222,7 @@ impl Batcher {
         };
         match connected {
             Ok(connection) => return Some(connection),
-            // The node was lost meanwhile, and may be back: this is no news.
+            // The node was lost meanwhile, and may be back.
             Err(_) if known.has_changed().is_ok_and(|has_changed| has_changed) => {}
             // The probe judges whether the node is silent.
             Err(NodeFailure::Silent) => self.node.wake_probe(),
