@@ -17,7 +17,7 @@ use crate::support::{
     busy::{Pauses, Turn},
     chaos::{self, Outcome, Plan, await_page},
     eventually,
-    proxy::Proxy,
+    proxy::{Fault, Proxy},
     redis::Redis,
     storm::{PERIOD, Storm, TIMEOUT},
     tollgate::{self, Tollgate},
@@ -654,4 +654,39 @@ async fn windows_go_by_the_clock_of_redis() {
     let mut client = connect(alone.grpc).await;
     assert!(is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
     assert_eq!(redis.keys().len(), 2);
+}
+
+/// A Redis 75 ms away in each direction is not lost, and operators are told which setting to change.
+#[tokio::test]
+async fn a_far_redis_is_slow_and_not_lost() {
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let far = || Fault {
+        latency: Duration::from_millis(75),
+        ..Fault::default()
+    };
+    let server = tollgate::with_rules(RULES)
+        .redis_by_default(&proxy.url())
+        .start();
+    works(&connect(server.grpc).await).await;
+    proxy.set(far());
+    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
+    await_page(&server, "/healthcheck?verbose", "slow: decisions give up");
+    await_page(&server, "/healthcheck?verbose", "health: good");
+    let log = server
+        .log()
+        .with("Redis is slow: decisions give up before it answers");
+    assert!(log.contains("--redis-timeout"), "{log}");
+    assert!(!log.contains("Redis is lost"), "{log}");
+    drop(storm.end().await);
+    let patient = tollgate::with_rules(RULES)
+        .redis_at(&proxy.url(), "1s")
+        .start();
+    works(&connect(patient.grpc).await).await;
+    let storm = Storm::with_timeout(&[patient.grpc], &["b"], PERIOD, Some("2S"));
+    let decided = || patient.metric("tollgate_decisions_total{code=\"ok\"}");
+    let before = decided();
+    wait_until("many are decided", || decided() > before + 1_000);
+    let answers = storm.end().await;
+    assert_eq!(answers.lacks(), 0, "{:?}", answers.errors());
 }
