@@ -14,7 +14,6 @@
 mod foundation {
     pub(crate) mod ascii_json;
     pub(crate) mod backoff;
-    pub(crate) mod blocking;
     pub(crate) mod build;
     pub(crate) mod causes;
     pub(crate) mod generations;
@@ -22,7 +21,6 @@ mod foundation {
     pub(crate) mod histogram;
     pub(crate) mod lock;
     pub(crate) mod log_throttle;
-    pub(crate) mod megabytes;
     pub(crate) mod metric_name;
     pub(crate) mod named;
     pub(crate) mod object_pool;
@@ -40,7 +38,6 @@ mod core {
     pub(crate) mod charging;
     pub(crate) mod counter;
     pub(crate) mod decision;
-    pub(crate) mod descriptor_text;
     pub(crate) mod kind;
     pub(crate) mod lease;
     pub(crate) mod limit;
@@ -48,7 +45,6 @@ mod core {
     pub(crate) mod metadata;
     mod metric_key;
     pub(crate) mod plan;
-    pub(crate) mod prediction;
     pub(crate) mod refusal;
     pub(crate) mod request;
     pub(crate) mod window;
@@ -60,9 +56,7 @@ mod net {
     pub(crate) mod connect;
     pub(crate) mod dial;
     pub(crate) mod endpoint;
-    pub(crate) mod exchange;
     pub(crate) mod pem;
-    pub(crate) mod resolve;
     pub(crate) mod tls;
 }
 
@@ -74,34 +68,22 @@ mod config {
     mod compile;
     mod doubts;
     pub(crate) mod fault;
-    mod fields;
     pub(crate) mod file;
     pub(crate) mod files;
-    mod foreign;
     mod foreign_pattern;
-    mod free_form;
     pub(crate) mod keys;
     pub(crate) mod manifest;
-    mod marks;
     pub(crate) mod message;
     mod mirror;
     pub(crate) mod node;
-    mod odd_characters;
-    mod one_pass;
-    mod open_tokens;
-    pub(crate) mod options;
     pub(crate) mod parse;
-    mod path;
     pub(crate) mod position;
     pub(crate) mod problems;
     mod reader;
     mod refusal;
-    mod reserve;
-    mod rule_defaults;
-    mod scalar;
+    pub(crate) mod rule_defaults;
     mod short_form;
     pub(crate) mod source;
-    pub(crate) mod suggest;
     mod syntax;
     mod template;
     #[cfg(test)]
@@ -120,37 +102,26 @@ mod store {
     pub(crate) mod per_second;
     /// Counters in Redis.
     pub(crate) mod redis {
+        pub(crate) mod clock;
         pub(crate) mod connection;
+        pub(crate) mod failure;
         pub(crate) mod node;
         pub(crate) mod options;
         mod pool;
+        pub(crate) mod probe;
         pub(crate) mod stats;
         pub(crate) mod store;
-        /// Requests that wait for a node, and for its replies.
-        pub(crate) mod queue {
-            pub(crate) mod clock;
-            pub(crate) mod node_queue;
-            pub(crate) mod replies;
-        }
-        /// The commands of a round trip, and their replies.
+        pub(crate) mod wait;
+        /// The loop of a worker and a node, the commands of a round trip, and their replies.
         pub(crate) mod batch {
             pub(crate) mod batcher;
             pub(crate) mod batchers;
-            pub(crate) mod owed;
             pub(crate) mod packed;
             pub(crate) mod pipeline;
+            pub(crate) mod queue;
             pub(crate) mod redirect;
             pub(crate) mod script_ban;
             pub(crate) mod step;
-        }
-        /// Whether a node answers, and by which clock.
-        pub(crate) mod health {
-            pub(crate) mod breaker;
-            pub(crate) mod clock;
-            pub(crate) mod detector;
-            pub(crate) mod failure;
-            pub(crate) mod probe;
-            pub(crate) mod running;
         }
         /// Which nodes there are, and which keys they have.
         pub(crate) mod topology {
@@ -160,7 +131,6 @@ mod store {
             mod sentinel;
             pub(crate) mod servers;
             pub(crate) mod slot_map;
-            mod url_parameters;
             pub(crate) mod watcher;
         }
     }
@@ -205,25 +175,17 @@ mod control {
 // 6: program
 /// Flags and environment variables, as types.
 mod settings {
-    pub(crate) mod bounds;
     pub(crate) mod command_line;
-    pub(crate) mod decisions;
     pub(crate) mod environment;
     pub(crate) mod listen;
-    pub(crate) mod loss;
     pub(crate) mod memory;
     pub(crate) mod process;
     pub(crate) mod redis;
-    pub(crate) mod redis_address;
-    pub(crate) mod redis_per_second;
-    pub(crate) mod redis_tls;
     pub(crate) mod reference;
     pub(crate) mod resolved;
-    pub(crate) mod runtime;
     pub(crate) mod serve;
     mod shapes;
     pub(crate) mod stats;
-    pub(crate) mod tls;
     pub(crate) mod traces;
     pub(crate) mod values;
     pub(crate) mod xds;
@@ -237,30 +199,22 @@ mod server {
     pub(crate) mod bench;
     mod connection;
     mod control_group;
-    mod cpu_quota;
     pub(crate) mod error;
     mod file_limit;
-    mod handshakes;
     mod health;
     mod http;
-    mod http_ports;
     pub(crate) mod log;
     mod parts;
-    mod poll_timer;
     mod ports;
     mod rules;
     pub(crate) mod run;
-    mod runtime;
     mod service_manager;
     mod services;
-    mod settings_page;
-    mod signals;
     mod spans;
     mod statistics;
     mod store_tasks;
     mod tasks;
     pub(crate) mod tls;
-    mod worker;
     mod workers;
 }
 
@@ -274,7 +228,6 @@ mod cli {
     mod explain;
     mod healthcheck;
     mod lint_envoy;
-    mod lint_file;
     mod print;
 }
 
@@ -286,7 +239,7 @@ pub use config::{
     fault::Problem,
     files::{Files as RuleFiles, Loaded},
     message::{Push, TYPE_URL, proto as rls_conf},
-    options::Options as RuleOptions,
+    rule_defaults::Options as RuleOptions,
     source::Source as RuleSource,
 };
 #[cfg(any(test, fuzzing))]

@@ -453,7 +453,7 @@ const NEEDED_BY_LINT_ENVOY: [&str; 18] = [
     "config::parse::parse_all",
     "config::position::Lines",
     "config::position::Position",
-    "config::suggest::closest",
+    "config::keys::closest",
     "core::counter::Joined",
     "core::matcher::Domain",
     "core::matcher::Matcher",
@@ -598,7 +598,7 @@ fn libraries_are_named_in_their_folders_only() {
 }
 
 /// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 29] = [
+const TIMES_OF_DAY: [(&str, &str, Lives); 28] = [
     (
         "core/counter/increment.rs",
         "IncrementSpec",
@@ -641,7 +641,7 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 29] = [
     ("store/memory/slot.rs", "CounterSlot", Lives::Longer),
     ("store/memory/slot.rs", "StateSlot", Lives::Longer),
     ("store/per_second.rs", "BothStores", Lives::InRequest),
-    ("store/redis/health/clock.rs", "ProcessClock", Lives::Longer),
+    ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
     ("store/redis/batch/pipeline.rs", "Group", Lives::InRequest),
     (
         "store/redis/batch/pipeline.rs",
@@ -649,13 +649,8 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 29] = [
         Lives::InRequest,
     ),
     (
-        "store/redis/queue/node_queue.rs",
-        "QueueState",
-        Lives::InRequest,
-    ),
-    (
-        "store/redis/queue/node_queue.rs",
-        "QueuedBatch",
+        "store/redis/batch/queue.rs",
+        "QueuedRequest",
         Lives::InRequest,
     ),
     ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
@@ -960,8 +955,8 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 46_798),
-    ("files in src", 411),
+    ("lines of code in src", 46_512),
+    ("files in src", 330),
     ("flags of serve", 147),
     ("files in tests and fuzz", 552),
 ];

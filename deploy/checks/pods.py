@@ -46,8 +46,10 @@ def tollgate_errors(pod, container):
     """The lack of probes, bounds, a metrics port or time to drain."""
     errors = []
     env = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
-    # Neither a lack of rules nor one of Redis is a reason to start it again.
-    probes = {"startupProbe": "/livez", "readinessProbe": "/healthcheck", "livenessProbe": "/livez"}
+    is_sidecar = container in pod.get("initContainers", [])
+    # Neither a lack of rules nor one of Redis is a reason to start it again, or to take a pod with its own out of rotation.
+    ready = "/livez" if is_sidecar else "/healthcheck"
+    probes = {"startupProbe": "/livez", "readinessProbe": ready, "livenessProbe": "/livez"}
     for probe, path in probes.items():
         if container.get(probe, {}).get("httpGet", {}).get("path") != path:
             errors.append(f"tollgate has no {probe} at {path}")
@@ -59,7 +61,6 @@ def tollgate_errors(pod, container):
     if env.get("USE_PROMETHEUS") != "true" or env.get("PROMETHEUS_ADDR") != f":{ports.get('http-metrics')}":
         errors.append("tollgate's metrics are not at the port http-metrics")
     drain = [seconds(env.get("TOLLGATE_DRAIN_DELAY", "3s")), seconds(env.get("TOLLGATE_DRAIN_TIMEOUT", "30s"))]
-    is_sidecar = container in pod.get("initContainers", [])
     if is_sidecar and container.get("restartPolicy") != "Always":
         errors.append("tollgate is not a native sidecar")
     # Nothing finds a sidecar by its endpoints, and it outlives its Envoy.

@@ -1,32 +1,34 @@
 //! `tollgate ask`: calls a running server as Envoy would and prints the decision. Slots that the call takes and hits
 //! that it reserves are given back at once, because no stream follows whose end would do that.
 
-use std::{process::ExitCode, time::Duration};
+use std::{fmt::Write as _, process::ExitCode, time::Duration};
 
 use tonic::{Code as GrpcCode, Status, transport::Channel};
 
 use crate::{
-    cli::explain::{self, ExplainError},
-    core::{descriptor_text::Entries, lease::token::LeaseToken},
+    cli::{
+        counters::{duration, named},
+        explain::{self, ExplainError},
+    },
+    core::{lease::token::LeaseToken, request::Entries},
     foundation::printable::{CountOf, on_one_line},
     net::dial::{self, Dial, DialError, Symptom},
     service::{
         explain::question,
         grpc::{
-            json,
-            proto::envoy::service::ratelimit::v3::{
-                RateLimitResponse, rate_limit_response::Code,
-                rate_limit_service_client::RateLimitServiceClient,
+            proto::{
+                self,
+                envoy::service::ratelimit::v3::{
+                    RateLimitResponse,
+                    rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
+                    rate_limit_service_client::RateLimitServiceClient,
+                },
             },
             wire,
         },
     },
     settings::command_line::Ask,
 };
-
-pub(super) mod readable;
-
-use readable::readable;
 
 /// The exit code if the overall code is OVER_LIMIT.
 const OVER_LIMIT: u8 = 3;
@@ -188,7 +190,7 @@ fn answer(
     lease: Option<&(LeaseToken, LeaseEnd)>,
 ) -> Result<Answer, AskError> {
     let text = if ask.json {
-        let mut text = String::from_utf8_lossy(&json::response(response, true)?).into_owned();
+        let mut text = String::from_utf8_lossy(&proto::response(response, true)?).into_owned();
         let mut add = |name: &str, json: Option<&str>| {
             if let (Some(json), Some(fields)) = (json, text.strip_suffix('}')) {
                 text = format!("{fields},\"{name}\":{json}}}");
@@ -244,5 +246,87 @@ fn lease_line(token: &LeaseToken, end: &LeaseEnd) -> String {
             let why = on_one_line(status.message());
             format!("it {took}, and could not give them back: {why}")
         }
+    }
+}
+
+/// The overall code, then lines for each descriptor, then the headers and the body for the client.
+fn readable(ask: &Ask, response: &RateLimitResponse) -> String {
+    let mut text = code(response.overall_code).to_owned();
+    if wire::is_degraded(response) {
+        text.push_str(", degraded: true (decided without the store, which does not reply)");
+    }
+    let asked = ask.of.descriptors.iter().zip(&response.statuses);
+    for (descriptor, status) in asked {
+        let Entries(entries) = descriptor;
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(key, value)| on_one_line(&format!("{key}={value}")))
+            .collect();
+        let _ = write!(text, "\n  {}: {}", entries.join(","), code(status.code));
+        if status.current_limit.is_some() {
+            let _ = write!(text, ", {}", standing(status));
+        } else {
+            text.push_str(", no limit");
+            if !ask.why {
+                text.push_str(" (--why says why)");
+            }
+        }
+    }
+    for header in &response.response_headers_to_add {
+        let header = format!("{}: {}", header.key, header.value);
+        let _ = write!(text, "\n  header {}", on_one_line(&header));
+    }
+    if !response.raw_body.is_empty() {
+        let body = String::from_utf8_lossy(&response.raw_body);
+        let _ = write!(text, "\n  body: {}", on_one_line(&body));
+    }
+    text
+}
+
+/// The unit of a limit of the requests in flight, which has none.
+const NO_UNIT: &str = "unknown";
+
+/// The count of a status next to its limit.
+fn standing(status: &DescriptorStatus) -> String {
+    let limit = status.current_limit.as_ref();
+    let left = format!(
+        "{} of {} {} left",
+        status.limit_remaining,
+        limit.map_or(0, |limit| limit.requests_per_unit),
+        on_one_line(&limit.map_or_else(String::new, per)),
+    );
+    match &status.duration_until_reset {
+        // Slots leave when their requests end.
+        _ if limit.is_some_and(|limit| limit.unit() == rate_limit::Unit::Unknown) => left,
+        reset => {
+            let secs = reset
+                .as_ref()
+                .map_or(0, |reset| reset.seconds.unsigned_abs());
+            format!("{left}, resets in {}", duration(secs))
+        }
+    }
+}
+
+/// The words between a limit and what is left of it.
+fn per(limit: &RateLimit) -> String {
+    let unit = match limit.unit() {
+        rate_limit::Unit::Unknown => NO_UNIT.to_owned(),
+        known => known.as_str_name().to_ascii_lowercase(),
+    };
+    match (&*unit, &*limit.name) {
+        (NO_UNIT, "") => "in flight".to_owned(),
+        (NO_UNIT, name) => format!("in flight ({name})"),
+        (unit, name) => {
+            let multiplier = limit.unit_multiplier.unwrap_or(1);
+            format!("per {}", named(unit, multiplier.into(), name))
+        }
+    }
+}
+
+fn code(number: i32) -> &'static str {
+    match Code::try_from(number) {
+        Ok(Code::Ok) => "OK",
+        Ok(Code::OverLimit) => "OVER_LIMIT",
+        Ok(Code::Unknown) | Err(_) => "UNKNOWN",
     }
 }

@@ -8,11 +8,8 @@ use serde_json::Value;
 
 use crate::{
     foundation::printable::on_one_line,
-    net::{
-        dial::{self, Dial},
-        exchange::{ExchangeError, exchange},
-    },
-    settings::command_line::counters::Token,
+    net::dial::{self, Dial, ExchangeError, exchange},
+    settings::command_line::clients::Token,
 };
 
 /// Why there is no answer.

@@ -7,11 +7,9 @@
 //! part.
 
 mod actions;
-mod addend;
 mod document;
 mod finding;
 pub(super) mod inputs;
-mod parts;
 pub(super) mod report;
 mod scope;
 mod surroundings;

@@ -4,18 +4,19 @@ use std::sync::Arc;
 
 use jiff::{civil::Weekday, fmt::strtime};
 
-use super::{
-    fault::Fault,
-    keys::word_instead_of,
-    mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
-    short_form::period,
-    suggest::closest_zone,
-    template::unrendered_text,
-};
-use crate::core::{
-    calendar::{Calendar, NoCalendar, Starts},
-    kind::{Algorithm, WORDS_TEXT},
-    window::Period,
+use crate::{
+    config::{
+        fault::Fault,
+        keys::{closest_zone, word_instead_of},
+        mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
+        short_form::period,
+        template::unrendered_text,
+    },
+    core::{
+        calendar::{Calendar, NoCalendar, Starts},
+        kind::{Algorithm, WORDS_TEXT},
+        window::Period,
+    },
 };
 
 /// Largest product of tokens and milliseconds that a bucket in Redis counts exactly: Lua scripts have no larger whole

@@ -1,15 +1,13 @@
 //! The checks of the reference that hold for every map and list of a rule file, whatever it means.
 
-use super::{
-    advice::item_fault,
+use crate::config::{
+    advice::{OddCharacters, item_fault, odd_characters},
     fault::Fault,
     foreign_pattern::{address_range, foreign_pattern},
     keys::{Key, KeyKind, KeyLevel, MERGE, SCHEMA, expected_instead_of},
-    node::{NodeKind, YamlNode},
-    odd_characters::{OddCharacters, odd_characters},
-    path::NodePath,
+    node::{NodeKind, Scalar, YamlNode, describe, resolve},
+    problems::NodePath,
     reader::YamlReader,
-    scalar::{Scalar, describe, resolve},
     template::{doubtful_text, is_template, unrendered},
 };
 

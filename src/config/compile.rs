@@ -11,26 +11,25 @@ use std::{
 // As in the matcher: no client can choose these keys so that they collide.
 use foldhash::fast::RandomState;
 
-use super::{
-    algorithm,
-    fault::Fault,
-    file::{File, ParsedFile},
-    mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
-    options::Options,
-    path::joined,
-    position::Position,
-    problems::Problems,
-    reserve::lease,
-    rule_defaults::RuleDefaults,
-    short_form::unit_fault,
-};
-use crate::core::{
-    counter::KeyFormat,
-    kind::Algorithm,
-    lease::order,
-    limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, OnStoreLoss, Rule},
-    matcher::{Matcher, NodeId, RuleOrigin},
-    window::{Period, Unit},
+use crate::{
+    config::{
+        algorithm,
+        fault::Fault,
+        file::{File, ParsedFile},
+        mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
+        position::Position,
+        problems::{Problems, joined},
+        rule_defaults::{Options, RuleDefaults, lease},
+        short_form::unit_fault,
+    },
+    core::{
+        counter::KeyFormat,
+        kind::Algorithm,
+        lease::order,
+        limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, OnStoreLoss, Rule},
+        matcher::{Matcher, NodeId, RuleOrigin},
+        window::{Period, Unit},
+    },
 };
 
 /// Builds the matcher of all files, in their order. It is valid only if no error was added.

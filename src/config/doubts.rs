@@ -8,18 +8,19 @@ use std::{
 // As in the compiler: no client can choose these keys so that they collide.
 use foldhash::fast::RandomState;
 
-use super::{
-    fault::Fault,
-    file::{File, ParsedFile},
-    mirror::{DescriptorNode, Limits, RateLimit},
-    path::{DescriptorPath, joined},
-    position::Position,
-    problems::Problems,
-};
-use crate::core::{
-    kind::Algorithm,
-    limit::{Allows, Limit},
-    matcher::{Matcher, NodeId},
+use crate::{
+    config::{
+        fault::Fault,
+        file::{File, ParsedFile},
+        mirror::{DescriptorNode, Limits, RateLimit},
+        position::Position,
+        problems::{DescriptorPath, Problems, joined},
+    },
+    core::{
+        kind::Algorithm,
+        limit::{Allows, Limit},
+        matcher::{Matcher, NodeId},
+    },
 };
 
 /// Adds the warnings of rules that compiled to `matcher` without an error.

@@ -8,10 +8,7 @@ use std::{
 
 use crate::{
     core::{kind::Algorithm, refusal::MAX_BODY},
-    foundation::{
-        megabytes::Megabytes,
-        printable::{file_name, on_one_line},
-    },
+    foundation::printable::{Megabytes, file_name, on_one_line},
 };
 
 use super::position::Position;

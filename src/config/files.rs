@@ -1,16 +1,19 @@
 //! Rules: from files to a [`Matcher`], or every reason why they are refused.
 
-use super::fault::{Fault, Problem, unlocated};
-use super::file::{File, ParsedFile};
-use super::options::Options;
-use super::problems::Problems;
-use super::source::{STDIN, Source, read, read_input};
+use crate::{
+    config::{
+        fault::{Fault, Problem, unlocated},
+        file::{File, ParsedFile},
+        problems::Problems,
+        rule_defaults::Options,
+        source::{STDIN, Source, read, read_input},
+    },
+    core::matcher::Matcher,
+};
 
 use std::{io, path::Path};
 
 use sha2::{Digest as _, Sha256};
-
-use crate::core::matcher::Matcher;
 
 /// Valid rules.
 #[derive(Debug)]

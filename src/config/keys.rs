@@ -2,7 +2,9 @@
 //! suggestion for a misspelt one and the levels below follow from this table. `docs/rules.schema.json` describes them
 //! to people.
 
-use super::suggest::closest;
+use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text, Texts};
+use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Reserve, Starts};
+
 use crate::core::kind::WORDS;
 
 /// A key of rule files.
@@ -45,9 +47,6 @@ pub(super) enum KeyKind {
     /// A map with any keys, whose values are texts.
     Texts,
 }
-
-use KeyKind::{Boolean, FreeForm, Limits, List, Map, Number, Text, Texts};
-use KeyLevel::{Descriptor, File, RateLimit, Refusal, Replaces, Reserve, Starts};
 
 /// Merges another map into this one.
 pub(super) const MERGE: &str = "<<";
@@ -200,6 +199,48 @@ pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
 /// Whether an unknown key probably means `key`.
 pub(super) fn is_meant(unknown: &str, key: &'static str) -> bool {
     Key::find(unknown).is_none() && closest(unknown, std::iter::once(key)).is_some()
+}
+
+/// The candidate closest to `name`, ignoring letter case, if few changes of letters lead to it.
+pub(crate) fn closest<'n>(
+    name: &str,
+    candidates: impl Iterator<Item = &'n str>,
+) -> Option<&'n str> {
+    let (distance, nearest) = nearest(name, candidates)?;
+    (distance <= (nearest.len() / 3).max(2)).then_some(nearest)
+}
+
+/// The candidate closest to `name`, ignoring letter case, and the number of letters to change.
+pub(crate) fn nearest<'n>(
+    name: &str,
+    candidates: impl Iterator<Item = &'n str>,
+) -> Option<(usize, &'n str)> {
+    // A long name is close to none; its first 64 characters show that.
+    let name: String = name.chars().take(64).collect();
+    let name = name.to_lowercase();
+    let distances = candidates.map(|candidate| {
+        let distance = strsim::levenshtein(&name, &candidate.to_lowercase());
+        (distance, candidate)
+    });
+    distances.min_by_key(|(distance, _)| *distance)
+}
+
+/// The time zone that a wrong name stands for: one with this city, or one that is spelt much alike.
+pub(super) fn closest_zone(name: &str) -> Option<String> {
+    let zones = || jiff::tz::db().available();
+    let has_this_city = |zone: &str| {
+        let city = zone.rsplit('/').next().unwrap_or(zone);
+        zone.contains('/') && city.eq_ignore_ascii_case(&name.trim().replace(' ', "_"))
+    };
+    if let Some(zone) = zones().find(|zone| has_this_city(zone.as_str())) {
+        return Some(zone.as_str().to_owned());
+    }
+    // A name without a slash is an abbreviation, and its neighbours are other zones.
+    if !name.contains('/') {
+        return None;
+    }
+    let zones: Vec<_> = zones().map(|zone| zone.as_str().to_owned()).collect();
+    closest(name, zones.iter().map(String::as_str)).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -10,19 +10,20 @@ use prost::Message as _;
 use prost_types::{Any, Struct, value::Kind};
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    fault::{Fault, Problem},
-    file::{File, ParsedFile},
-    files::{Loaded, SourceCount, finish},
-    mirror::{
-        BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader,
-        LocatedNumber, LocatedText, RateLimit, RefusalKeys, ReserveKeys, RuleDocument,
+use crate::{
+    config::{
+        fault::{Fault, Problem},
+        file::{File, ParsedFile},
+        files::{Loaded, SourceCount, finish},
+        mirror::{
+            BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader,
+            LocatedNumber, LocatedText, RateLimit, RefusalKeys, ReserveKeys, RuleDocument,
+        },
+        problems::{Problems, joined},
+        rule_defaults::Options,
     },
-    options::Options,
-    path::joined,
-    problems::Problems,
+    core::metadata::{Metadata, MetadataValue},
 };
-use crate::core::metadata::{Metadata, MetadataValue};
 
 use proto::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 

@@ -1,9 +1,22 @@
-//! Text → trees of YAML nodes: refuses brackets without end early.
+//! Text → trees of YAML nodes, in one pass of serde_yaml. Refuses brackets without end early.
+//!
+//! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
+//! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
+//! on purpose, because only errors of serde_yaml have a position: the list or map around the scalar catches the error
+//! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
+//! alias leads to the position of the scalar that it names.
 
-use super::{
-    node::{NodeKind, YamlNode},
-    one_pass::documents,
+use std::{cell::OnceCell, fmt};
+
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
+    Visitor,
 };
+
+use crate::config::node::{NULLS, NodeKind, YamlNode};
+
+#[cfg(test)]
+mod tests;
 
 /// All documents of `text` but empty ones; an empty file is one empty map.
 ///
@@ -80,5 +93,249 @@ pub(super) fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests;
+/// Characters between two offsets that are remembered.
+const STEP: usize = 64;
+
+/// The lines of a text as serde_yaml counts them: YAML has more line breaks than `\n`.
+pub(super) struct Marks {
+    /// The number of characters before each line.
+    lines: Vec<usize>,
+    /// The offset of each character whose number [`STEP`] divides, so that a long line costs no more than a short one.
+    steps: Vec<usize>,
+}
+
+impl Marks {
+    pub(super) fn of(text: &str) -> Self {
+        let (mut lines, mut steps) = (vec![0], Vec::new());
+        let mut chars = text.char_indices().enumerate().peekable();
+        while let Some((number, (offset, next))) = chars.next() {
+            if number % STEP == 0 {
+                steps.push(offset);
+            }
+            let is_break = match next {
+                '\r' => !matches!(chars.peek(), Some((_, (_, '\n')))),
+                '\n' | '\u{85}' | '\u{2028}' | '\u{2029}' => true,
+                _ => false,
+            };
+            if is_break {
+                lines.push(number + 1);
+            }
+        }
+        Self { lines, steps }
+    }
+
+    /// The offset of a line and a column, both from 1; `text` must be the text of these marks.
+    pub(super) fn offset(&self, text: &str, line: usize, column: usize) -> Option<usize> {
+        let Some(before) = self.lines.get(line.checked_sub(1)?) else {
+            // The end of a text is on a line of its own, even without a break before it.
+            return Some(text.len());
+        };
+        let number = before + column.checked_sub(1)?;
+        let Some(step) = self.steps.get(number / STEP) else {
+            return Some(text.len());
+        };
+        let mut offsets = text[*step..].char_indices().map(|(at, _)| step + at);
+        Some(offsets.nth(number % STEP).unwrap_or(text.len()))
+    }
+}
+
+/// All documents of `text`, empty ones included.
+///
+/// # Errors
+///
+/// If any part of the text is not YAML. The error has the line and the column.
+pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
+    let source = YamlText {
+        text,
+        marks: OnceCell::new(),
+    };
+    let mut documents = Vec::new();
+    let mut is_last_unchecked = false;
+    for document in serde_yaml::Deserializer::from_str(text) {
+        let node = NodeSeed(&source).deserialize(document);
+        is_last_unchecked = node.is_err();
+        documents.push(node.or_else(|error| source.scalar(error))?);
+    }
+    // The document may have an error after its only scalar. An earlier one has none, since an error ends the text.
+    if is_last_unchecked {
+        let last = serde_yaml::Deserializer::from_str(text).nth(documents.len() - 1);
+        let last = last.map(|last| last.deserialize_ignored_any(IgnoredAny));
+        last.transpose()?;
+    }
+    Ok(documents)
+}
+
+/// The message of the error that stands for a number or a boolean.
+const VALUE: &str = "a value without its text";
+/// The message of the error that stands for a null.
+const NULL: &str = "a null without its text";
+
+/// The text that is read.
+struct YamlText<'t> {
+    text: &'t str,
+    marks: OnceCell<Marks>,
+}
+
+impl<'t> YamlText<'t> {
+    /// The scalar that an error stands for, or the error itself.
+    fn scalar<E: fmt::Display>(&self, error: E) -> Result<YamlNode<'t>, E> {
+        let text = error.to_string();
+        // A mark at the very beginning is not shown.
+        let (message, mark) = text
+            .rsplit_once(" at line ")
+            .unwrap_or((&text, "1 column 1"));
+        let is_null = message.ends_with(NULL);
+        if !is_null && !message.ends_with(VALUE) {
+            return Err(error);
+        }
+        let marks = self.marks.get_or_init(|| Marks::of(self.text));
+        let offset = mark.split_once(" column ").and_then(|(line, column)| {
+            marks.offset(self.text, line.parse().ok()?, column.parse().ok()?)
+        });
+        Ok(match offset {
+            Some(offset) if is_null => self.null_at(offset),
+            Some(offset) => self.value_at(offset),
+            None => return Err(error),
+        })
+    }
+
+    /// The null that begins at `offset`, perhaps with a tag or an anchor; an empty text if none is written there.
+    fn null_at(&self, offset: usize) -> YamlNode<'t> {
+        let mut rest = &self.text[offset..];
+        let mut text = &rest[..0];
+        while let Some(after) = without_property(rest) {
+            text = &after[..0];
+            rest = after.trim_start_matches([' ', '\t']);
+        }
+        let word = word(rest);
+        if NULLS.contains(&word) {
+            text = word;
+        }
+        YamlNode::borrowed(self.text, text)
+    }
+
+    /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
+    fn value_at(&self, offset: usize) -> YamlNode<'t> {
+        let mut rest = &self.text[offset..];
+        while let Some(after) = without_property(rest) {
+            rest = after.trim_start();
+            while rest.starts_with('#') {
+                let end = rest.find(['\n', '\r']).unwrap_or(rest.len());
+                rest = rest[end..].trim_start();
+            }
+        }
+        let text = match rest.chars().next() {
+            Some(quote @ ('"' | '\'')) => rest[1..].split(quote).next().unwrap_or_default(),
+            _ => word(rest),
+        };
+        if text.is_empty() {
+            // A number in a block, after a tag such as `!!int`.
+            return YamlNode::tagged();
+        }
+        YamlNode::borrowed(self.text, text)
+    }
+}
+
+/// The rest of a text after the tag or the anchor that it begins with.
+fn without_property(text: &str) -> Option<&str> {
+    let end = match text.chars().next()? {
+        '&' => text[1..].find(|next: char| !(next.is_ascii_alphanumeric() || "-_".contains(next))),
+        '!' => text[1..].find(|next: char| next.is_whitespace() || ",]}".contains(next)),
+        _ => return None,
+    };
+    Some(&text[end.map_or(text.len(), |end| 1 + end)..])
+}
+
+/// The characters that a plain number, boolean or null can have, up to the first other one.
+fn word(text: &str) -> &str {
+    let is_other = |next: char| !(next.is_ascii_alphanumeric() || "+-._~".contains(next));
+    &text[..text.find(is_other).unwrap_or(text.len())]
+}
+
+/// Reads a node of any kind.
+#[derive(Clone, Copy)]
+struct NodeSeed<'s, 't>(&'s YamlText<'t>);
+
+impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
+    type Value = YamlNode<'t>;
+
+    fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+/// Visits every type of value that has no text.
+macro_rules! values {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E: serde::de::Error>(self, _: $type) -> Result<YamlNode<'t>, E> {
+            Err(E::custom(VALUE))
+        })*
+    };
+}
+
+impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
+    type Value = YamlNode<'t>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("YAML")
+    }
+
+    values!(
+        visit_bool: bool, visit_i64: i64, visit_i128: i128, visit_u64: u64, visit_u128: u128,
+        visit_f64: f64
+    );
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<YamlNode<'t>, E> {
+        Err(E::custom(NULL))
+    }
+
+    /// Nothing but comments.
+    fn visit_none<E>(self) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::empty())
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::borrowed(self.0.text, text))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
+        Ok(YamlNode::rewritten(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<YamlNode<'t>, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            match items.next_element_seed(self) {
+                Ok(Some(item)) => list.push(item),
+                Ok(None) => return Ok(YamlNode::list(list)),
+                Err(error) => list.push(self.0.scalar(error)?),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'t>>(self, mut entries: A) -> Result<YamlNode<'t>, A::Error> {
+        let mut map = Vec::new();
+        loop {
+            let key = match entries.next_key_seed(self) {
+                Ok(Some(key)) => key,
+                Ok(None) => {
+                    map.shrink_to_fit();
+                    return Ok(YamlNode::map(map));
+                }
+                Err(error) => self.0.scalar(error)?,
+            };
+            let value = entries.next_value_seed(self);
+            if map.is_empty() {
+                // A file has a small one for each rule.
+                map.reserve_exact(2);
+            }
+            map.push((key, value.or_else(|error| self.0.scalar(error))?));
+        }
+    }
+
+    fn visit_enum<A: EnumAccess<'t>>(self, data: A) -> Result<YamlNode<'t>, A::Error> {
+        let (_, content) = data.variant::<IgnoredAny>()?;
+        content.newtype_variant::<IgnoredAny>()?;
+        Ok(YamlNode::tagged())
+    }
+}

@@ -1,18 +1,25 @@
-//! Reads the values of a map: texts, booleans and lists, each with a report if it is something else.
+//! Reads the values of a map and of those that it merges: texts, booleans, lists and free-form data, each with a
+//! report if it is something else.
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
 
-use super::{
-    advice::wrong_type,
-    fault::Fault,
-    fields::{Fields, merge},
-    file::File,
-    keys::{Key, KeyKind, KeyLevel, MERGE},
-    mirror::{BoxedOption, LocatedText},
-    node::{NodeKind, YamlNode},
-    problems::Problems,
-    scalar::{Scalar, resolve},
-    template::{beginning, is_template},
+use foldhash::fast::RandomState;
+
+use crate::{
+    config::{
+        advice::wrong_type,
+        fault::Fault,
+        file::File,
+        keys::{Key, KeyKind, KeyLevel, MERGE},
+        mirror::{BoxedOption, LocatedText},
+        node::{NodeKind, Scalar, YamlNode, describe, float, resolve},
+        problems::Problems,
+        template::{beginning, is_template},
+    },
+    core::metadata::MetadataValue,
 };
 
 /// Reads the values of maps and reports what is wrong with them.
@@ -160,5 +167,122 @@ impl YamlReader<'_> {
         let at = node.offset.or(fields.at(key));
         self.report_type(at, path, key, KeyKind::Limits.expected(), node);
         &[]
+    }
+}
+
+// Keys of rule files come from the operator, so a fast hash without protection against collisions is enough.
+
+/// The keys and values of one map.
+#[derive(Default)]
+pub(super) struct Fields<'n> {
+    pub(super) own: FieldMap<'n>,
+    merged: FieldMap<'n>,
+}
+
+type FieldMap<'n> = HashMap<&'n str, (&'n YamlNode<'n>, &'n YamlNode<'n>), RandomState>;
+
+impl<'n> Fields<'n> {
+    /// The key and the value; an own entry counts before a merged one.
+    pub(super) fn entry(&self, key: &str) -> Option<(&'n YamlNode<'n>, &'n YamlNode<'n>)> {
+        self.own.get(key).or_else(|| self.merged.get(key)).copied()
+    }
+
+    /// The value of `key`, unless it is null.
+    pub(super) fn get(&self, key: &str) -> Option<&'n YamlNode<'n>> {
+        let (_, value) = self.entry(key)?;
+        (!value.is_null()).then_some(value)
+    }
+
+    /// The position of `key`'s value, or of `key` itself if the value has none.
+    pub(super) fn at(&self, key: &str) -> Option<usize> {
+        let (key, value) = self.entry(key)?;
+        value.offset.or(key.offset)
+    }
+}
+
+/// Merges the entries of `from`, a map or a list of maps; the first value of a key counts.
+pub(super) fn merge<'n>(from: &'n YamlNode<'n>, into: &mut Fields<'n>) {
+    match &from.kind {
+        NodeKind::Map(entries) => {
+            for (key, value) in entries {
+                match &key.kind {
+                    NodeKind::Scalar { text, .. } if text == MERGE => merge(value, into),
+                    NodeKind::Scalar { text, .. } => {
+                        into.merged.entry(text).or_insert((key, value));
+                    }
+                    NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => {}
+                }
+            }
+        }
+        NodeKind::List(items) => items.iter().for_each(|item| merge(item, into)),
+        NodeKind::Scalar { .. } | NodeKind::Tagged => {}
+    }
+}
+
+/// Free-form data as the reference converts it to a `Struct`: all numbers are floating-point, and every key is a
+/// text.
+pub(super) fn metadata(node: &YamlNode<'_>) -> MetadataValue {
+    match &node.kind {
+        NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+            Scalar::Null => MetadataValue::Null,
+            Scalar::Bool(value) => MetadataValue::Bool(value),
+            #[expect(clippy::cast_precision_loss, reason = "a Struct has no other numbers")]
+            Scalar::Int(number) => MetadataValue::Number(number as f64),
+            Scalar::Float => MetadataValue::Number(float(text)),
+            Scalar::Text => MetadataValue::Text(text.to_string()),
+        },
+        NodeKind::List(items) => MetadataValue::List(items.iter().map(metadata).collect()),
+        NodeKind::Map(entries) => {
+            let mut map = BTreeMap::new();
+            let mut merged = BTreeMap::new();
+            for (key, value) in entries {
+                match &key.kind {
+                    NodeKind::Scalar { text, is_plain } if *is_plain && text == MERGE => {
+                        merge_metadata(value, &mut merged);
+                    }
+                    _ => {
+                        map.insert(metadata_key(key).into(), metadata(value));
+                    }
+                }
+            }
+            for (key, value) in merged {
+                map.entry(key).or_insert(value);
+            }
+            MetadataValue::Map(map.into())
+        }
+        // Already reported by `check_free_form`.
+        NodeKind::Tagged => MetadataValue::Null,
+    }
+}
+
+fn merge_metadata(node: &YamlNode<'_>, into: &mut BTreeMap<Box<str>, MetadataValue>) {
+    match metadata(node) {
+        MetadataValue::Map(map) => {
+            for (key, value) in map {
+                into.entry(key).or_insert(value);
+            }
+        }
+        MetadataValue::List(_) => {
+            if let NodeKind::List(items) = &node.kind {
+                items.iter().for_each(|item| merge_metadata(item, into));
+            }
+        }
+        MetadataValue::Null
+        | MetadataValue::Bool(_)
+        | MetadataValue::Number(_)
+        | MetadataValue::Text(_) => {}
+    }
+}
+
+/// A key as text: `n` is a boolean in YAML 1.1, and becomes the text "false".
+pub(super) fn metadata_key(node: &YamlNode<'_>) -> String {
+    match &node.kind {
+        NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+            Scalar::Bool(value) => value.to_string(),
+            Scalar::Int(number) => number.to_string(),
+            Scalar::Null => "null".to_owned(),
+            Scalar::Float | Scalar::Text => text.to_string(),
+        },
+        kind => describe(kind),
     }
 }

@@ -1,12 +1,12 @@
 //! The keys of `refusal` → a [`RuleRefusal`], with every error.
 
-use super::{
-    algorithm::{Faults, unknown},
-    fault::Fault,
-    mirror::{BoxedOption, LocatedHeader, LocatedNumber, LocatedText, RefusalKeys},
-    suggest::closest,
-};
 use crate::{
+    config::{
+        algorithm::{Faults, unknown},
+        fault::Fault,
+        keys::closest,
+        mirror::{BoxedOption, LocatedHeader, LocatedNumber, LocatedText, RefusalKeys},
+    },
     core::refusal::{
         MAX_BODY, Placeholder, RefusalBody, RefusalValues, RuleRefusal, Syntax, Template,
     },

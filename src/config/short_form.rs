@@ -2,15 +2,17 @@
 
 use std::num::NonZeroU32;
 
-use super::{
-    fault::Fault,
-    mirror::{LocatedNumber, RateLimit},
-    suggest::closest,
-    template::unrendered_text,
-};
-use crate::core::{
-    limit::Limit,
-    window::{Period, Unit},
+use crate::{
+    config::{
+        fault::Fault,
+        keys::closest,
+        mirror::{LocatedNumber, RateLimit},
+        template::unrendered_text,
+    },
+    core::{
+        limit::Limit,
+        window::{Period, Unit},
+    },
 };
 
 /// The limit that `5000/day`, `300/30min` or `5 per second` stands for; `None` for any other text.

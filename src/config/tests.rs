@@ -1,14 +1,12 @@
 use std::{fs, path::PathBuf};
 
-use super::{fault::*, file::*, files::*, keys::Key, options::*, source::*};
+use super::{fault::*, file::*, files::*, keys::Key, rule_defaults::*, source::*};
 use crate::core::{
     calendar::Starts,
-    limit::{Allows, CountPolicy, Limit, OnStoreLoss},
-    request::Entry,
-};
-use crate::core::{
     counter::KeyFormat,
     kind::{Algorithm, WORDS_TEXT},
+    limit::{Allows, CountPolicy, Limit, OnStoreLoss},
+    request::Entry,
 };
 use jiff::civil::Weekday;
 

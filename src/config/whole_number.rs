@@ -2,18 +2,18 @@
 
 use std::fmt;
 
-use super::{
-    advice::wrong_type,
-    fault::Fault,
-    fields::Fields,
-    keys::KeyKind,
-    mirror::{BoxedOption, LocatedNumber},
-    node::{NodeKind, YamlNode},
-    reader::YamlReader,
-    scalar::{Scalar, float, resolve},
-    short_form::{is_unlimited, unit},
+use crate::{
+    config::{
+        advice::wrong_type,
+        fault::Fault,
+        keys::KeyKind,
+        mirror::{BoxedOption, LocatedNumber},
+        node::{NodeKind, Scalar, YamlNode, float, resolve},
+        reader::{Fields, YamlReader},
+        short_form::{is_unlimited, unit},
+    },
+    core::{limit::Limit, window::Unit},
 };
-use crate::core::{limit::Limit, window::Unit};
 
 const REQUESTS: &str = "requests_per_unit";
 const REQUESTS_EXPECTED: &str = "a whole number from 0 to 9007199254740991";

@@ -5,28 +5,26 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{
-    fault::Fault,
-    fields::Fields,
-    file::File,
-    foreign::Foreign,
-    free_form,
-    keys::{KeyKind, KeyLevel, is_meant},
-    mirror::{
-        CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit, RefusalKeys,
-        ReserveKeys, RuleDocument,
+use crate::{
+    config::{
+        advice::{OddCharacters, odd_characters},
+        fault::Fault,
+        file::File,
+        keys::{KeyKind, KeyLevel, is_meant},
+        manifest::Foreign,
+        mirror::{
+            CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit,
+            RefusalKeys, ReserveKeys, RuleDocument,
+        },
+        node::{NodeKind, Scalar, YamlNode, resolve},
+        parse::{binary_tag, check_nesting, parse_all},
+        problems::{DescriptorPath, Problems},
+        reader::{self, Fields, YamlReader},
+        short_form::{is_unlimited, limit_fault, short_form},
+        syntax::syntax_problem,
     },
-    node::{NodeKind, YamlNode},
-    odd_characters::{OddCharacters, odd_characters},
-    parse::{binary_tag, check_nesting, parse_all},
-    path::DescriptorPath,
-    problems::Problems,
-    reader::YamlReader,
-    scalar::{Scalar, resolve},
-    short_form::{is_unlimited, limit_fault, short_form},
-    syntax::syntax_problem,
+    core::metadata::{Metadata, MetadataValue},
 };
-use crate::core::metadata::{Metadata, MetadataValue};
 
 /// Reads the documents of `file`, but those whose root is wrong; none if its syntax is wrong.
 pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
@@ -225,8 +223,8 @@ impl YamlReader<'_> {
         };
         let header = |(key, value): &(YamlNode<'_>, YamlNode<'_>)| LocatedHeader {
             at: value.offset.or(key.offset),
-            name: free_form::metadata_key(key),
-            value: match free_form::metadata(value) {
+            name: reader::metadata_key(key),
+            value: match reader::metadata(value) {
                 MetadataValue::Text(text) => Some(text),
                 _ => None,
             },
@@ -236,7 +234,7 @@ impl YamlReader<'_> {
 
     fn metadata(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Option<Arc<Metadata>> {
         let node = fields.get("metadata")?;
-        if let MetadataValue::Map(map) = free_form::metadata(node) {
+        if let MetadataValue::Map(map) = reader::metadata(node) {
             return Some(Arc::new(map));
         }
         let at = node.offset.or(fields.at("metadata"));

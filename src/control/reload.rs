@@ -8,13 +8,13 @@ use crate::{
     config::{
         fault::{Fault, FaultLevel, Problem},
         files::{Files, Loaded, problem_of},
-        options::Options,
         problems::listed,
+        rule_defaults::Options,
         source::Source,
     },
     control::{changes::Changes, rule_memory::RuleMemory},
     foundation::{
-        blocking::blocking,
+        lock::blocking,
         log_throttle::{BurstThrottle, Omitted},
     },
     observe::metrics::{LONG_LOAD, Metrics, TakenLoad},

@@ -1,7 +1,7 @@
 //! Whether the process has the memory for a load of rules.
 
 use crate::{
-    config::fault::Fault, foundation::megabytes::Megabytes, observe::metrics::process,
+    config::fault::Fault, foundation::printable::Megabytes, observe::metrics::process,
     store::memory::ReservedBytes,
 };
 

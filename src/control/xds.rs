@@ -3,19 +3,12 @@
 //! A push is compiled as files are. A valid push is taken into use and acknowledged; an invalid one changes nothing
 //! and is refused with every reason. While the control plane is away the last valid rules stay in use.
 
-use self::error::XdsError;
-
-use std::{convert::Infallible, sync::Arc, time::Duration};
-
-use tokio::time::{Instant, timeout_at};
-use tonic::{Code, metadata::MetadataMap, transport::Channel};
-
 use crate::{
     config::{
         self,
         message::{Push, TYPE_URL},
     },
-    control::reload::Intake,
+    control::{reload::Intake, xds::options::XdsError},
     foundation::backoff::{Backoff, BackoffWaits, linear},
     observe::metrics::Metrics,
     service::grpc::proto::{
@@ -27,25 +20,21 @@ use crate::{
     },
 };
 
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, metadata::MetadataMap, transport::Channel};
+
 mod connect;
-mod end;
-pub(crate) mod error;
-mod identity;
 mod judge;
 mod lost;
 pub(crate) mod options;
-mod presence;
-mod refusal;
 mod stream;
-pub(crate) mod tls;
-mod watched;
 
 use connect::{ControlPlaneConnection, ControlPlaneConnector};
-use end::StreamEnd;
-use identity::{headers, node};
 use judge::{Objection, PushJudge};
-use options::Options;
-use presence::Presence;
+use lost::{Presence, StreamEnd};
+use options::{Options, headers, node};
 use stream::{DiscoveryStream, StreamEvent};
 
 /// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
@@ -77,7 +66,7 @@ impl Client {
     /// If a setting is invalid, or a certificate cannot be used.
     pub(crate) fn new(
         options: Options,
-        rules: config::options::Options,
+        rules: config::rule_defaults::Options,
         intake: Intake,
         metrics: Arc<Metrics>,
     ) -> Result<Self, XdsError> {

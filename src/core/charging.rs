@@ -1,11 +1,17 @@
-//! Charging: which increments of one request are charged, once it is known which would pass their
-//! limits.
+//! Charging: which increments of one request are charged, once it is known which would pass their limits; and the
+//! counts that a request would lead to, from a look at its counters.
 //!
 //! All Rust code that judges increments asks here; `step.lua` does the same inside Redis.
 
 use std::collections::HashMap;
 
-use crate::core::counter::{Batch, Charge, Enforcement, Increment, IncrementSpec, Operation};
+use crate::core::counter::{
+    Batch, Charge, CounterKind, CounterState, CounterStates, Enforcement, Increment, IncrementSpec,
+    Operation, ResetTimes,
+};
+
+#[cfg(test)]
+mod tests;
 
 /// The judgement on a request's counters, before any of them changes.
 #[derive(Debug, Default)]
@@ -150,192 +156,82 @@ impl BatchCharging {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::{counter::sample, request::Hits};
+/// The look at counters that hold nothing.
+pub(crate) fn empty_look(batch: &Batch) -> CounterStates {
+    let specs = batch.all_specs();
+    specs
+        .map(|spec| CounterState {
+            is_charged: false,
+            ends: (spec.method != CounterKind::Window).then(|| ResetTimes {
+                resets_in: 0,
+                retry_in: (!spec.refuses(0)).then_some(0),
+            }),
+            ..CounterState::from(0)
+        })
+        .collect()
+}
 
-    const ALWAYS: Operation = Operation::Add(Charge::Always);
-    const WITHIN: Operation = Operation::Add(Charge::Within);
-    const ADMITTED: Operation = Operation::Add(Charge::Admitted);
-    const STOPPING: Operation = Operation::Add(Charge::Stopping);
-
-    fn spec(operation: Operation, enforcement: Enforcement, descriptor: u32) -> IncrementSpec {
-        IncrementSpec {
-            operation,
-            enforcement,
-            descriptor,
-            ..sample::spec(1, Hits::ONE)
+/// The counts after `batch`, as a store would return them for the counts of its look. Hits that are given back are
+/// taken from whole counts, so for a sliding window or a bucket they are near the truth only.
+pub(crate) fn predicted(batch: &Batch, looked: &[CounterState]) -> CounterStates {
+    // The first look at a counter has no other hits of the request in front.
+    let mut held: HashMap<&[u8], u64> = HashMap::new();
+    for (increment, count) in batch.iter().zip(looked) {
+        held.entry(increment.key).or_insert(count.after);
+    }
+    let mut counts = CounterStates::new();
+    if batch.all_specs().all(IncrementSpec::stands_alone) {
+        for (increment, looked) in batch.iter().zip(looked) {
+            let held = held.entry(increment.key).or_default();
+            let is_charged = charges_alone(&increment.spec, || *held);
+            counts.push(state(&increment, *looked, held, 0, is_charged));
         }
+        return counts;
     }
-
-    /// Each case is an increment, whether its limit refuses it, and whether it is charged.
-    #[track_caller]
-    fn check<const N: usize>(cases: [(Operation, Enforcement, u32, bool, bool); N]) {
-        let spec = cases.map(|(operation, enforcement, at, is_over, _)| {
-            (spec(operation, enforcement, at), is_over)
-        });
-        let charging = Charging::new(spec.iter().map(|(spec, is_over)| (spec, *is_over)));
-        let charged = spec.map(|(spec, is_over)| charging.charges(&spec, is_over));
-        assert_eq!(charged, cases.map(|(.., is_charged)| is_charged));
-    }
-
-    use Enforcement::{Quota, Refuses, Silent};
-
-    #[test]
-    fn what_one_limit_refuses_is_charged_to_none() {
-        check([
-            (ADMITTED, Refuses, 0, false, false),
-            (ADMITTED, Refuses, 0, true, false),
-            (ADMITTED, Refuses, 1, false, false),
-            (ALWAYS, Refuses, 2, false, true),
-            (WITHIN, Refuses, 2, false, true),
-        ]);
-        check([
-            (ADMITTED, Refuses, 0, false, true),
-            (ADMITTED, Refuses, 1, false, true),
-        ]);
-    }
-
-    #[test]
-    fn a_rule_in_shadow_mode_spares_itself_and_nobody_else() {
-        check([
-            (ADMITTED, Silent, 0, true, false),
-            (ADMITTED, Silent, 0, false, false),
-            (ADMITTED, Refuses, 1, false, true),
-        ]);
-    }
-
-    #[test]
-    fn an_increment_that_stands_alone_is_charged_unless_its_own_limit_refuses_it() {
-        for (operation, held, is_charged) in [
-            (ALWAYS, 9, true),
-            (STOPPING, 9, true),
-            (ADMITTED, 0, true),
-            (ADMITTED, 1, false),
-            (WITHIN, 0, true),
-            (WITHIN, 1, false),
-        ] {
-            let spec = spec(operation, Refuses, 0);
-            assert_eq!(
-                charges_alone(&spec, || held),
-                is_charged,
-                "{operation:?} {held}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_look_that_is_over_refuses_and_stops_nothing() {
-        check([
-            (Operation::Look, Refuses, 0, true, false),
-            (STOPPING, Refuses, 1, false, true),
-            (ADMITTED, Refuses, 2, false, false),
-        ]);
-    }
-
-    #[test]
-    fn hits_of_one_request_on_one_key_come_one_after_the_other() {
-        let mut batch = Batch::default();
-        for _ in 0..2 {
-            batch.append_one(Increment {
-                key: b"k",
-                spec: spec(WITHIN, Refuses, 0),
-            });
-        }
-        // The limit is 1, and the counter is empty.
-        let judged = BatchCharging::new(&batch, |increment, ahead| Look {
-            before: ahead,
-            after: increment.moves(ahead),
-        });
-        let specs = batch.all_specs().enumerate();
-        let charged: Vec<_> = specs
-            .map(|(index, spec)| judged.charges(index, spec))
-            .collect();
-        assert_eq!(charged, [true, false]);
-    }
-
-    #[test]
-    fn hits_in_front_wait_together_with_those_that_a_counter_refuses() {
-        let judged = |before| JudgedIncrement {
-            is_over: true,
+    let charging = BatchCharging::new(batch, |increment, ahead| {
+        let before = held.get(increment.key).copied().unwrap_or(0);
+        let before = before.saturating_add(ahead);
+        Look {
             before,
-        };
-        assert_eq!(judged(7).waiting(1), 6);
-        // Hits that were charged meanwhile are no longer in front.
-        assert_eq!(judged(1).waiting(7), 0);
-    }
-
-    #[test]
-    fn quotas_refuse_together() {
-        check([
-            (ADMITTED, Quota, 0, true, false),
-            (ADMITTED, Quota, 1, false, true),
-            (ADMITTED, Refuses, 2, false, true),
-        ]);
-        check([
-            (ADMITTED, Quota, 0, true, false),
-            (ADMITTED, Quota, 1, true, false),
-            (ADMITTED, Refuses, 2, false, false),
-        ]);
-    }
-
-    #[test]
-    fn a_request_is_refused_by_one_plain_limit_or_by_all_quotas() {
-        for (first, second, refuses) in [
-            ((Refuses, true), (Refuses, false), true),
-            ((Refuses, false), (Quota, false), false),
-            ((Silent, true), (Refuses, false), false),
-            ((Quota, true), (Quota, false), false),
-            ((Quota, true), (Quota, true), true),
-        ] {
-            let (one, other) = (spec(ALWAYS, first.0, 0), spec(ALWAYS, second.0, 1));
-            let charging = Charging::new([(&one, first.1), (&other, second.1)]);
-            assert_eq!(charging.refuses, refuses, "{first:?} {second:?}");
+            after: increment.moves(before),
         }
-    }
-
-    #[test]
-    fn each_judges_for_itself_where_all_hits_count() {
-        check([
-            (ALWAYS, Refuses, 0, true, true),
-            (WITHIN, Refuses, 0, true, false),
-            (WITHIN, Refuses, 0, false, true),
-        ]);
-    }
-
-    #[test]
-    fn what_a_give_back_leaves_over_refuses_the_request_but_stops_nothing() {
-        let charged = |operation| {
-            let back = spec(Operation::GiveBack, Refuses, 0);
-            let hit = spec(operation, Refuses, 1);
-            let charging = Charging::new([(&back, true), (&hit, false)]);
-            (charging.charges(&back, true), charging.charges(&hit, false))
+    });
+    for (index, (increment, looked)) in batch.iter().zip(looked).enumerate() {
+        let held = held.entry(increment.key).or_default();
+        let judged = charging.judged[index];
+        let is_charged = charging.charges(index, &increment.spec);
+        let waiting = if judged.is_over {
+            judged.waiting(*held)
+        } else {
+            0
         };
-        assert_eq!(charged(ADMITTED), (true, false));
-        assert_eq!(charged(ALWAYS), (true, true));
-        assert_eq!(charged(STOPPING), (true, true));
+        counts.push(state(&increment, *looked, held, waiting, is_charged));
     }
+    counts
+}
 
-    #[test]
-    fn a_look_is_never_charged_and_refuses_all_the_same() {
-        check([
-            (Operation::Look, Refuses, 0, true, false),
-            (Operation::Look, Refuses, 1, false, false),
-            (ADMITTED, Refuses, 2, false, false),
-            (ALWAYS, Refuses, 3, false, true),
-        ]);
+/// The state of a counter that holds `held` after `increment`. `waiting` are earlier uncharged hits of the request.
+fn state(
+    increment: &Increment<'_>,
+    looked: CounterState,
+    held: &mut u64,
+    waiting: u64,
+    is_charged: bool,
+) -> CounterState {
+    // A rule that allows without the store has answered already.
+    if looked.is_charged {
+        return looked;
     }
-
-    #[test]
-    fn the_references_stop_leaves_out_what_would_have_passed() {
-        check([
-            (STOPPING, Refuses, 0, true, true),
-            (STOPPING, Refuses, 1, false, false),
-        ]);
-        check([
-            (STOPPING, Refuses, 0, false, true),
-            (STOPPING, Silent, 1, false, true),
-        ]);
+    if is_charged {
+        *held = increment.moves(*held);
+        return CounterState {
+            is_charged,
+            after: *held,
+            ..looked
+        };
+    }
+    CounterState {
+        after: held.saturating_add(waiting),
+        ..looked
     }
 }

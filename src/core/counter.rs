@@ -5,15 +5,12 @@ mod increment;
 mod key;
 #[cfg(test)]
 pub(crate) mod sample;
-mod state;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use super::kind::CounterKind;
 pub use batch::Batch;
 pub(crate) use batch::Increment;
-pub(crate) use increment::Enforcement;
-pub use increment::{Charge, IncrementSpec, Operation};
+pub use increment::{Charge, CounterState, CounterStates, IncrementSpec, Operation};
+pub(crate) use increment::{Enforcement, ResetTimes};
 pub use key::{Identity, Joined, KeyFormat};
-pub(crate) use state::ResetTimes;
-pub use state::{CounterState, CounterStates};

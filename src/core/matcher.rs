@@ -25,7 +25,6 @@ use crate::core::{
 
 pub(crate) mod cause;
 pub(crate) mod middles;
-pub(crate) mod outline;
 mod reach;
 #[cfg(test)]
 pub(super) mod tests;

@@ -1,9 +1,13 @@
 //! Opens connections: over TCP or to a Unix socket, with TLS if asked for.
+//!
+//! The resolver of the C library takes a thread for each name and cannot be stopped: a caller that waits no longer
+//! leaves its thread behind. So look-ups have a bound over the whole process.
 
 use std::{
     fmt,
     future::{Ready, ready},
     io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -14,11 +18,15 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
+    sync::Semaphore,
 };
 use tokio_rustls::{TlsConnector, rustls::ClientConfig};
 use tonic::{codegen::Service, transport::Uri};
 
-use super::{endpoint::Endpoint, resolve::resolve, tls::ServerName};
+use crate::{
+    foundation::lock::blocking,
+    net::{endpoint::Endpoint, tls::ServerName},
+};
 
 /// A stream of bytes in both directions.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -125,8 +133,51 @@ impl Service<Uri> for OnceConnector {
     }
 }
 
+/// Threads that may look up names at a time. Further names wait for one of these, within the time that their connection
+/// may take.
+const MAX_LOOKUPS: usize = 8;
+
+static LOOKUPS: Semaphore = Semaphore::const_new(MAX_LOOKUPS);
+
+/// The addresses of `host`, a name or an IP address, each with `port`.
+///
+/// # Errors
+///
+/// If the resolver does not know the name.
+pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let host = host.to_owned();
+    bounded(&LOOKUPS, move || {
+        Ok((host, port).to_socket_addrs()?.collect())
+    })
+    .await
+}
+
+/// Runs `work` on a thread that keeps one of `permits` to the end of the work, also if the caller waits no longer.
+async fn bounded<T: Send + 'static>(
+    permits: &'static Semaphore,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let permit = permits.acquire().await.expect("it is never closed");
+    blocking(move || {
+        let done = work();
+        drop(permit);
+        done
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::{Arc, mpsc},
+        time::Duration,
+    };
+
+    use tokio::time::timeout;
+
     use super::*;
 
     #[tokio::test]
@@ -140,5 +191,39 @@ mod tests {
             panic!("the endpoint is a port");
         };
         assert!(SockRef::from(&stream).tcp_nodelay().unwrap());
+    }
+
+    #[tokio::test]
+    async fn an_address_is_its_own_and_a_name_is_looked_up() {
+        for (host, expected) in [
+            ("192.0.2.1", "192.0.2.1:7"),
+            ("2001:db8::1", "[2001:db8::1]:7"),
+        ] {
+            assert_eq!(resolve(host, 7).await.unwrap(), [expected.parse().unwrap()]);
+        }
+        let found = resolve("localhost", 7).await.unwrap();
+        assert!(found.iter().all(|found| found.ip().is_loopback()));
+        assert!(!found.is_empty());
+        resolve("no host", 7).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn work_that_hangs_keeps_its_permit_though_its_caller_is_gone() {
+        static TWO: Semaphore = Semaphore::const_new(2);
+        let (answer, answers) = mpsc::channel();
+        let answers = Arc::new(std::sync::Mutex::new(answers));
+        let hang = || {
+            let answers = answers.clone();
+            let hanging = bounded(&TWO, move || answers.lock().unwrap().recv().unwrap());
+            timeout(Duration::from_millis(1), hanging)
+        };
+        for _ in 0..3 {
+            hang().await.unwrap_err();
+        }
+        assert_eq!(TWO.available_permits(), 0);
+        for number in 1..=2 {
+            answer.send(number).unwrap();
+        }
+        assert_eq!(bounded(&TWO, || 7).await, 7);
     }
 }

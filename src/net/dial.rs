@@ -1,16 +1,22 @@
-//! Connections to servers that operators name by URL: `tollgate ask`, and the collector of spans.
+//! Connections to servers that operators name by URL: `tollgate ask`, and the collector of spans. Also one HTTP/1.1
+//! request on a new connection, for commands that ask a running server.
 
 use std::{
-    fmt, io,
+    fmt,
+    future::poll_fn,
+    io,
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
+use hyper::{Request, StatusCode, body::Body as _};
+use hyper_util::rt::TokioIo;
 use tokio_rustls::rustls::{self, ClientConfig, pki_types::InvalidDnsNameError};
 use tonic::transport::{self, Channel};
 
-use super::{
+use crate::net::{
     connect::{BoxedStream, OnceConnector, connect},
     endpoint::{BareIpv6, Endpoint, split},
     tls::{ServerName, TlsError, client::ClientTls, failure::TlsFailure},
@@ -228,6 +234,56 @@ fn endpoint(url: &str) -> Option<(Endpoint, bool)> {
     let default_port = if is_https { 443 } else { 80 };
     let endpoint = Endpoint::parse(host, default_port, BareIpv6::WithoutPort);
     Some((endpoint.ok()?, is_https))
+}
+
+/// The longest answer that is read.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("the server does not answer by HTTP/1")]
+    Http(#[from] hyper::Error),
+    #[error("the answer is longer than {MAX_ANSWER_BYTES} bytes")]
+    TooLong,
+}
+
+/// Sends `request`, and returns the status and the body of the answer.
+///
+/// # Errors
+///
+/// If the server cannot be reached, or does not answer by HTTP/1.
+pub(crate) async fn exchange(
+    dial: &Dial,
+    request: Request<String>,
+) -> Result<(StatusCode, Vec<u8>), ExchangeError> {
+    let stream = TokioIo::new(dial.stream().await?);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+    let answered = async {
+        let reply = sender.send_request(request).await?;
+        let status = reply.status();
+        let mut body = reply.into_body();
+        let mut bytes = Vec::new();
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            if let Ok(data) = frame?.into_data() {
+                bytes.extend_from_slice(&data);
+            }
+            if bytes.len() > MAX_ANSWER_BYTES {
+                return Err(ExchangeError::TooLong);
+            }
+        }
+        Ok((status, bytes))
+    };
+    let mut answered = std::pin::pin!(answered);
+    tokio::select! {
+        answer = &mut answered => answer,
+        ended = connection => {
+            ended?;
+            answered.await
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use super::pem::PemError;
 pub(crate) mod client;
 pub(crate) mod failure;
 pub(crate) mod listener;
-pub(crate) mod refusal;
 
 pub(crate) use tokio_rustls::rustls::pki_types::ServerName;
 

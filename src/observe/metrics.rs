@@ -19,25 +19,20 @@ use crate::{
         lock::lock,
         sample::{Sample, SampleWriter},
     },
+    observe::{log_lines::LogStats, metrics::rule_stats::DomainStats, traces::TraceStats},
     store::{
         loss::LossStats,
         memory::MemoryStore,
         over_limit_cache::CacheStats,
-        redis::{
-            health::running::Pauses,
-            stats::{self as redis, RedisStats},
-        },
+        redis::stats::{self as redis, RedisStats},
         returns::ReturnStats,
         slices::SliceTables,
     },
 };
 
 mod config_stats;
-mod domain_stats;
 mod dynamic_names;
-mod held;
 mod lease_stats;
-mod limit_stats;
 pub(crate) mod mapper;
 pub(crate) mod mogrifier;
 pub(crate) mod process;
@@ -50,16 +45,14 @@ pub(crate) mod statsd;
 mod tests;
 mod worker_stats;
 
+pub(crate) use crate::observe::metrics::server::{CutOff, HeldStats};
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
-pub(crate) use held::{CutOff, HeldStats};
 pub(crate) use recorder::Recorder;
 pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
 pub(crate) use worker_stats::{CallCount, CallTotals};
 
-use super::{log_lines::LogStats, traces::TraceStats};
 use config_stats::ConfigStats;
-use domain_stats::DomainStats;
 use dynamic_names::DynamicNames;
 use rule_stats::RuleStats;
 use statsd::SinkStats;
@@ -207,11 +200,6 @@ impl Metrics {
         self.config.record_control_plane(is_up);
     }
 
-    /// Pauses of this process while requests waited for Redis.
-    pub fn own_pauses(&self) -> Pauses {
-        redis::own_pauses(&self.redis, &self.redis_per_second)
-    }
-
     /// All statistics at this moment.
     pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
         let mut samples = Vec::new();
@@ -236,7 +224,7 @@ impl Metrics {
         let values = dynamic_names::copy(&self.dynamic_names, |names| &names.values.list);
         rule_stats::samples(&rules, &values, list);
         let domains = lock(&self.domains).clone();
-        domain_stats::samples(&domains, list);
+        rule_stats::unmatched_samples(&domains, list);
         dynamic_names::samples(&self.dynamic_names, list);
         worker_stats::samples(&self.workers, list);
         self.config.samples(list);
@@ -253,9 +241,8 @@ impl Metrics {
         self.slices.samples(list);
         self.returns.samples(list);
         self.over_limit_cache.samples(list);
-        match memory {
-            Some(store) => store.samples(list),
-            None => redis::lateness_samples(&self.redis, &self.redis_per_second, list),
+        if let Some(store) = memory {
+            store.samples(list);
         }
     }
 }

@@ -117,7 +117,7 @@ fn example(matcher: &Matcher) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{files::Files, options::Options};
+    use crate::config::{files::Files, rule_defaults::Options};
 
     #[test]
     fn the_example_reaches_a_rule_with_a_limit_and_no_shell_changes_it() {

@@ -33,6 +33,7 @@ use tonic::codegen::http::uri::Authority;
 
 use crate::{
     observe::metrics::{Authorities, Metrics},
+    server::authority::huffman::{Replacement, instead},
     service::{
         answered_leases::{ConnectionLeases, STREAM, WorkerLeases},
         grpc::unary::{count_read, is_turn_over},
@@ -44,7 +45,6 @@ mod frames;
 mod hpack;
 mod huffman;
 mod log;
-mod replacement;
 #[cfg(test)]
 mod tests;
 
@@ -55,7 +55,6 @@ use frames::{
     first_fragment, has_end, is_whole_block, payload_bytes, refill, set_payload_bytes, stream_id,
 };
 use hpack::{AuthorityEntries, HeaderString, literal, next_authority, plain_string};
-use replacement::{Replacement, instead};
 
 /// The length of the client's preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;

@@ -67,9 +67,6 @@ pub(super) struct StoreTasks {
     pub(super) at_end: Vec<Running>,
 }
 
-/// How long an answer may take for which no caller waits. Hits that are charged by one that never comes are lost.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// Work that ends.
 pub(super) type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -164,20 +161,7 @@ impl StoreBackend {
         let tables = metrics.slices.clone();
         let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
         tables.set_holders(replicas, worker_count(settings));
-        let patient_options = redis::options::Options {
-            deadline: PATIENCE,
-            ..options
-        };
-        let mut patient = |backend: &RedisBackend| {
-            let (store, batchers) = RedisStore::new(&backend.servers, &patient_options);
-            tasks.on_worker.push(Box::pin(batchers.run()));
-            store
-        };
-        let patient = PerSecond {
-            store: patient(all),
-            per_second: per_second_backend.as_ref().map(patient),
-        };
-        let store = Slices::new(store, Arc::new(patient), tables, returns.clone());
+        let store = Slices::new(store, tables, returns.clone());
         let clock = || {
             let clock = self.clock(settings);
             move || clock.now()
@@ -285,10 +269,6 @@ impl StoreBackend {
                 ("rules".to_owned(), metrics.loads().to_string()),
                 ("store".to_owned(), name.to_owned()),
             ];
-            if !stores.is_empty() {
-                let pauses = metrics.own_pauses();
-                lines.push(("own pauses".to_owned(), pauses.to_string()));
-            }
             for (name, servers) in &stores {
                 let report = servers.report().into_iter();
                 lines.extend(report.map(|(who, how)| (format!("{name} {who}"), how)));

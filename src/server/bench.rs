@@ -12,18 +12,16 @@ use tokio::{
 };
 use tonic::service::Routes;
 
-use super::{
-    authority::AuthorityLog,
-    connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
-    ports::GrpcListener,
-    runtime::runtime,
-    tasks::OwnedTasks,
-    worker::Worker,
-    workers::{Workers, accept},
-};
 use crate::{
     core::limit::NearRatio,
     observe::metrics::Metrics,
+    server::{
+        authority::AuthorityLog,
+        connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
+        ports::GrpcListener,
+        tasks::OwnedTasks,
+        workers::{Worker, Workers, accept, runtime},
+    },
     service::{
         grpc::unary::{Phase, UnaryMethod},
         held_bytes::HeldBound,

@@ -2,8 +2,12 @@
 
 use std::{io, pin::Pin, sync::Arc, time::Duration};
 
-use hyper::{server::conn::http2, service::service_fn};
-use hyper_util::rt::TokioIo;
+use hyper::{
+    rt::{Sleep, Timer},
+    server::conn::http2,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::watch,
@@ -12,25 +16,27 @@ use tokio::{
 use tokio_util::either::Either::{self, Left, Right};
 use tonic::service::Routes;
 
-use super::{
-    authority::{AuthorityLog, AuthorityRewriter},
-    poll_timer::PollTimer,
-    ports::{Detached, PortStream},
-    tls::CurrentTls,
-};
 use crate::{
     foundation::random,
     net::tls::listener::TlsSession,
+    server::{
+        authority::{AuthorityLog, AuthorityRewriter},
+        ports::{Detached, PortStream},
+        tls::CurrentTls,
+    },
     service::{
         answered_leases::WorkerLeases,
         grpc::unary::{
             CallBounds, Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, OtherServices, Phase,
-            TimedConnection, UnaryMethod, draining,
+            TimedConnection, UnaryMethod, arrived, draining,
         },
         held_bytes::{Account, HeldBound},
     },
-    settings::{bounds::Bounds, serve::Settings},
+    settings::{listen::Bounds, serve::Settings},
 };
+
+#[cfg(test)]
+mod tests;
 
 /// How long a connection without a running decision can take to close: the client has to receive the GOAWAY, confirm
 /// it, and read the last replies.
@@ -305,5 +311,27 @@ fn jittered(age: Duration) -> Duration {
     random::between(age - tenth, age + tenth)
 }
 
-#[cfg(test)]
-mod tests;
+/// A timer whose "now" is the time of the current poll of a connection.
+///
+/// For its keepalive, hyper asks for the time with every frame that it reads, which would be three readings of the
+/// clock for each call. The time of the poll that found the frame is exact enough for that.
+#[derive(Clone, Copy, Debug)]
+struct PollTimer;
+
+impl Timer for PollTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep(duration)
+    }
+
+    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
+        TokioTimer::new().sleep_until(deadline)
+    }
+
+    fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, new_deadline: std::time::Instant) {
+        TokioTimer::new().reset(sleep, new_deadline);
+    }
+
+    fn now(&self) -> std::time::Instant {
+        arrived()
+    }
+}

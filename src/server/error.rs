@@ -6,7 +6,7 @@ use super::{tasks::TaskError, tls::ListenerTlsError};
 
 use crate::{
     config::{fault::Problem, problems::listed},
-    control::xds::error::XdsError,
+    control::xds::options::XdsError,
     observe::metrics::mogrifier::MogrifierError,
     settings::{memory::MemoryError, traces::TracesError},
     store::redis,

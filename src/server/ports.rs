@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, lo
 use super::error::ServerError;
 use crate::{
     foundation::log_throttle::LogThrottle,
-    settings::{serve::Settings, tls::TlsSettings},
+    settings::{listen::TlsSettings, serve::Settings},
 };
 
 /// The bound listeners, except for gRPC's, which opens only when there are rules.

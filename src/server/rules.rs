@@ -5,7 +5,7 @@ use super::error::ServerError;
 use std::{pin::Pin, sync::Arc};
 
 use crate::{
-    config::{fault::Fault, options::Options, source::Source},
+    config::{fault::Fault, rule_defaults::Options, source::Source},
     control::{
         reload::{Intake, Reloader, log_errors},
         xds,

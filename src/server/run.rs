@@ -9,31 +9,28 @@ use std::{fs, sync::Arc};
 use tokio::sync::{Semaphore, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
-use super::{
-    announce::announce,
-    authority::AuthorityLog,
-    backend::{Running, worker_count},
-    connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
-    error::ServerError,
-    file_limit::connection_limits,
-    health::HealthPublisher,
-    http_ports,
-    log::Log,
-    parts::Parts,
-    ports::{Addresses, GrpcListener, Ports},
-    runtime::runtime,
-    service_manager::ServiceManager,
-    services::{others, thread_service},
-    signals::Signals,
-    spans::{self, SpanExport},
-    statistics, store_tasks,
-    tasks::{OwnedTasks, Task, owned},
-    tls::{CurrentTls, Rotation},
-    worker::Worker,
-    workers::{Workers, accept},
-};
 use crate::{
     observe::traces::Tracer,
+    server::{
+        announce::announce,
+        authority::AuthorityLog,
+        backend::{Running, worker_count},
+        connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
+        error::ServerError,
+        file_limit::connection_limits,
+        health::HealthPublisher,
+        http,
+        log::Log,
+        parts::Parts,
+        ports::{Addresses, GrpcListener, Ports},
+        service_manager::{ServiceManager, Signals},
+        services::{others, thread_service},
+        spans::{self, SpanExport},
+        statistics, store_tasks,
+        tasks::{OwnedTasks, Task, owned},
+        tls::{CurrentTls, Rotation},
+        workers::{Worker, Workers, accept, runtime},
+    },
     service::{grpc::unary::Phase, held_bytes::HeldBound},
     settings::{listen::Listen, process::Process, serve::Settings},
     store::redis::topology::servers::Servers,
@@ -85,7 +82,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let of_json_store = store_tasks::start(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
     let max_http = max_connections.http.min(parts.memory.http_connections);
-    http_ports::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
+    http::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
     health.follow_all(&mut tasks);
     let mut server = Server {
         health,
@@ -143,6 +140,8 @@ fn conditions(parts: &Parts<'_>, is_open: watch::Receiver<bool>) -> Vec<watch::R
     if parts.settings.healthy_with_rules_only {
         conditions.push(parts.intake.follow_domains());
     }
+    // A process that never reached its Redis has a wrong address or password, and takes no place in rotation.
+    conditions.extend(parts.backend.servers().map(Servers::has_answered));
     if parts.settings.redis.health_follows_redis {
         conditions.extend(parts.backend.servers().map(Servers::health));
     }

@@ -1,4 +1,5 @@
-//! Notifies the service manager (systemd, `Type=notify`) when the ports are open, and when the process is about to end.
+//! Supervision: notifies the service manager (systemd, `Type=notify`) when the ports are open, and when
+//! the process is about to end, and takes the signals that stop it.
 //!
 //! The protocol is that of sd_notify(3): a datagram with `NAME=value` lines to the socket that the environment names.
 
@@ -7,6 +8,8 @@ use std::{
     io,
     os::unix::net::{SocketAddr, UnixDatagram},
 };
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The service manager, if one waits for notifications.
 pub(super) struct ServiceManager(Option<SocketAddr>);
@@ -72,6 +75,31 @@ fn abstract_address(name: &[u8]) -> io::Result<SocketAddr> {
 #[cfg(not(target_os = "linux"))]
 fn abstract_address(_: &[u8]) -> io::Result<SocketAddr> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Signals that stop the process, SIGHUP included, as in the reference.
+pub(super) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    pub(super) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hang_up.recv() => "SIGHUP",
+        }
+    }
 }
 
 #[cfg(test)]

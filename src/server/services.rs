@@ -14,7 +14,7 @@ use crate::{
         limiter::Limiter,
     },
     settings::{
-        bounds::{MAX_DESCRIPTORS, MAX_ENTRIES},
+        listen::{MAX_DESCRIPTORS, MAX_ENTRIES},
         serve::Settings,
     },
     store::{any::AnyStore, returns::Returns},

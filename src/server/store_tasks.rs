@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     backend::{Running, StoreTasks},
-    cpu_quota,
+    control_group,
     parts::Parts,
     tasks::{OwnedTasks, Task},
 };
 use crate::{
-    foundation::blocking::blocking,
+    foundation::lock::blocking,
     service::{grpc, limiter::Rules},
     store::{memory::MemoryStore, redis::topology::watcher::TopologyWatcher},
 };
@@ -26,7 +26,6 @@ pub(super) fn start(
 ) -> [Vec<Running>; 2] {
     let Parts {
         settings,
-        metrics,
         rules,
         backend,
         ..
@@ -34,9 +33,8 @@ pub(super) fn start(
     let sweeping = sweep(rules.clone(), backend.memory(), backend.reminders());
     tasks.start(Task::Sweep, sweeping);
     if backend.servers().next().is_some() {
-        let metrics = metrics.clone();
-        let watching = async move {
-            cpu_quota::watch(move || metrics.own_pauses().total).await;
+        let watching = async {
+            control_group::watch().await;
             // One report is enough.
             std::future::pending().await
         };

@@ -3,22 +3,23 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use tokio::{net::TcpStream, sync::watch, time::Instant};
 
-use super::handshakes::HandshakeLog;
 use crate::{
     control::changes::Changes,
-    foundation::{blocking::blocking, causes::chain},
+    foundation::{causes::chain, lock::blocking, log_throttle::LogThrottle},
     net::tls::{
         ServerName, TlsError,
+        failure::HandshakeFailure,
         listener::{ListenerFiles, ListenerPem, ListenerTls, TlsSession},
     },
     observe::metrics::Metrics,
-    settings::tls,
+    settings::listen,
 };
 
 /// Why TLS cannot be set up. Every message names the file or the setting at fault.
@@ -65,7 +66,7 @@ const CERTIFICATE: &str = "GRPC_SERVER_TLS_CERT (--grpc-tls-cert)";
 const KEY: &str = "GRPC_SERVER_TLS_KEY (--grpc-tls-key)";
 
 /// The files that the settings name, and the name required of clients.
-fn files(settings: &tls::TlsSettings) -> Result<ListenerFiles, ListenerTlsError> {
+fn files(settings: &listen::TlsSettings) -> Result<ListenerFiles, ListenerTlsError> {
     let named = |path: Option<&Path>, name| {
         path.map(Path::to_owned)
             .ok_or(ListenerTlsError::NotNamed(name))
@@ -110,7 +111,7 @@ impl Rotation {
     /// # Errors
     ///
     /// If a file is invalid, or if the settings look as if clients were verified but they would not be.
-    pub(super) fn new(settings: &tls::TlsSettings) -> Result<Option<Self>, ListenerTlsError> {
+    pub(super) fn new(settings: &listen::TlsSettings) -> Result<Option<Self>, ListenerTlsError> {
         const USE_TLS: &str = "GRPC_SERVER_USE_TLS (--grpc-tls)";
         const CLIENT_CA: &str = "GRPC_CLIENT_TLS_CACERT (--grpc-client-ca)";
         const CLIENT_SAN: &str = "GRPC_CLIENT_TLS_SAN (--grpc-client-san)";
@@ -199,6 +200,61 @@ impl CertificateWatch {
             };
             let rotation = blocking(look).await;
             self = Self { rotation, changes };
+        }
+    }
+}
+
+/// Counts and logs failed handshakes, for all workers.
+#[derive(Debug)]
+pub(super) struct HandshakeLog {
+    metrics: Arc<Metrics>,
+    /// A throttle for each kind of failure, so that a port scanner does not hide an expired certificate.
+    throttles: [LogThrottle; HandshakeFailure::ALL.len()],
+}
+
+impl HandshakeLog {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            metrics,
+            throttles: Default::default(),
+        })
+    }
+
+    /// Performs the handshake until `deadline`. Returns `None` if the client closes the connection without a byte, as
+    /// health checks over TCP do.
+    ///
+    /// # Errors
+    ///
+    /// If the client is refused, or breaks off the handshake.
+    pub(super) async fn accept(
+        &self,
+        tls: ListenerTls,
+        stream: TcpStream,
+        deadline: Instant,
+    ) -> io::Result<Option<TlsSession>> {
+        let peer = stream.peer_addr();
+        if stream.peek(&mut [0]).await? == 0 {
+            return Ok(None);
+        }
+        let accepted = tokio::time::timeout_at(deadline, tls.accept(stream)).await;
+        let accepted = accepted.unwrap_or_else(|late| Err(late.into()));
+        accepted.map(Some).inspect_err(|error| {
+            self.record(peer.ok(), error);
+        })
+    }
+
+    fn record(&self, peer: Option<SocketAddr>, error: &io::Error) {
+        let failure = HandshakeFailure::of(error);
+        self.metrics.handshakes.count(failure);
+        if self.throttles[failure as usize].may_log() {
+            let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+            tracing::warn!(
+                peer,
+                reason = failure.name(),
+                %error,
+                "a TLS handshake failed: {}; Envoy lets requests pass meanwhile unless failure_mode_deny is set",
+                failure.explanation()
+            );
         }
     }
 }

@@ -16,24 +16,21 @@ use crate::{service::grpc, store::contract::Store};
 mod counters;
 mod debug;
 mod explain;
-mod health;
 mod json;
 mod origin;
 mod page;
-mod rlconfig;
 mod rules;
 mod snapshot;
 mod start_page;
 mod statistics;
 mod top;
 
-pub(crate) use counters::{ChangeAccess, Counters, document};
+pub(crate) use counters::{ChangeAccess, Counters, report};
 pub(crate) use debug::{DebugPages, debug};
-pub(crate) use health::{Components, Health};
 pub(crate) use json::BodyLimits;
 pub(crate) use origin::{DebugHosts, Peer};
 pub(crate) use page::BlockingQueue;
-pub(crate) use snapshot::Snapshots;
+pub(crate) use snapshot::{Components, Health, Snapshots};
 pub(crate) use statistics::Statistics;
 
 use json::{answer_json, plain};

@@ -198,17 +198,17 @@ impl CallStream {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use hyper::header::HeaderValue;
 
     use super::*;
     use crate::core::{lease::token::LeaseId, window::Timestamp};
 
-    /// Remembers the leases that it ended.
+    /// Remembers the tokens of the leases that it ended.
     #[derive(Default)]
-    struct Ended(Mutex<Vec<u64>>);
+    pub(crate) struct EndedLeases(pub(crate) Mutex<Vec<u64>>);
 
-    impl EndLeases for Ended {
+    impl EndLeases for EndedLeases {
         fn has_leases(&self) -> bool {
             true
         }
@@ -235,8 +235,8 @@ mod tests {
         connection.stream(&headers).unwrap()
     }
 
-    fn connection() -> (Arc<Ended>, Arc<ConnectionLeases>) {
-        let ended = Arc::<Ended>::default();
+    fn connection() -> (Arc<EndedLeases>, Arc<ConnectionLeases>) {
+        let ended = Arc::<EndedLeases>::default();
         (ended.clone(), WorkerLeases::new(ended).of_connection())
     }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::{
     core::{
         counter::{CounterState, CounterStates},
-        descriptor_text::Entries,
         limit::Modes,
         matcher::Matcher,
         plan::Plan,
+        request::Entries,
         window::Timestamp,
     },
     service::{

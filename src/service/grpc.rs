@@ -27,17 +27,15 @@ use crate::{
     },
     store::{
         contract::{Deadline, Store, StoreError},
-        redis::health::clock::RedisClock,
+        redis::clock::RedisClock,
     },
 };
 
 pub(crate) mod codec;
 pub mod fast_path;
-pub(crate) mod json;
 mod limit_fields;
 pub mod proto;
 mod refusal_body;
-mod timeout;
 pub(crate) mod unary;
 pub mod wire;
 
@@ -158,7 +156,7 @@ impl<S: Store + Clone> UnaryMethod for Service<S> {
             span,
             stream,
         } = start;
-        let deadline = Deadline::of_call(began, timeout.map(timeout::for_decision));
+        let deadline = Deadline::of_call(began, timeout.map(unary::for_decision));
         let abandoned = AbandonedCall(Some(&self.limiter.metrics));
         let stream = stream.as_ref();
         let reply = match span {

@@ -1,11 +1,7 @@
 //! Turns flags and environment into typed [`Settings`]. Only this module and its submodules read the environment.
 
-mod ask;
-pub(crate) mod counters;
-mod explain;
-mod healthcheck;
+pub(crate) mod clients;
 pub(crate) mod lint_envoy;
-pub(crate) mod reading;
 mod shell;
 
 use std::{
@@ -17,19 +13,22 @@ use clap::{
     ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
 };
 
-use self::{counters::CountersCommand, lint_envoy::LintEnvoy, reading::Reading};
-use super::{
-    environment::{self, UsageError},
-    resolved::resolved,
-    serve::Settings,
+use self::{clients::CountersCommand, lint_envoy::LintEnvoy};
+use crate::{
+    core::counter::KeyFormat,
+    foundation::build::VERSION_AND_COMMIT,
+    settings::{
+        command_line::clients::Reading,
+        environment::{self, UsageError},
+        resolved::resolved,
+        serve::Settings,
+        shapes::{ArgShape as _, named},
+    },
 };
-use crate::core::counter::KeyFormat;
-use crate::foundation::build::VERSION_AND_COMMIT;
-use crate::settings::shapes::{ArgShape as _, named};
 
-pub(crate) use ask::Ask;
-pub(crate) use explain::Explain;
-pub(crate) use healthcheck::HealthCheck;
+pub(crate) use crate::settings::command_line::clients::Ask;
+pub(crate) use crate::settings::command_line::clients::Explain;
+pub(crate) use crate::settings::command_line::clients::HealthCheck;
 pub(crate) use shell::{Completions, Manual};
 
 /// The command line of tollgate.
@@ -196,7 +195,7 @@ pub(crate) struct Check {
     pub key_format: KeyFormat,
 
     #[command(flatten)]
-    pub replicas: super::loss::ReplicaSettings,
+    pub replicas: super::serve::ReplicaSettings,
 }
 
 /// Form of a report.

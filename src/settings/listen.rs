@@ -1,4 +1,4 @@
-//! Settings of the ports: gRPC, HTTP and debug.
+//! Settings of the ports: gRPC with its TLS, HTTP and debug, and bounds on what clients can send.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,9 +7,13 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::shapes::ArgShape as _;
-use super::values::{duration, file_mode, file_path, port, some_time};
-use crate::service::admin::ChangeAccess;
+use crate::{
+    service::admin::ChangeAccess,
+    settings::{
+        shapes::ArgShape as _,
+        values::{duration, file_mode, file_path, number, port, some_time},
+    },
+};
 
 /// The addresses of the ports, and how long connections can be silent or live.
 #[derive(Clone, Debug, Args)]
@@ -128,4 +132,94 @@ impl Listen {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }
+}
+
+/// Most descriptors in a request. Envoy sends one for each of its actions.
+pub(crate) const MAX_DESCRIPTORS: usize = 1000;
+
+/// Most entries in a descriptor.
+pub(crate) const MAX_ENTRIES: usize = 100;
+
+/// Bounds on requests and connections.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Bounds on requests")]
+pub(crate) struct Bounds {
+    /// Largest message in bytes; by default four times the headers that Envoy accepts
+    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", text = ("N", "262144"), value_parser = number::<usize>(1..))]
+    pub max_message_bytes: usize,
+
+    /// How long a message, or a body at /json, may take to arrive
+    #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", value_parser = some_time, time = "10s")]
+    pub message_timeout: Duration,
+
+    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers, pages.
+    /// Above it, the connection that has held the most for the longest is closed, or new input is refused
+    /// (RESOURCE_EXHAUSTED; 503 over HTTP) [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
+    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
+    pub max_held_bytes: Option<usize>,
+
+    /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
+    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", text = ("N", "65536"), value_parser = number::<usize>(1..))]
+    pub max_text_bytes: usize,
+
+    /// Most gRPC connections, unless the limit of open files allows fewer. To make room for new ones, the oldest
+    /// without a call in their first 100 ms are closed, or else the one without a call for the longest, at least a
+    /// second; if there is none, new ones wait [default: 10000, or as many as fit in the share of --max-memory-bytes: a
+    /// tenth or more]
+    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_parser = number::<usize>(1..=1_000_000), value_name = "N")]
+    pub max_connections: Option<usize>,
+
+    /// Most concurrent calls on one connection
+    #[arg(long, env = "TOLLGATE_MAX_STREAMS", text = ("N", "1024"), value_parser = number::<u32>(1..=u32::MAX.into()))]
+    pub max_streams: u32,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "TLS on the gRPC port")]
+pub(crate) struct TlsSettings {
+    /// Require TLS 1.2 or 1.3 on the gRPC port; a Unix socket never has TLS
+    #[arg(long, env = "GRPC_SERVER_USE_TLS", boolean = false)]
+    pub grpc_tls: bool,
+
+    /// Certificate of the server, with intermediate ones, in PEM; this file and the next two are read again when they
+    /// change
+    #[arg(long, env = "GRPC_SERVER_TLS_CERT", value_parser = file_path, value_name = "FILE")]
+    pub grpc_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate, in PEM: PKCS#1, PKCS#8 or SEC1 (EC)
+    #[arg(long, env = "GRPC_SERVER_TLS_KEY", value_parser = file_path, value_name = "FILE")]
+    pub grpc_tls_key: Option<PathBuf>,
+
+    /// Require a client certificate from an authority in this PEM file, and no other
+    #[arg(long, env = "GRPC_CLIENT_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
+    pub grpc_client_ca: Option<PathBuf>,
+
+    /// Also require the client certificate to be valid for this name; a wildcard there needs two labels after it
+    #[arg(long, env = "GRPC_CLIENT_TLS_SAN", value_name = "NAME")]
+    pub grpc_client_san: Option<String>,
+}
+
+impl TlsSettings {
+    pub(crate) fn certificate(&self) -> Option<&Path> {
+        given(self.grpc_tls_cert.as_deref())
+    }
+
+    pub(crate) fn key(&self) -> Option<&Path> {
+        given(self.grpc_tls_key.as_deref())
+    }
+
+    pub(crate) fn client_ca(&self) -> Option<&Path> {
+        given(self.grpc_client_ca.as_deref())
+    }
+
+    pub(crate) fn client_san(&self) -> Option<&str> {
+        self.grpc_client_san
+            .as_deref()
+            .filter(|name| !name.is_empty())
+    }
+}
+
+/// An empty variable counts as unset.
+fn given(path: Option<&Path>) -> Option<&Path> {
+    path.filter(|path| !path.as_os_str().is_empty())
 }

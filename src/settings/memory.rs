@@ -2,10 +2,9 @@
 
 use clap::Args;
 
-use super::shapes::ArgShape as _;
-use super::{bounds::Bounds, values::number};
 use crate::{
-    foundation::megabytes::Megabytes,
+    foundation::printable::Megabytes,
+    settings::{listen::Bounds, shapes::ArgShape as _, values::number},
     store::{
         memory::{CounterBounds, ReservedBytes},
         slices,

@@ -1,16 +1,18 @@
-//! Settings of the Redis that holds the counters.
+//! Settings of the Redis that holds the counters, and of the second one for limits per second.
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
-use super::redis_address::{BackendFlag, SocketType, backend, file, secret, with_socket_type};
-use super::redis_tls::RedisTls;
-use super::shapes::{ArgShape as _, named};
-use super::values::{Hidden, number, some_time, whole_number};
 use crate::{
     core::counter::KeyFormat,
+    net::tls::client::ClientTls,
+    settings::{
+        shapes::{ArgShape as _, named},
+        values::{Hidden, boolean, file_path, number, some_time, whole_number},
+    },
     store::redis::{
+        self,
         options::{Options, TimeSource},
         topology::address::{Address, Secret, TopologyKind},
     },
@@ -99,9 +101,8 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
-    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it; pauses of
-    /// tollgate itself do not count, and a slow server gets at least four times its usual time [default: 200ms, or
-    /// --redis-timeout if that is longer]
+    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it [default: 200ms,
+    /// or --redis-timeout if that is longer]
     #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
     pub redis_lost_after: Option<Duration>,
 
@@ -158,6 +159,192 @@ impl Redis {
             is_tls: self.redis_tls,
             sentinels_tls: self.tls.redis_sentinel_tls,
             tls: self.tls.read(),
+        })
+    }
+}
+
+/// The value of a flag, or else the file that another flag names. An empty variable counts as unset.
+pub(super) fn secret(
+    text: &Option<Hidden>,
+    path: &Option<PathBuf>,
+) -> Option<redis::topology::address::Secret> {
+    let text = text.as_ref().filter(|text| !text.is_empty());
+    file(path)
+        .or_else(|| text.map(|text| redis::topology::address::Secret::Text((**text).to_owned())))
+}
+
+/// The file that a flag names. An empty path counts as unset.
+pub(super) fn file(path: &Option<PathBuf>) -> Option<redis::topology::address::Secret> {
+    let path = path.as_ref().filter(|path| !path.as_os_str().is_empty());
+    path.map(|path| redis::topology::address::Secret::File(path.clone()))
+}
+
+/// Turns a bare address into a URL if `socket_type` declares it to be a socket path. Other addresses are returned
+/// unchanged.
+pub(super) fn with_socket_type(url: &str, socket_type: Option<SocketType>) -> String {
+    match socket_type {
+        Some(SocketType::Unix) if !url.contains("://") => format!("unix://{url}"),
+        _ => url.to_owned(),
+    }
+}
+
+/// The only backend that can be named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BackendFlag {
+    Redis,
+}
+
+/// As in the reference, an empty name means Redis.
+pub(super) fn backend(text: &str) -> Result<BackendFlag, String> {
+    match text {
+        "" | "redis" => Ok(BackendFlag::Redis),
+        "memcache" => {
+            Err("expected redis: there is no memcached store, which could not count exactly".into())
+        }
+        _ => Err("expected redis".into()),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SocketType {
+    Tcp,
+    Unix,
+}
+
+/// Certificates for TLS to both Redis.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RedisTls {
+    /// Certificate authority of Redis, trusted instead of the public ones
+    #[arg(long, env = "REDIS_TLS_CACERT", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_ca: Option<PathBuf>,
+
+    /// Client certificate for Redis
+    #[arg(long, env = "REDIS_TLS_CLIENT_CERT", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_cert: Option<PathBuf>,
+
+    /// Key of that certificate
+    #[arg(long, env = "REDIS_TLS_CLIENT_KEY", value_parser = file_path, value_name = "FILE")]
+    pub redis_tls_key: Option<PathBuf>,
+
+    /// Accept a certificate of Redis that is valid but names another host
+    #[arg(long, env = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", boolean = false)]
+    pub redis_tls_any_host: bool,
+
+    /// Whether to use TLS to the sentinels of both Redis [default: as for their Redis]
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_SENTINEL_TLS",
+        value_parser = boolean,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        value_name = "BOOL"
+    )]
+    pub redis_sentinel_tls: Option<bool>,
+}
+
+impl RedisTls {
+    /// The files that the flags name.
+    pub(super) fn read(&self) -> ClientTls {
+        let given = |path: &Option<PathBuf>| {
+            let path = path.clone()?;
+            (!path.as_os_str().is_empty()).then_some(path)
+        };
+        ClientTls {
+            ca: given(&self.redis_tls_ca),
+            pair: given(&self.redis_tls_cert).zip(given(&self.redis_tls_key)),
+            any_host: self.redis_tls_any_host,
+            http2: false,
+        }
+    }
+}
+
+/// A second Redis, for limits per second. It uses the deadline, connections, prefix and jitter of the first.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "A second Redis for limits per second")]
+pub(crate) struct RedisPerSecond {
+    /// Count limits per second in a second Redis
+    #[arg(long, env = "REDIS_PERSECOND", boolean = false)]
+    pub redis_per_second: bool,
+
+    /// Address of the second Redis
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_URL",
+        default_value = "/var/run/nutcracker/ratelimitpersecond.sock",
+        hide_env_values = true,
+        value_name = "URL"
+    )]
+    pub redis_per_second_url: Hidden,
+
+    /// File that contains the address of the second Redis
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
+        file_instead_of = "redis_per_second_url"
+    )]
+    pub redis_per_second_url_file: Option<PathBuf>,
+
+    /// How to read an address without a scheme
+    #[arg(long, env = "REDIS_PERSECOND_SOCKET_TYPE", one_of = "TYPE")]
+    pub redis_per_second_socket_type: Option<SocketType>,
+
+    /// How to read an address without a scheme: one server, a master with sentinels, or a cluster
+    #[arg(long, env = "REDIS_PERSECOND_TYPE", value_parser = named::<TopologyKind>(), one_of = "TYPE")]
+    pub redis_per_second_type: Option<TopologyKind>,
+
+    /// Password, or user:password, for an address that has none
+    #[arg(long, env = "REDIS_PERSECOND_AUTH", hidden = "SECRET")]
+    pub redis_per_second_auth: Option<Hidden>,
+
+    /// File that contains that password; read again for every connection
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
+        file_instead_of = "redis_per_second_auth"
+    )]
+    pub redis_per_second_auth_file: Option<PathBuf>,
+
+    /// Password, or user:password, of the sentinels of the second Redis
+    #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", hidden = "SECRET")]
+    pub redis_per_second_sentinel_auth: Option<Hidden>,
+
+    /// File that contains that password; read again for every connection
+    #[arg(
+        long,
+        env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        file_instead_of = "redis_per_second_sentinel_auth"
+    )]
+    pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
+
+    /// Use TLS to the second Redis, with the certificates of the first
+    #[arg(long, env = "REDIS_PERSECOND_TLS", boolean = false)]
+    pub redis_per_second_tls: bool,
+
+    /// How long connecting to the second Redis may take
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", value_parser = some_time, time = "1s")]
+    pub redis_per_second_connect_timeout: Duration,
+}
+
+impl RedisPerSecond {
+    /// The address of the second Redis, if there is one.
+    pub(crate) fn address(&self, tls: &RedisTls) -> Option<Address> {
+        let kind = self.redis_per_second_socket_type;
+        let url = || Secret::Text(with_socket_type(&self.redis_per_second_url, kind));
+        self.redis_per_second.then(|| Address {
+            url: file(&self.redis_per_second_url_file).unwrap_or_else(url),
+            kind: self.redis_per_second_type,
+            auth: secret(
+                &self.redis_per_second_auth,
+                &self.redis_per_second_auth_file,
+            ),
+            sentinel_auth: secret(
+                &self.redis_per_second_sentinel_auth,
+                &self.redis_per_second_sentinel_auth_file,
+            ),
+            timeout: self.redis_per_second_connect_timeout,
+            is_tls: self.redis_per_second_tls,
+            sentinels_tls: tls.redis_sentinel_tls,
+            tls: tls.read(),
         })
     }
 }

@@ -1,28 +1,26 @@
-//! The settings of `serve`.
+//! The settings of `serve`: its parts, and those about rules, answers, and the time in which Redis does not answer.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::Args;
 
-use super::bounds::Bounds;
-use super::decisions::Decisions;
-use super::listen::Listen;
-use super::loss::StoreLoss;
-use super::memory::{MemoryError, MemoryFacts, MemorySettings, MemoryShares};
-use super::process::Process;
-use super::redis::Redis;
-use super::redis_per_second::RedisPerSecond;
-use super::resolved::ResolvedSetting;
-use super::runtime::RuntimeSettings;
-use super::shapes::{ArgShape as _, named};
-use super::stats::Stats;
-use super::tls::TlsSettings;
-use super::traces::Traces;
-use super::values::file_path;
-use super::xds::Xds;
 use crate::{
     config::{self, source::Source},
     control::reload::OnEmptyReload,
+    core::limit::OnStoreLoss,
+    service::grpc::wire::LimitFields,
+    settings::{
+        listen::{Bounds, Listen, TlsSettings},
+        memory::{MemoryError, MemoryFacts, MemorySettings, MemoryShares},
+        process::Process,
+        redis::{Redis, RedisPerSecond},
+        resolved::ResolvedSetting,
+        shapes::{ArgShape as _, named},
+        stats::Stats,
+        traces::Traces,
+        values::{file_path, header_name, number, share},
+        xds::Xds,
+    },
 };
 
 /// All settings of `serve`. Each flag has an environment variable, with envoyproxy/ratelimit's name where there is
@@ -170,4 +168,108 @@ impl Settings {
             _ => Source::Paths(vec!["config".into()]),
         }
     }
+}
+
+/// The reference's folder of rules. Every file in it counts, whatever its name.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
+pub(crate) struct RuntimeSettings {
+    /// First part of the folder's path; without --config-dir, this flag or the next makes tollgate find rule files as
+    /// the reference does [default: /srv/runtime_data/current]
+    #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
+    pub runtime_root: Option<PathBuf>,
+
+    /// Middle part of the folder's path
+    #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_parser = file_path, value_name = "DIR")]
+    pub runtime_subdirectory: Option<PathBuf>,
+
+    /// Last part of the folder's path
+    #[arg(long, env = "RUNTIME_APPDIRECTORY", text = ("DIR", "config"), value_parser = file_path)]
+    pub runtime_app_directory: PathBuf,
+
+    /// Ignore names that begin with a dot
+    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", boolean = false)]
+    pub runtime_ignore_dot_files: bool,
+
+    /// Treat the last part as a prefix of file names in the middle folder, with dots in place of slashes
+    #[arg(long, env = "RUNTIME_WATCH_ROOT", boolean = true)]
+    pub runtime_watch_root: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "While Redis does not answer")]
+pub(crate) struct StoreLoss {
+    /// Answer for rules without on_store_loss: `error` leaves it to Envoy's failure_mode_deny, `local` counts this
+    /// replica's share of each limit in memory
+    #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", value_parser = named::<OnStoreLoss>(), choice = ("ANSWER", "error"))]
+    pub on_store_loss: OnStoreLoss,
+
+    #[command(flatten)]
+    pub replicas: ReplicaSettings,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "While Redis does not answer")]
+pub(crate) struct ReplicaSettings {
+    /// How many replicas share the limits, for counting locally; 0 counts those that are asked for a rule's
+    /// domain, through counters in this Redis that each updates every ten seconds
+    #[arg(long, env = "TOLLGATE_REPLICAS", text = ("N", "0"), value_parser = number::<u32>(0..=u32::MAX.into()))]
+    pub replicas: u32,
+}
+
+impl ReplicaSettings {
+    /// The configured number of replicas; `None` if it is detected.
+    pub(crate) fn fixed(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.replicas)
+    }
+}
+
+/// How requests are answered, whatever their rules say.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Decisions")]
+pub(crate) struct Decisions {
+    /// Count and report as usual, but answer OK to every request
+    #[arg(long, env = "SHADOW_MODE", boolean = false)]
+    pub shadow_mode: bool,
+
+    /// Refuse only if every limited descriptor of a request is over its limit
+    #[arg(long, env = "QUOTA_MODE", boolean = false)]
+    pub quota_mode: bool,
+
+    /// If a request exceeds some of its limits, count it only against those
+    #[arg(long, env = "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", boolean = false)]
+    pub stop_when_over: bool,
+
+    /// Add three headers to responses: limit, remaining and seconds until reset
+    #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", boolean = false)]
+    pub response_headers: bool,
+
+    /// Name of the header with the limit
+    #[arg(long, env = "LIMIT_LIMIT_HEADER", text = ("NAME", "RateLimit-Limit"), value_parser = header_name)]
+    pub limit_header: String,
+
+    /// Name of the header with the remaining hits
+    #[arg(long, env = "LIMIT_REMAINING_HEADER", text = ("NAME", "RateLimit-Remaining"), value_parser = header_name)]
+    pub remaining_header: String,
+
+    /// Name of the header with the seconds until reset
+    #[arg(long, env = "LIMIT_RESET_HEADER", text = ("NAME", "RateLimit-Reset"), value_parser = header_name)]
+    pub reset_header: String,
+
+    /// Add RateLimit-Policy and RateLimit of the IETF's draft (revision 11) to responses: off, binding (the limit that
+    /// the three headers describe) or all (at most 16 limits of a request)
+    #[arg(long, env = "TOLLGATE_RATELIMIT_FIELDS", value_parser = named::<LimitFields>(), choice = ("WHICH", "off"))]
+    pub ratelimit_fields: LimitFields,
+
+    /// Add a Retry-After header to refused requests: the seconds until they would pass
+    #[arg(long, env = "TOLLGATE_RETRY_AFTER", boolean = false)]
+    pub retry_after: bool,
+
+    /// Return the request and the metadata of the matched rules as dynamic metadata
+    #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", boolean = false)]
+    pub dynamic_metadata: bool,
+
+    /// Share of a limit above which hits count as near it: above 0, and at most 1
+    #[arg(long, env = "NEAR_LIMIT_RATIO", text = ("RATIO", "0.8"), value_parser = share)]
+    pub near_limit_ratio: f32,
 }

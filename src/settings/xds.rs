@@ -7,10 +7,7 @@ use clap::{Args, ValueEnum};
 use super::shapes::ArgShape as _;
 use super::values::{Hidden, decimal, duration, file_path, number, some_time};
 use crate::{
-    control::xds::{
-        options::{DEFAULT_MESSAGE_BYTES, OnEmptyPush, Options},
-        tls::ControlPlaneTls,
-    },
+    control::xds::options::{ControlPlaneTls, DEFAULT_MESSAGE_BYTES, OnEmptyPush, Options},
     foundation::backoff::Backoff,
 };
 

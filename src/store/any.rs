@@ -21,14 +21,11 @@ use super::{
 /// One Redis or two, behind what is known without asking them.
 type CachedRedis = OverLimitCache<PerSecond<OnLoss<RedisStore>>>;
 
-/// One Redis or two, for work that no caller waits for.
-type PatientRedis = PerSecond<RedisStore>;
-
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyStore {
     Memory(Arc<MemoryStore>),
-    Redis(Arc<Slices<Arc<CachedRedis>, Arc<PatientRedis>>>),
+    Redis(Arc<Slices<Arc<CachedRedis>>>),
 }
 
 impl Store for AnyStore {

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
     memory::{CounterBounds, MemoryStore},
-    redis::health::running::within,
+    redis::wait::within,
     replicas::ReplicaCount,
     returns::{Returns, SentLease, free_slots},
 };
@@ -32,8 +32,7 @@ use crate::{
         window::{SteadyTime, Timestamp},
     },
     foundation::{
-        blocking::blocking,
-        lock::lock,
+        lock::{blocking, lock},
         log_throttle::{LogThrottle, LossThrottle, Omitted},
         object_pool::Pooled,
         random,

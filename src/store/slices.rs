@@ -13,10 +13,11 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
+    hash::BuildHasher,
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -48,10 +49,8 @@ const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 
 /// A store around a store, one for each worker.
 #[derive(Debug)]
-pub(crate) struct Slices<S, P> {
+pub(crate) struct Slices<S> {
     pub(super) store: S,
-    /// A second way to these counters, for slices that are asked for: no caller waits for them, so it waits longer.
-    patient: P,
     own: Arc<WorkerSlices>,
     all: Arc<SliceTables>,
     returns: Returns,
@@ -86,6 +85,55 @@ struct WorkerSlices {
     is_draining: AtomicBool,
     /// How often slices were forgotten because counters were reset.
     resets: AtomicU64,
+    calls: RecentCalls,
+}
+
+/// The calls of about the last half second, in places that descriptors share: most come too rarely for a slice, and
+/// need nothing else.
+#[derive(Debug)]
+struct RecentCalls {
+    hasher: RandomState,
+    places: Box<[AtomicU8]>,
+    sweeps: AtomicU64,
+}
+
+impl Default for RecentCalls {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::default(),
+            places: std::iter::repeat_with(AtomicU8::default)
+                .take(Self::PLACES)
+                .collect(),
+            sweeps: AtomicU64::new(0),
+        }
+    }
+}
+
+impl RecentCalls {
+    const PLACES: usize = 4096;
+    const HALVED_AFTER: u64 = 5;
+
+    /// Counts a call of a descriptor. Returns whether a slice could pay.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "any part of a hash will do"
+    )]
+    fn add(&self, name: &[u8], policy: &SlicePolicy) -> bool {
+        let place = &self.places[self.hasher.hash_one(name) as usize % Self::PLACES];
+        // Only the worker's own thread counts calls.
+        let calls = place.load(Relaxed).saturating_add(1);
+        place.store(calls, Relaxed);
+        policy.may_pay(calls)
+    }
+
+    /// Is called every [`SlicePolicy::SWEEP`].
+    fn sweep(&self) {
+        if (self.sweeps.fetch_add(1, Relaxed) + 1).is_multiple_of(Self::HALVED_AFTER) {
+            for place in &self.places {
+                place.store(place.load(Relaxed) / 2, Relaxed);
+            }
+        }
+    }
 }
 
 /// The slice of a descriptor.
@@ -285,13 +333,12 @@ fn is_sliced(spec: &IncrementSpec) -> bool {
     spec.is_sliced && spec.hits > 0 && spec.operation == Operation::Add(Charge::Admitted)
 }
 
-impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
-    pub(crate) fn new(store: S, patient: P, all: Arc<SliceTables>, returns: Returns) -> Self {
+impl<S: Store + Clone> Slices<S> {
+    pub(crate) fn new(store: S, all: Arc<SliceTables>, returns: Returns) -> Self {
         let own: Arc<WorkerSlices> = Arc::default();
         lock(&all.all).push(own.clone());
         Self {
             store,
-            patient,
             own,
             all,
             returns,
@@ -459,7 +506,9 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
             let counts = &counts[group.clone()];
             let held = match slices.get_mut(name) {
                 Some(held) => held,
-                None if self.all.bytes.load(Relaxed) >= MAX_BYTES => {
+                None if self.needs_no_slice(name, batch.range(group.clone()), counts)
+                    || self.all.bytes.load(Relaxed) >= MAX_BYTES =>
+                {
                     may_serve = false;
                     continue;
                 }
@@ -508,6 +557,22 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
         }
     }
 
+    /// Counts a call of a descriptor. Returns whether it needs no slice: it is called rarely, and its hits can be added
+    /// before they are judged, as its counters are at most half full.
+    fn needs_no_slice<'b>(
+        &self,
+        name: &[u8],
+        increments: impl Iterator<Item = Increment<'b>>,
+        counts: &[CounterState],
+    ) -> bool {
+        let (mut period_millis, mut is_empty) = (u64::MAX, true);
+        for (increment, count) in increments.zip(counts) {
+            period_millis = period_millis.min(increment.period_millis);
+            is_empty &= count.is_charged && count.after <= increment.limit / 2;
+        }
+        !self.own.calls.add(name, &self.all.policy(period_millis, 0)) && is_empty
+    }
+
     /// Takes charged hits into account that a slice can serve, gives back what is too much, and asks for more if it is
     /// time to.
     fn serve(&self, held: &mut HeldSlice, hits: u64, now: Timestamp, steady: SteadyTime) {
@@ -533,11 +598,18 @@ impl<S: Store + Clone, P: Store + Clone> Slices<S, P> {
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
         let asked = increments(held.increments(), Operation::Add(Charge::Admitted), hits);
-        let (store, patient) = (self.store.clone(), self.patient.clone());
+        let store = self.store.clone();
         let (own, all) = (self.own.clone(), self.all.clone());
         let resets = own.resets.load(Relaxed);
         let is_taken = self.returns.take(async move {
-            let answer = patient.add(&asked, now).await;
+            // However late its answer comes, it is followed.
+            let deadline = Deadline {
+                is_for_lease: true,
+                ..Deadline::of_store_itself()
+            };
+            let mut counts = CounterStates::new();
+            let answer = store.add_into(&mut counts, &asked, now, &deadline).await;
+            let answer = answer.map(|()| counts);
             let is_charged = answer.as_ref().is_ok_and(|counts| {
                 let mut counts = counts.iter().zip(asked.all_specs());
                 counts.all(|(count, spec)| count.was_counted(spec))
@@ -590,6 +662,7 @@ impl WorkerSlices {
 
     /// Takes out what is not needed, and forgets slices that are not used.
     fn sweep(&self, steady: SteadyTime) -> Vec<Batch> {
+        self.calls.sweep();
         let mut slices = lock(&self.slices);
         let mut surplus = Vec::new();
         slices.retain(|_, held| {
@@ -668,7 +741,7 @@ fn descriptor_name<'b>(batch: &'b Batch, group: &Range<usize>) -> &'b [u8] {
     key.get(..length).unwrap_or(key)
 }
 
-impl<S: Store + Clone, P: Store + Clone> Store for Slices<S, P> {
+impl<S: Store + Clone> Store for Slices<S> {
     async fn add_into(
         &self,
         counts: &mut CounterStates,

@@ -190,27 +190,28 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
 
 /// An operator who looks for slow answers sees that the machine has no time for this process.
 #[tokio::test]
-async fn own_pauses_are_shown() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .redis_by_default(&redis.url())
-        .start();
-    works(&connect(server.grpc).await).await;
-    let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("20m"));
-    let pauses = Pauses::of(server.process_id(), vec![Turn::millis(60, 40)]);
-    // A caller that waits 20 ms cannot use a decision after 60.
-    wait_until("pauses and calls that they made late are counted", || {
-        server.metric("tollgate_own_pauses_total") >= 3
-            && server.metric("tollgate_late_calls_total") > 0
-    });
-    drop(pauses);
-    let answers = storm.end().await;
-    assert_eq!(answers.lacks(), 0, "{:?}", answers.errors());
-    let page = server.page("/healthcheck?verbose");
-    assert!(page.contains("\nown pauses: "), "{page}");
-    assert!(!page.contains("own pauses: none"), "{page}");
-    assert!(server.metric("tollgate_timer_lateness_seconds_count") > 0);
-    assert_eq!(server.metric("tollgate_stores_lost"), 0);
+async fn a_process_that_is_stopped_again_and_again_answers_all_calls() {
+    // With default flags, and Envoy's `timeout: 1s`.
+    for turn in [(60, 40), (15, 85), (150, 50)] {
+        let redis = Redis::start();
+        let server = tollgate::with_rules(RULES)
+            .redis_by_default(&redis.url())
+            .start();
+        works(&connect(server.grpc).await).await;
+        let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
+        let pauses = Pauses::of(server.process_id(), vec![Turn::millis(turn.0, turn.1)]);
+        let calls = || server.metric("tollgate_decisions_total{code=\"ok\"}");
+        let before = calls();
+        wait_until("stops lie between many calls", || calls() > before + 2_000);
+        drop(pauses);
+        let answers = storm.end().await;
+        assert_eq!(answers.lacks(), 0, "{turn:?}: {:?}", answers.errors());
+        let without = server.page("/metrics");
+        let mut without = without
+            .lines()
+            .filter(|line| line.starts_with("tollgate_decisions_without_store_total{"));
+        assert!(without.all(|line| line.ends_with(" 0")), "{turn:?}");
+    }
 }
 
 /// The caller's time is the deadline: after it the decision is abandoned, and Redis does not count as lost.
@@ -276,9 +277,8 @@ async fn a_redis_that_answers_late_now_and_then_is_waited_for() {
 #[tokio::test]
 async fn a_connection_that_stalls_costs_its_own_batch() {
     let outcome = run_without_losing(chaos::STALL).await;
-    // Redis has counted that batch, so its calls were sent, and every other call has an answer.
-    let lacks = i64::try_from(outcome.errors).unwrap();
-    assert_eq!(lacks, outcome.under, "{outcome:#?}");
+    // Calls that were sent, or waited behind them, and every other call has an answer.
+    assert!(50 * outcome.errors <= outcome.answers, "{outcome:#?}");
     // On a busy machine a wait of 20 ms may be in vain, and that is no loss either.
     run_without_losing(chaos::STALL_ENVOY).await;
     run_without_losing(chaos::LATE_REPLIES_ENVOY).await;
@@ -546,22 +546,31 @@ async fn no_connection_is_left_behind() {
 }
 
 #[tokio::test]
-async fn ports_open_without_redis_and_health_says_why() {
+async fn a_process_without_redis_answers_and_is_not_ready_until_redis_has_answered_once() {
     let mut redis = Redis::start();
     redis.kill();
     let server = start(&redis);
     let mut client = connect(server.grpc).await;
     one(&mut client).await.unwrap_err();
-    await_page(&server, "/healthcheck?verbose", "health: good");
+    await_page(&server, "/healthcheck?verbose", "health: bad");
+    server
+        .log()
+        .with("not ready: this Redis has not answered since the start");
     let line = format!("redis {}: not reachable (", redis.address());
     await_page(&server, "/healthcheck?verbose", &line);
+    redis.restart();
+    works(&client).await;
+    await_page(&server, "/healthcheck?verbose", "health: good");
+    redis.kill();
+    await_page(&server, "/healthcheck?verbose", &line);
+    await_page(&server, "/healthcheck?verbose", "health: good");
     redis.restart();
     works(&client).await;
     let line = format!("redis {}: ok", redis.address());
     await_page(&server, "/healthcheck?verbose", &line);
     let stats = server.page("/stats");
     let node = format!("tollgate.redis_node.127_0_0_1_{}", redis.port());
-    for stat in ["is_open: 0", "times_opened_total: 1"] {
+    for stat in ["is_open: 0", "times_opened_total: 2"] {
         assert!(stats.contains(&format!("{node}.{stat}")), "{stats}");
     }
     let page = server.page("/metrics");

@@ -411,7 +411,7 @@ async fn a_drain_waits_for_slices_and_gives_them_back() {
     })
     .await;
     proxy.set(Fault {
-        latency: Duration::from_millis(400),
+        latency: Duration::from_millis(100),
         ..Fault::default()
     });
     let asked = metric(&server, "slices_asked_total");

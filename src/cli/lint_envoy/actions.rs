@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::BTreeSet};
 
 use super::document::DocumentValue;
 use crate::{
-    config::suggest::closest,
+    config::keys::closest,
     core::{
         counter::Joined,
         matcher::{Domain, Matcher},

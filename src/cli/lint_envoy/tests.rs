@@ -13,7 +13,7 @@ use super::{
     *,
 };
 use crate::{
-    config::{files::Files, options::Options, position::Position},
+    config::{files::Files, position::Position, rule_defaults::Options},
     core::{lease::order::OrderKind, request::Entry},
 };
 

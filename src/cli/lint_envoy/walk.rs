@@ -1,7 +1,6 @@
 //! The walk over a configuration: finds the parts that can contain traps, wherever they are, and has them checked.
 
 mod messages;
-mod scopes;
 
 use std::collections::BTreeMap;
 

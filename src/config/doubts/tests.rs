@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::{
-    super::{files::Files, options::Options},
-    refuses_first,
-};
-use crate::core::{
-    limit::Limit,
-    window::{Period, Timestamp, Unit},
+use super::{super::files::Files, refuses_first};
+use crate::{
+    config::rule_defaults::Options,
+    core::{
+        limit::Limit,
+        window::{Period, Timestamp, Unit},
+    },
 };
 
 /// The warnings of a file of domain `d` with these descriptors, from line 3 on.

@@ -434,6 +434,6 @@ fn serde_yaml_ends_an_error_with_the_place_in_the_words_that_positions_are_read_
     let text = error.to_string();
     assert!(
         text.ends_with(" at line 3 column 5"),
-        "serde_yaml has another text for a place: `one_pass.rs` would find no number, boolean or null: {text}"
+        "serde_yaml has another text for a place: `parse.rs` would find no number, boolean or null: {text}"
     );
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{compile_texts, descriptor};
-use crate::config::{files::Files, options::Options, source::Source};
+use crate::config::{files::Files, rule_defaults::Options, source::Source};
 
 /// Every line of `check` about a file with this text, without the name of the file.
 fn lines_of(text: &str) -> Vec<String> {

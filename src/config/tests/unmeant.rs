@@ -5,7 +5,7 @@ use super::{
     compile_texts,
     mistakes::{check, check_bodies},
 };
-use crate::config::{fault::FaultLevel, options::Options};
+use crate::config::{fault::FaultLevel, rule_defaults::Options};
 
 const HELM: &str = "is a template that has not been rendered; render it first, such as with `helm template`, and check \
                     the result";

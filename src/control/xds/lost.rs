@@ -1,11 +1,15 @@
-//! Why there is no connection to a control plane.
+//! Why there is no connection to a control plane, why a call ended, and how the log and a metric say so.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{error::Error as _, io, path::PathBuf, sync::Arc, time::Duration};
 
-use tonic::transport;
+use tonic::{Code, Status, transport};
 
-use super::{error::ClientTlsError, tls::ControlPlaneTls};
-use crate::net::tls::failure::TlsFailure;
+use crate::{
+    control::xds::options::{ClientTlsError, ControlPlaneTls},
+    foundation::causes::chain,
+    net::tls::failure::TlsFailure,
+    observe::metrics::Metrics,
+};
 
 /// Why there is no connection, or none any more.
 #[derive(Debug, thiserror::Error)]
@@ -130,5 +134,150 @@ fn hint(failure: &TlsFailure, tls: &ControlPlaneTls) -> String {
         (TlsFailure::Invalid(reason), _) => format!(" ({reason})"),
         (TlsFailure::NotTls, _) => " (does this port speak TLS?)".to_owned(),
         _ => String::new(),
+    }
+}
+
+/// Why a call ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StreamEnd {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The server answered the call with an error only.
+    #[error("it refuses the call with {:?}: {}", .0.code(), .0.message())]
+    Refused(Status),
+    /// The server ended the call with an error, or sent something unreadable.
+    #[error("{:?}: {}", .0.code(), .0.message())]
+    Failed(Status),
+    /// The connection failed under the call.
+    #[error("the call broke: {}", cause(.0))]
+    Broken(Status),
+    #[error("it ended the call")]
+    Ended,
+}
+
+impl StreamEnd {
+    /// The end of a call that was not answered.
+    pub(super) fn unanswered(status: Status) -> Self {
+        match is_local(&status) {
+            true => Self::Broken(status),
+            false => Self::Refused(status),
+        }
+    }
+
+    /// The end of a call that was answered.
+    pub(super) fn answered(status: Status) -> Self {
+        match is_local(&status) {
+            true => Self::Broken(status),
+            false => Self::Failed(status),
+        }
+    }
+
+    /// Whether a message arrived that could not be read.
+    pub(super) fn is_unreadable(&self) -> bool {
+        let unreadable = [Code::OutOfRange, Code::InvalidArgument];
+        matches!(self, Self::Failed(status) if unreadable.contains(&status.code()))
+    }
+
+    /// Advice for the operator.
+    pub(super) fn hint(&self) -> &str {
+        match self {
+            Self::Failed(status) if status.code() == Code::OutOfRange => {
+                " (XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES, --xds-max-message-bytes, allows larger pushes)"
+            }
+            Self::Connect(ConnectError::Handshake { hint, .. }) => hint,
+            Self::Connect(_)
+            | Self::Refused(_)
+            | Self::Failed(_)
+            | Self::Broken(_)
+            | Self::Ended => "",
+        }
+    }
+}
+
+/// Why the library made a status. Its own text is only that of the outermost cause.
+fn cause(status: &Status) -> String {
+    let source = status.source();
+    source.map_or_else(|| status.message().to_owned(), chain)
+}
+
+/// Whether this process made the status. Those of the peer have no source.
+fn is_local(status: &Status) -> bool {
+    status.source().is_some()
+}
+
+/// Whether the control plane is there, as it was last reported.
+#[derive(Debug)]
+pub(super) struct Presence {
+    /// The address of the control plane.
+    server: String,
+    metrics: Arc<Metrics>,
+    reported: Reported,
+}
+
+/// The last report.
+#[derive(Debug, PartialEq, Eq)]
+enum Reported {
+    Nothing,
+    Connected,
+    /// The control plane is away, for this reason.
+    Away(String),
+}
+
+impl Presence {
+    /// A control plane that has not been reached yet.
+    pub(super) fn new(server: String, metrics: Arc<Metrics>) -> Self {
+        metrics.record_control_plane(false);
+        Self {
+            server,
+            metrics,
+            reported: Reported::Nothing,
+        }
+    }
+
+    /// The address of the control plane.
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Reports that the control plane serves the call, once after it was away.
+    pub(super) fn find(&mut self) {
+        self.metrics.record_control_plane(true);
+        let again = match self.reported {
+            Reported::Connected => return,
+            Reported::Nothing => "",
+            Reported::Away(_) => " again",
+        };
+        tracing::info!("the control plane at {} is connected{again}", self.server);
+        self.reported = Reported::Connected;
+    }
+
+    /// Reports that the control plane is away, once for each new reason.
+    pub(super) fn lose(&mut self, lost: &StreamEnd) {
+        self.metrics.record_control_plane(false);
+        if lost.is_unreadable() {
+            self.metrics
+                .record_refused_load(crate::service::grpc::now(), &[]);
+        }
+        let server = &self.server;
+        // The server's text can have line breaks; a log entry must stay one line.
+        let reason = format!("{}{}", chain(lost), lost.hint()).replace(char::is_control, "?");
+        if matches!(&self.reported, Reported::Away(reported) if *reported == reason) {
+            tracing::debug!("the control plane at {server} is still away: {reason}");
+        } else {
+            tracing::warn!(
+                "the control plane at {server} is away: {reason}; the rules stay as they are"
+            );
+            self.reported = Reported::Away(reason);
+        }
+    }
+
+    /// Reports that an answer without rules was not believed.
+    pub(super) fn doubt(&self) {
+        tracing::warn!(
+            "the control plane at {} sent no rules when asked for all after a reconnect, as one does that has just \
+             started; the rules stay as they are until it sends others (TOLLGATE_XDS_EMPTY_PUSH=always, \
+             --xds-empty-push always, accepts such an answer)",
+            self.server
+        );
     }
 }

@@ -10,8 +10,8 @@ use tonic::{
     transport::Channel,
 };
 
-use super::end::StreamEnd;
 use crate::{
+    control::xds::lost::StreamEnd,
     foundation::backoff::{Backoff, BackoffWaits},
     service::grpc::proto::envoy::service::discovery::v3::{
         DiscoveryRequest, DiscoveryResponse,

@@ -9,13 +9,12 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{
-    increment::{IncrementSpec, Operation},
-    key::{Identity, Keys},
-    state::CounterState,
-};
 use crate::{
     core::{
+        counter::{
+            increment::{CounterState, IncrementSpec, Operation},
+            key::{Identity, Keys},
+        },
         kind::{Algorithm, CounterKind, Halves},
         limit::Limit,
         window::{Timestamp, Unit, Window},

@@ -54,6 +54,13 @@ impl SlicePolicy {
             holders: holders.max(1),
         }
     }
+
+    /// Whether a slice could pay for a descriptor of which so many calls are remembered: those since less than half a
+    /// second, half of those of the half second before, and so on.
+    pub(crate) fn may_pay(&self, calls: u8) -> bool {
+        // These are at least half of the calls of a second. By chance it can be less.
+        f64::from(calls) >= PAYS / 1.2 / 3.0 / self.horizon.as_secs_f64()
+    }
 }
 
 /// Whether hits may be added before they are judged if nothing is known of their counters. Should they be too many, the
@@ -588,6 +595,15 @@ mod tests {
                 is_idle,
                 "{slice:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_slice_may_pay_from_a_third_of_the_calls_that_make_it_pay() {
+        for (window, least) in [(1_000, 134), (20_000, 14), (60_000, 7), (86_400_000, 7)] {
+            let policy = SlicePolicy::new(window, 1, 1);
+            assert!(policy.may_pay(least), "{window}");
+            assert!(!policy.may_pay(least - 1), "{window}");
         }
     }
 

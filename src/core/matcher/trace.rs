@@ -4,8 +4,17 @@
 //! This is for people who ask, so it is walked again and no decision needs it. The reasons come from comparing the
 //! texts of all siblings, in the order of their declaration.
 
-use super::{Matcher, NodeId, RuleNode};
-use crate::core::{counter::Joined, limit::Rule, request::Entry};
+use std::cmp::Reverse;
+
+use crate::core::{
+    counter::Joined,
+    limit::Rule,
+    matcher::{Matcher, NodeId, RuleNode, RuleOrigin},
+    request::Entry,
+};
+
+#[cfg(test)]
+mod tests;
 
 /// Most siblings that are compared with one entry: a question must not occupy a thread.
 const MAX_COMPARED: usize = 1024;
@@ -229,5 +238,37 @@ fn reads_alike(node: &RuleNode, entry: &Entry<'_>) -> bool {
     own == [entry.key, b"_", entry.value].concat() || own == entry.key
 }
 
-#[cfg(test)]
-mod tests;
+/// A node, and its depth: 1 for those right below the domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OutlinedNode {
+    pub(crate) node: NodeId,
+    pub(crate) depth: usize,
+}
+
+impl Matcher {
+    /// All nodes of a domain, each before those below it, and siblings in the order of their declaration.
+    pub(crate) fn outline(&self, domain: &[u8]) -> Vec<OutlinedNode> {
+        let root = self.root(domain);
+        let root = root.map(|node| OutlinedNode { node, depth: 0 });
+        let (mut left, mut outline) = (Vec::from_iter(root), Vec::new());
+        while let Some(next) = left.pop() {
+            let begin = left.len();
+            let children = self.nodes[next.node.0].below().children.values();
+            left.extend(children.map(|&node| OutlinedNode {
+                node,
+                depth: next.depth + 1,
+            }));
+            // Nodes are numbered as they are declared, and the last one of the list is next.
+            left[begin..].sort_by_key(|child| Reverse(child.node.0));
+            if next.depth > 0 {
+                outline.push(next);
+            }
+        }
+        outline
+    }
+
+    /// Where a node is written.
+    pub(crate) fn node_origin(&self, node: NodeId) -> &RuleOrigin {
+        &self.origins[node.0]
+    }
+}

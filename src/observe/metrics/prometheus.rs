@@ -5,21 +5,22 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::mapper::{Mapper, MappingOutcome, is_label};
-use crate::foundation::sample::Sample;
+use crate::{
+    foundation::sample::Sample,
+    observe::metrics::{
+        mapper::{Mapper, MappingOutcome, is_label},
+        prometheus::page::{Labels, escape_name},
+    },
+};
 
 mod draft;
-mod family;
 mod page;
-mod series;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub(crate) use page::MetricsPage;
 
 use draft::{PageDraft, conflict_family};
-use text::{Labels, escape_name};
 
 /// The `Content-Type` of a page.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4";

@@ -13,13 +13,11 @@ use crate::{
         request::Request,
     },
     foundation::lock::lock,
-};
-
-use super::{
-    Metrics, RuleSetStats,
-    domain_stats::{NO_LIMIT, NO_RULE},
-    rule_stats::RuleStats,
-    worker_stats::{CallCount, WorkerStats},
+    observe::metrics::{
+        Metrics, RuleSetStats,
+        rule_stats::{NO_LIMIT, NO_RULE, RuleStats},
+        worker_stats::{CallCount, WorkerStats},
+    },
 };
 
 /// A worker's handle for recording.

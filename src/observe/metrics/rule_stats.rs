@@ -1,4 +1,5 @@
-//! Counts of each rule's hits: within, near and over its limits.
+//! Counts of the hits of each rule and limit: within, near and over; and of the descriptors of each domain that match
+//! no rule.
 
 use std::{
     borrow::Cow,
@@ -7,14 +8,16 @@ use std::{
 };
 
 use crate::{
-    core::{counter::CounterState, decision::Tally, limit::Rule},
+    core::{
+        counter::CounterState,
+        decision::Tally,
+        limit::{Allows, Limit, Rule},
+    },
     foundation::{metric_name::sanitize, sample::SampleWriter},
-};
-
-use super::{
-    lease_stats::{ReservationStats, SlotStats},
-    limit_stats::{self, LimitStats},
-    worker_stats::OwnCounts,
+    observe::metrics::{
+        lease_stats::{ReservationStats, SlotStats},
+        worker_stats::OwnCounts,
+    },
 };
 
 /// Counts of one rule's hits, by their binding limit, per worker. The counters of a worker are created on first use,
@@ -59,7 +62,7 @@ impl RuleStats {
     /// Counters for `rule` that continue its `old` ones. The counts of its limits restart at zero if one of them has
     /// changed.
     pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
-        let labels = limit_stats::labels(rule);
+        let labels = labels(rule);
         if let Some(old) = old
             && *old.limits.labels() == *labels
         {
@@ -192,6 +195,132 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
         // Optional statistics are left out while they are 0, because few rules ever have any.
         if total > 0 || !is_optional {
             let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
+            list.counter(name, total);
+        }
+    }
+}
+
+/// Counts of a rule's hits by their binding limit, which add up to the counts of the rule. They are allocated at the
+/// first hit near a limit, because few rules come that far.
+#[derive(Debug, Default)]
+struct LimitStats {
+    /// The labels of the limits, in the rule's order.
+    labels: Box<[Box<str>]>,
+    /// The counts of worker 0 for each limit, then those of worker 1, and so on.
+    counts: OnceLock<Box<[OwnCounts<2>]>>,
+}
+
+impl LimitStats {
+    /// Empty counts for limits with these labels.
+    fn new(labels: Box<[Box<str>]>) -> Self {
+        Self {
+            labels,
+            counts: OnceLock::new(),
+        }
+    }
+
+    fn labels(&self) -> &[Box<str>] {
+        &self.labels
+    }
+
+    /// Whether any hit has been near or over a limit.
+    fn is_used(&self) -> bool {
+        self.counts.get().is_some()
+    }
+
+    /// Adds hits that fell near or over the limit with this index, for one of `workers` workers.
+    fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
+        let new = || {
+            let count = workers * self.labels.len();
+            (0..count).map(|_| OwnCounts::default()).collect()
+        };
+        let at = worker * self.labels.len() + limit;
+        if let Some(counts) = self.counts.get_or_init(new).get(at) {
+            counts.add(0, fell.near);
+            counts.add(1, fell.over);
+        }
+    }
+
+    /// The hits near and over the limit with this index, in this order, summed over all workers.
+    fn totals(&self, limit: usize) -> [u64; 2] {
+        let counts = self.counts.get().map_or(&[][..], |counts| counts);
+        let of_limit = counts.iter().skip(limit);
+        OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
+    }
+
+    /// Writes the totals of each limit of the rule at `path`.
+    fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
+        let path = sanitize(path);
+        for (limit, label) in self.labels.iter().enumerate() {
+            let [near, over] = self.totals(limit);
+            list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
+            list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
+        }
+    }
+}
+
+/// The labels of a rule's limits: the name of each, or `3/second`.
+fn labels(rule: &Rule) -> Box<[Box<str>]> {
+    let limits: &[Limit] = match &rule.allows {
+        Allows::Unlimited => &[],
+        Allows::Within(limits) => limits,
+    };
+    let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
+    for limit in limits {
+        let mut label = label(limit);
+        // Two limits of a rule can differ in nothing but their algorithm.
+        if labels.iter().any(|other| **other == *label) {
+            label = format!("{label} {}", limit.algorithm.name());
+        }
+        labels.push(label.into());
+    }
+    labels.into()
+}
+
+fn label(limit: &Limit) -> String {
+    match &limit.name {
+        // A dot would end this part of the name.
+        Some(name) => sanitize(name).replace('.', "_"),
+        None => limit.rate().to_string(),
+    }
+}
+
+/// Why a descriptor is unmatched, by index.
+const CAUSES: [&str; 2] = ["no_rule", "no_limit"];
+
+/// The index of descriptors that lead to no node of the rules.
+pub(super) const NO_RULE: usize = 0;
+
+/// The index of descriptors that lead to a node without a limit.
+pub(super) const NO_LIMIT: usize = 1;
+
+/// Unmatched descriptors of one domain of the rules, per worker. The counters of a worker are created on first use.
+#[derive(Debug)]
+pub(super) struct DomainStats(Box<[OnceLock<Box<OwnCounts<2>>>]>);
+
+impl DomainStats {
+    pub(super) fn for_workers(count: usize) -> Self {
+        Self((0..count).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Counts a descriptor.
+    pub(super) fn record(&self, worker: usize, cause: usize) {
+        let counts = self.0[worker].get_or_init(Box::default);
+        counts.add(cause, 1);
+    }
+}
+
+/// Writes the totals of each domain that has rules.
+pub(super) fn unmatched_samples(
+    domains: &BTreeMap<Arc<str>, Arc<DomainStats>>,
+    list: &mut SampleWriter<'_>,
+) {
+    for (domain, stats) in domains {
+        let domain = sanitize(domain);
+        let counts = stats.0.iter().filter_map(OnceLock::get);
+        let totals = OwnCounts::totals(counts.map(|counts| &**counts));
+        for (cause, total) in CAUSES.iter().zip(totals) {
+            let name = format!("tollgate.unmatched_descriptors_total.{domain}.{cause}");
             list.counter(name, total);
         }
     }

@@ -22,22 +22,21 @@ use tokio::{
 
 use crate::{
     foundation::sample::{Sample, SampleWriter},
-    net::resolve::resolve,
+    net::connect::resolve,
+    observe::metrics::statsd::{
+        flusher::CollectorState,
+        queue::{Datagrams, connect_udp, send_datagram},
+    },
 };
 
-mod collector;
-mod datagrams;
 mod flusher;
-mod line;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use collector::{Dialect, Options, Transport};
+pub(crate) use crate::observe::metrics::statsd::flusher::{Dialect, Options, Transport};
 pub(crate) use flusher::Flusher;
 
-use collector::CollectorState;
-use datagrams::{Datagrams, connect_udp, send_datagram};
 use queue::LineQueue;
 
 /// Wait before the next attempt to connect, as in the reference.

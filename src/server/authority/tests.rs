@@ -11,7 +11,7 @@ use tonic::body::Body;
 
 use super::{
     frames::{PADDED, PRIORITY},
-    replacement::replacement,
+    huffman::replacement,
     *,
 };
 use crate::{
@@ -20,26 +20,12 @@ use crate::{
         window::Timestamp,
     },
     foundation::log_throttle::LogThrottle,
-    service::answered_leases::{AnsweredLease, EndLeases},
+    service::answered_leases::{AnsweredLease, tests::EndedLeases},
 };
 
 /// Those of a worker without rules that lease.
 fn leases() -> Arc<ConnectionLeases> {
     WorkerLeases::default().of_connection()
-}
-
-/// Remembers the streams that were reset after their answers; a token tells the stream.
-#[derive(Default)]
-struct Ended(Mutex<Vec<u64>>);
-
-impl EndLeases for Ended {
-    fn has_leases(&self) -> bool {
-        true
-    }
-
-    fn end(self: Arc<Self>, lease: AnsweredLease) {
-        self.0.lock().unwrap().push(lease.token.id.0);
-    }
 }
 
 fn account() -> Arc<Account> {
@@ -413,7 +399,7 @@ fn the_reset_of_a_stream_ends_the_lease_of_its_answer() {
     ];
     let bytes = bytes.concat();
     for piece in [1, 7, 1000] {
-        let ended = Arc::<Ended>::default();
+        let ended = Arc::<EndedLeases>::default();
         let connection = WorkerLeases::new(ended.clone()).of_connection();
         for stream in [1, 3, 5] {
             let mut headers = HeaderMap::new();
@@ -704,7 +690,7 @@ proptest! {
         }
         let is_named = calls[0].2 % 2 == 0;
         let own = match is_named {
-            true => WorkerLeases::new(Arc::<Ended>::default()).of_connection(),
+            true => WorkerLeases::new(Arc::<EndedLeases>::default()).of_connection(),
             false => leases(),
         };
         let (seen, resets) = served(&bytes, calls.len(), piece, own);

@@ -23,12 +23,12 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{
-    super::worker::{Arrival, Worker},
-    *,
-};
+use super::*;
 use crate::{
-    core::limit::NearRatio, observe::metrics::Metrics, service::answered_leases::ConnectionLeases,
+    core::limit::NearRatio,
+    observe::metrics::Metrics,
+    server::workers::{Arrival, Worker},
+    service::answered_leases::ConnectionLeases,
 };
 
 #[test]

@@ -130,7 +130,7 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
     let folder = tempfile::tempdir().unwrap();
     write_files(folder.path());
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let runtime = crate::server::runtime::runtime().unwrap();
+    let runtime = crate::server::workers::runtime().unwrap();
     let _in_runtime = runtime.enter();
     let ((_http, http), (_debug, debug), (_prometheus, prometheus)) =
         (reserved(), reserved(), reserved());

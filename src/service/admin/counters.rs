@@ -33,10 +33,8 @@ use crate::{
 };
 
 mod access;
-pub(crate) mod document;
 mod look;
-mod report;
-mod reset;
+pub(crate) mod report;
 
 pub(crate) use access::ChangeAccess;
 use access::NotAllowed;
@@ -67,7 +65,7 @@ impl Counters {
         headers: HeaderMap,
         body: Body,
     ) -> Result<Response, Response> {
-        look::get(&self, &account, &headers, body).await
+        look::answer(&self, None, &account, &headers, body).await
     }
 
     /// Resets the counters of the descriptors in `body`, if the caller is allowed to.
@@ -82,7 +80,7 @@ impl Counters {
         let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
         let forbidden = |error: NotAllowed| refused(StatusCode::FORBIDDEN, &error.to_string());
         let allowed = allowed.await.map_err(forbidden)?;
-        reset::reset(&self, allowed, &account, &headers, body).await
+        look::answer(&self, Some(allowed), &account, &headers, body).await
     }
 
     /// The rules in use.

@@ -11,20 +11,22 @@ use axum::{
     routing::{MethodRouter, get, post},
 };
 
-use super::{
-    BodyLimits, Counters, DebugHosts, Snapshots, Statistics,
-    explain::{Question, USAGE, answer_question, url_question},
-    json::{is_json, json_headers, plain, read_whole},
-    origin::refuse_rebound,
-    page::{BlockingQueue, text_page},
-    rlconfig::rlconfig,
-    rules::rule_tree,
-    start_page::{file, start_page},
-    top::top,
-};
 use crate::{
     observe::talkers::Talkers,
-    service::{grpc, limiter::Rules},
+    service::{
+        admin::{
+            BodyLimits, Counters, DebugHosts, Snapshots, Statistics,
+            explain::{Question, USAGE, answer_question, url_question},
+            json::{is_json, json_headers, plain, read_whole},
+            origin::refuse_rebound,
+            page::{BlockingQueue, text_page},
+            rules::{rlconfig, rule_tree},
+            start_page::{file, start_page},
+            top::top,
+        },
+        grpc,
+        limiter::Rules,
+    },
     store::contract::Store,
 };
 

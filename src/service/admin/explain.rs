@@ -13,10 +13,13 @@ use super::{
     page::BlockingQueue,
 };
 use crate::{
-    core::descriptor_text::Entries,
+    core::request::Entries,
     service::{
         explain::{Unexplained, look, question},
-        grpc::{self, json, proto::envoy::service::ratelimit::v3::RateLimitRequest},
+        grpc::{
+            self,
+            proto::{self, envoy::service::ratelimit::v3::RateLimitRequest},
+        },
         held_bytes::{Account, HeldBytes},
     },
     store::contract::Store,
@@ -73,7 +76,7 @@ pub(super) async fn answer_question<S: Store + Clone>(
     let message = match question {
         Ok(Question::Message(message)) => Ok(message),
         Ok(Question::Body(body)) => {
-            let read = blocking.work(move || json::request(&body)).await;
+            let read = blocking.work(move || proto::request(&body)).await;
             read.map_err(|error| error.to_string())
         }
         Err(error) => Err(error),
@@ -110,7 +113,7 @@ mod tests {
     #[track_caller]
     fn check(query: &str, expected: Result<&str, &str>) {
         let shown = url_question(query).map(|question| match question {
-            Question::Message(message) => json::request_text(&message).unwrap(),
+            Question::Message(message) => proto::request_text(&message).unwrap(),
             Question::Body(_) => unreachable!("a query has no body"),
         });
         assert_eq!(

@@ -19,7 +19,10 @@ use crate::{
     foundation::printable::on_one_line,
     observe::metrics::CutOff,
     service::{
-        grpc::{self, json, proto::envoy::service::ratelimit::v3::rate_limit_response::Code},
+        grpc::{
+            self,
+            proto::{self, envoy::service::ratelimit::v3::rate_limit_response::Code},
+        },
         held_bytes::{Account, HeldBytes, NoHeldRoom},
     },
     store::contract::{Deadline, Store},
@@ -54,7 +57,7 @@ pub(super) async fn answer_json<S: Store + Clone>(
     bodies: BodyLimits,
 ) -> Response {
     let bad = |reason: &str| refused(StatusCode::BAD_REQUEST, &format!("Bad Request: {reason}"));
-    let (message, _held) = match read_json(blocking, account, body, bodies, json::request).await {
+    let (message, _held) = match read_json(blocking, account, body, bodies, proto::request).await {
         Ok((Ok(message), held)) => (message, held),
         Ok((Err(error), _)) => return bad(&error.to_string()),
         Err(refusal) => return refusal,
@@ -67,7 +70,7 @@ pub(super) async fn answer_json<S: Store + Clone>(
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
         Code::Ok | Code::Unknown => StatusCode::OK,
     };
-    match blocking.work(move || json::response(&reply, false)).await {
+    match blocking.work(move || proto::response(&reply, false)).await {
         Ok(text) => {
             let text = HeldBytes::new(account, text.len()).with(text);
             (status, [(CONTENT_TYPE, "application/json")], text).into_response()

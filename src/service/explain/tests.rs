@@ -3,7 +3,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::{
-    config::{files::Files, options::Options},
+    config::{files::Files, rule_defaults::Options},
     core::{
         counter::{CounterState, KeyFormat},
         decision::{Code, Decision, decide},
@@ -518,7 +518,7 @@ fn keys_of_the_reference_have_windows_for_all_algorithms() {
 #[test]
 fn a_limit_of_the_request_has_no_way_through_the_rules() {
     let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"own"}],"limit":{"requestsPerUnit":5,"unit":"HOUR"}}]}"#;
-    let account = by_rules(&matcher(FIVES), &grpc::json::request(body).unwrap(), NOW);
+    let account = by_rules(&matcher(FIVES), &grpc::proto::request(body).unwrap(), NOW);
     let account: Value = serde_json::from_str(&account.unwrap()).unwrap();
     let own = &account["descriptors"][0];
     assert_eq!(

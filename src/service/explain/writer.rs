@@ -16,6 +16,7 @@ use super::{
 use crate::{
     core::{
         calendar,
+        charging::{empty_look, predicted},
         counter::{Batch, CounterState, CounterStates, IncrementSpec, KeyFormat},
         decision::{Code, LimitReport, Status, all_limits, decide, is_quota},
         kind::Algorithm,
@@ -26,7 +27,6 @@ use crate::{
             trace::{Dismissal, MatchForm, Step, Trace},
         },
         plan::{Outcome, Plan, PlannedDescriptor},
-        prediction::{empty_look, predicted},
         request::{Descriptor, Entry, Request},
         window::Timestamp,
     },

@@ -13,11 +13,9 @@ use crate::service::{
 };
 
 mod connection;
-mod encoding;
 mod headers;
 mod message;
 mod other;
-mod refusal;
 mod reply;
 
 pub(crate) use connection::{
@@ -28,11 +26,10 @@ pub(crate) use reply::Reply;
 pub use reply::framed;
 
 use connection::BoxedFuture;
-pub(crate) use headers::MAX_HEADER_BYTES;
 use headers::{CheckedHeaders, check};
-use message::{PartialBody, ReceivedBody, receive};
+pub(crate) use headers::{MAX_HEADER_BYTES, for_decision};
+use message::{PartialBody, ReceivedBody, late, no_room, receive};
 use other::other;
-use refusal::{late, no_room};
 use reply::{refusal, response};
 
 /// Memory of a call that waits for its message, besides the message.

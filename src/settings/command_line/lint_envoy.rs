@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::reading::Reading;
+use crate::settings::command_line::clients::Reading;
 
 #[derive(Debug, Args)]
 #[command(

@@ -3,14 +3,14 @@
 //! It uses the parser of the `redis` crate for replies that are not counts, and not its connections: a decision took
 //! a tenth more processor time with them (`docs/evidence/performance.md`).
 
-use std::io;
+use std::{io, mem};
 
 use bb8_redis::redis::{Value, parse_redis_value};
 use prost::bytes::{Buf as _, BytesMut};
 use smallvec::SmallVec;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{batch::packed::PackedCommands, health::failure::NodeFailure};
+use super::{batch::packed::PackedCommands, failure::NodeFailure};
 use crate::net::connect::BoxedStream;
 
 /// The bounds of one reply. A server that sends more is none that counts, and not read further.
@@ -44,13 +44,17 @@ const MAX_DEPTH: usize = 8;
 /// The least room for one read, in bytes.
 const READ_BYTES: usize = 8 << 10;
 
-/// A connection after its handshake. A caller has to wait for all replies. If it does not, the
-/// connection cannot be used again, because it is not known how far the server came.
+/// A connection after its handshake.
 pub(crate) struct Connection {
     stream: BoxedStream,
     /// A question for operators if the connection ends before the first reply.
     hint: Option<&'static str>,
     inbox: Inbox,
+    /// Whether what was sent last was written, how many replies it has, their bounds, and those that have come.
+    written: io::Result<()>,
+    missing: usize,
+    bounds: ReplyBounds,
+    replies: Vec<Value>,
     is_broken: bool,
 }
 
@@ -66,6 +70,10 @@ impl Connection {
             stream,
             hint: (!is_tls).then_some("does this port want TLS?"),
             inbox: Inbox::default(),
+            written: Ok(()),
+            missing: 0,
+            bounds: ReplyBounds::LIST,
+            replies: Vec::new(),
             is_broken: false,
         }
     }
@@ -89,7 +97,8 @@ impl Connection {
         &mut self,
         commands: &PackedCommands,
     ) -> Result<Vec<Value>, NodeFailure> {
-        self.ask_within(commands, ReplyBounds::of(commands)).await
+        self.send(commands).await;
+        self.receive().await
     }
 
     /// Like [`ask`](Self::ask), for replies of other lengths.
@@ -102,47 +111,53 @@ impl Connection {
         commands: &PackedCommands,
         bounds: ReplyBounds,
     ) -> Result<Vec<Value>, NodeFailure> {
-        if self.is_broken {
-            return Err(unreachable("the connection is broken"));
-        }
-        self.is_broken = true;
-        let replies = self.exchange(commands, bounds).await?;
-        if !self.inbox.bytes.is_empty() {
-            return Err(unreachable("it sent more replies than it was asked for"));
-        }
-        self.is_broken = false;
-        Ok(replies)
+        self.send(commands).await;
+        self.bounds = bounds;
+        self.receive().await
     }
 
-    async fn exchange(
-        &mut self,
-        commands: &PackedCommands,
-        bounds: ReplyBounds,
-    ) -> Result<Vec<Value>, NodeFailure> {
-        // Writes all commands first: a server reads on while it answers.
-        let written = self.write(commands).await;
-        let mut replies = Vec::with_capacity(commands.len());
-        while replies.len() < commands.len() {
+    /// Sends `commands`. [`receive`](Self::receive) tells whether that failed; until it has returned all replies the
+    /// connection cannot be used for others.
+    pub(super) async fn send(&mut self, commands: &PackedCommands) {
+        self.written = match mem::replace(&mut self.is_broken, true) {
+            true => Err(io::Error::other("the connection is broken")),
+            false => self.write(commands).await,
+        };
+        self.missing = commands.len();
+        self.bounds = ReplyBounds::of(commands);
+    }
+
+    /// The replies to what was sent, in order. If it is dropped before, the next call goes on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ask`](Self::ask).
+    pub(super) async fn receive(&mut self) -> Result<Vec<Value>, NodeFailure> {
+        while self.replies.len() < self.missing {
             // A server that closes the connection may have said why.
-            let read = match self.inbox.next(bounds) {
+            let read = match self.inbox.next(self.bounds) {
                 Ok(Some(reply)) => {
                     self.hint = None;
-                    replies.push(reply);
+                    self.replies.push(reply);
                     continue;
                 }
                 Ok(None) => self.read().await,
                 Err(error) => Err(error),
             };
             if let Err(error) = read {
-                let said = replies.last().and_then(NodeFailure::of_greeting);
+                let said = self.replies.last().and_then(NodeFailure::of_greeting);
+                let written = mem::replace(&mut self.written, Ok(()));
                 let cause = written.err().unwrap_or(error);
                 return Err(said.unwrap_or_else(|| self.failure(&cause)));
             }
         }
-        match written {
-            Ok(()) => Ok(replies),
-            Err(error) => Err(self.failure(&error)),
+        let replies = mem::take(&mut self.replies);
+        mem::replace(&mut self.written, Ok(())).map_err(|error| self.failure(&error))?;
+        if !self.inbox.bytes.is_empty() {
+            return Err(unreachable("it sent more replies than it was asked for"));
         }
+        self.is_broken = false;
+        Ok(replies)
     }
 
     fn failure(&self, error: &io::Error) -> NodeFailure {

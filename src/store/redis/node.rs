@@ -6,7 +6,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use tokio::sync::{Notify, watch};
@@ -17,42 +16,38 @@ use crate::{
     net::endpoint::Endpoint,
     store::redis::{
         batch::script_ban::ScriptBan,
-        health::{
-            breaker::Breaker,
-            clock::{ProcessClock, UNKNOWN},
-            detector::{RoundTrips, SilenceBounds},
-            failure::NodeFailure,
-        },
+        clock::{ProcessClock, UNKNOWN},
+        failure::NodeFailure,
     },
 };
 
 /// A server, and its state.
+///
+/// No request waits for a server that is lost: it becomes so when a connection is refused or breaks, when it replies
+/// that it is of no use for now, or when the probe finds it silent. From then on only the probe connects to it, until
+/// it answers promptly.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(super) endpoint: Endpoint,
-    pub(super) breaker: Breaker,
+    /// Why it is lost.
+    failure: watch::Sender<Option<NodeFailure>>,
+    /// Whether it is lost, in a form that each request can read cheaply.
+    is_lost: AtomicBool,
+    /// Whether more than a tenth of the last decisions gave up waiting although it answers.
+    pub(super) is_slow: AtomicBool,
     pub(super) stats: NodeStats,
     /// How far its clock is ahead of a clock of this process that cannot be set, in milliseconds; [`UNKNOWN`] before
     /// the first measurement.
     pub(super) ahead_millis: AtomicI64,
     /// How far its clock is ahead of this machine's, in milliseconds, for operators.
     pub(super) skew_millis: AtomicI64,
-    /// Whether the probe has ever found it well.
+    /// Whether the probe has ever found it well, and whether it answered a worker since it did so last.
     was_well: AtomicBool,
-    /// Its usual round trip, as the probe measured it.
-    round_trips: Mutex<RoundTrips>,
-    /// The silence after which it is suspected, in microseconds.
-    suspect_after_micros: AtomicU64,
-    /// Whether a request waits for it for longer than usual, and the longest such wait since the probe
-    /// last read it, in microseconds.
-    is_suspected: AtomicBool,
-    silent_micros: AtomicU64,
+    was_used: AtomicBool,
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
-    /// Wakes the probe when the node is suspected.
-    suspicion: Notify,
-    /// How often the probe got an answer from it.
-    record_answer: watch::Sender<u64>,
+    /// Wakes the probe.
+    doubt: Notify,
     /// Notifies the topology task of changes.
     node_events: Arc<Notify>,
 }
@@ -66,46 +61,12 @@ pub(super) struct NodeStats {
     pub(super) refusals: AtomicU64,
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
-    /// How often a batch took longer than the node usually takes.
-    pub(super) suspicions: AtomicU64,
-    /// Connections that were given up because they were silent while the node answered on others.
-    pub(super) stalls: AtomicU64,
-    /// One record for each worker.
-    loads: Mutex<Vec<Arc<WorkerLoad>>>,
-}
-
-/// One worker's stats of one server. They change with each request, so no other thread writes near them.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct WorkerLoad {
-    /// Requests that are queued now.
-    pub(super) queued: AtomicU64,
-    /// Requests that are in flight now.
-    pub(super) in_flight: AtomicU64,
-    /// Requests that were refused because the breaker was open.
-    pub(super) rejected_while_open: AtomicU64,
-    /// Batches that were answered.
-    replies: AtomicU64,
-}
-
-impl WorkerLoad {
-    /// Counts a reply to a batch. Only one thread may call this.
-    pub(super) fn record_reply(&self) {
-        let replies = self.replies.load(Relaxed);
-        self.replies.store(replies.wrapping_add(1), Relaxed);
-    }
-}
-
-/// The wait of one batch for a node that is suspected.
-#[derive(Debug)]
-pub(super) struct Suspicion(watch::Receiver<u64>);
-
-impl Suspicion {
-    /// Waits until the probe gets an answer from the node.
-    pub(super) async fn cleared(&mut self) {
-        // The node keeps the sender, and this task keeps the node.
-        let _ = self.0.changed().await;
-    }
+    times_lost: AtomicU64,
+    /// Requests that were answered, and those whose callers gave up waiting.
+    pub(super) answered: AtomicU64,
+    pub(super) late: AtomicU64,
+    /// How many requests of each worker wait for it.
+    waiting: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
 impl fmt::Display for Node {
@@ -115,6 +76,24 @@ impl fmt::Display for Node {
 }
 
 impl Node {
+    pub(super) fn new(endpoint: Endpoint, node_events: Arc<Notify>) -> Self {
+        Self {
+            endpoint,
+            failure: watch::Sender::new(None),
+            is_lost: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
+            stats: NodeStats::default(),
+            ahead_millis: AtomicI64::new(UNKNOWN),
+            skew_millis: AtomicI64::new(0),
+            was_well: AtomicBool::new(false),
+            was_used: AtomicBool::new(false),
+            scripts: ScriptBan::default(),
+            losses: LossThrottle::new(),
+            doubt: Notify::new(),
+            node_events,
+        }
+    }
+
     /// The time that its clock shows at `moment`, with the millisecond that measuring it cuts off; `None` before the
     /// first measurement. `process` is the clock that it is measured against.
     pub(super) fn time_at(&self, process: ProcessClock, moment: SteadyTime) -> Option<Timestamp> {
@@ -124,105 +103,86 @@ impl Node {
         }
     }
 
-    pub(super) fn new(endpoint: Endpoint, node_events: Arc<Notify>) -> Self {
-        Self {
-            endpoint,
-            breaker: Breaker::default(),
-            stats: NodeStats::default(),
-            ahead_millis: AtomicI64::new(UNKNOWN),
-            skew_millis: AtomicI64::new(0),
-            was_well: AtomicBool::new(false),
-            round_trips: Mutex::default(),
-            suspect_after_micros: AtomicU64::new(micros(
-                RoundTrips::default().bounds(Duration::ZERO).suspect_after,
-            )),
-            is_suspected: AtomicBool::new(false),
-            silent_micros: AtomicU64::new(0),
-            scripts: ScriptBan::default(),
-            losses: LossThrottle::new(),
-            suspicion: Notify::new(),
-            record_answer: watch::Sender::default(),
-            node_events,
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.load(Relaxed)
+    }
+
+    /// Why it is lost; `None` if it is not.
+    pub(super) fn failure(&self) -> Option<NodeFailure> {
+        self.failure.borrow().clone()
+    }
+
+    pub(super) fn failure_watch(&self) -> watch::Receiver<Option<NodeFailure>> {
+        self.failure.subscribe()
+    }
+
+    /// Makes the probe ask at once.
+    pub(super) fn wake_probe(&self) {
+        self.doubt.notify_one();
+    }
+
+    /// Waits until the probe is to ask.
+    pub(super) async fn doubted(&self) {
+        self.doubt.notified().await;
+    }
+
+    /// Records that it answered a worker.
+    pub(super) fn record_use(&self) {
+        if !self.was_used.load(Relaxed) {
+            self.was_used.store(true, Relaxed);
         }
     }
 
-    /// How long a batch may take before the probe is to ask.
-    pub(super) fn suspect_after(&self) -> Duration {
-        Duration::from_micros(self.suspect_after_micros.load(Relaxed))
+    /// Whether it answered a worker since the probe last found it well after a loss.
+    pub(super) fn was_used(&self) -> bool {
+        self.was_used.load(Relaxed)
     }
 
-    /// Reports that a batch has waited for `silent`, which is longer than usual, and wakes the probe.
-    pub(super) fn suspect(&self, silent: Duration) -> Suspicion {
-        let record_answer = self.record_answer.subscribe();
-        self.stats.suspicions.fetch_add(1, Relaxed);
-        self.silent_micros.fetch_max(micros(silent), Relaxed);
-        self.is_suspected.store(true, Relaxed);
-        self.suspicion.notify_one();
-        Suspicion(record_answer)
-    }
-
-    /// Waits until the node is suspected.
-    pub(super) async fn suspected(&self) {
-        self.suspicion.notified().await;
-    }
-
-    /// The longest silence that was reported since the last call.
-    pub(super) fn take_silence(&self) -> Duration {
-        Duration::from_micros(self.silent_micros.swap(0, Relaxed))
-    }
-
-    /// How many batches the node has answered, for all workers.
-    pub(super) fn replies(&self) -> u64 {
-        let loads = lock(&self.stats.loads);
-        let replies = loads.iter().map(|load| load.replies.load(Relaxed));
-        replies.fold(0, u64::wrapping_add)
-    }
-
-    /// Records that the node answered the probe. `took` is the round trip, if it was measured.
-    pub(super) fn record_answer(&self, took: Option<Duration>) {
-        if let Some(took) = took {
-            let mut round_trips = lock(&self.round_trips);
-            round_trips.record(took);
-            let suspect_after = round_trips.bounds(Duration::ZERO).suspect_after;
-            drop(round_trips);
-            self.suspect_after_micros
-                .store(micros(suspect_after), Relaxed);
-        }
-        self.is_suspected.store(false, Relaxed);
-        self.record_answer
-            .send_modify(|record_answer| *record_answer = record_answer.wrapping_add(1));
-    }
-
-    /// How long it may be silent, if a node that usually answers at once may be for `lose_after`.
-    pub(super) fn bounds(&self, lose_after: Duration) -> SilenceBounds {
-        lock(&self.round_trips).bounds(lose_after)
-    }
-
-    /// Whether a request waits for it for longer than usual.
-    pub(super) fn is_suspected(&self) -> bool {
-        self.is_suspected.load(Relaxed)
-    }
-
-    /// Marks the node as lost: no request waits for it until the probe finds it well.
+    /// Marks the node as lost: no request waits for it until the probe finds it well. The last failure replaces those
+    /// before.
     pub(super) fn lose(&self, failure: NodeFailure) {
         let text = failure.to_string();
-        let known = self.breaker.failure();
-        let is_other = known.is_some_and(|known| known != failure);
+        let (mut is_new, mut is_other) = (false, false);
+        self.failure.send_if_modified(|known| {
+            self.is_lost.store(true, Relaxed);
+            is_new = known.is_none();
+            is_other = known.as_ref().is_some_and(|known| *known != failure);
+            *known = Some(failure);
+            is_new || is_other
+        });
         if is_other && self.losses.may_log_reason() {
             tracing::warn!(node = %self.endpoint, cause = text, "Redis is still lost");
         }
-        if self.breaker.open(failure) {
+        if is_new {
+            self.stats.times_lost.fetch_add(1, Relaxed);
             match self.losses.may_log_loss() {
-                Some(0) => {
-                    tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost");
-                }
+                Some(0) => tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost"),
                 Some(before) => {
                     tracing::warn!(node = %self.endpoint, cause = text, before, "Redis is lost again");
                 }
                 None => {}
             }
+            self.wake_probe();
         }
         self.notify_topology();
+    }
+
+    /// Marks the node as well.
+    pub(super) fn regain(&self) {
+        let is_first = !self.was_well.swap(true, Relaxed);
+        let is_back = self.failure.send_if_modified(|failure| {
+            self.is_lost.store(false, Relaxed);
+            failure.take().is_some()
+        });
+        if is_back {
+            self.was_used.store(false, Relaxed);
+            if self.losses.may_log_return() {
+                tracing::info!(node = %self.endpoint, "Redis is back");
+            }
+        }
+        if is_first || is_back {
+            self.notify_topology();
+        }
     }
 
     /// Makes the topology task look at it.
@@ -230,53 +190,40 @@ impl Node {
         self.node_events.notify_one();
     }
 
-    /// Marks the node as well. With `is_replaced`, existing connections may be dead unnoticed.
-    pub(super) fn regain(&self, is_replaced: bool) {
-        let is_first = !self.was_well.swap(true, Relaxed);
-        let is_back = self.breaker.close(is_replaced);
-        if is_back && self.losses.may_log_return() {
-            tracing::info!(node = %self.endpoint, "Redis is back");
-        }
-        if is_first || is_back {
-            self.notify_topology();
-        }
-    }
-
     /// Whether the probe has ever found it well.
     pub(super) fn was_well(&self) -> bool {
         self.was_well.load(Relaxed)
     }
 
-    /// A new record for another worker.
-    pub(super) fn new_load(&self) -> Arc<WorkerLoad> {
-        let load = Arc::<WorkerLoad>::default();
-        lock(&self.stats.loads).push(load.clone());
-        load
+    /// A new count of the requests of another worker that wait for it.
+    pub(super) fn new_waiting(&self) -> Arc<AtomicU64> {
+        let waiting = Arc::<AtomicU64>::default();
+        lock(&self.stats.waiting).push(waiting.clone());
+        waiting
     }
 
     /// Its state, for metrics and operators.
     pub(super) fn report(&self) -> NodeReport {
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         let stats = &self.stats;
-        let loads = lock(&stats.loads).clone();
-        let sum =
-            |pick: fn(&WorkerLoad) -> &AtomicU64| loads.iter().map(|load| get(pick(load))).sum();
         NodeReport {
             name: self.endpoint.to_string(),
-            failure: self.breaker.failure(),
-            times_opened: self.breaker.times_opened(),
-            batches: get(&stats.batches),
-            failures: get(&stats.failures),
-            refusals: get(&stats.refusals),
-            redirects: get(&stats.redirects),
-            connections: get(&stats.connections),
-            suspicions: get(&stats.suspicions),
-            stalls: get(&stats.stalls),
-            is_suspected: self.is_suspected(),
-            queued: sum(|load| &load.queued),
-            in_flight: sum(|load| &load.in_flight),
-            rejected_while_open: sum(|load| &load.rejected_while_open),
+            failure: self.failure(),
+            is_slow: self.is_slow.load(Relaxed),
+            in_flight: lock(&stats.waiting)
+                .iter()
+                .map(|waiting| get(waiting))
+                .sum(),
             skew_millis: self.skew_millis.load(Relaxed),
+            counts: [
+                ("times_opened", get(&stats.times_lost)),
+                ("batches", get(&stats.batches)),
+                ("failures", get(&stats.failures)),
+                ("refusals", get(&stats.refusals)),
+                ("redirects", get(&stats.redirects)),
+                ("connections", get(&stats.connections)),
+                ("late", get(&stats.late)),
+            ],
         }
     }
 }
@@ -286,28 +233,14 @@ impl Node {
 pub struct NodeReport {
     /// `host:port`, or the path of a socket.
     pub name: String,
-    /// Why its breaker is open.
+    /// Why it is lost.
     pub failure: Option<NodeFailure>,
-    pub times_opened: u64,
-    pub batches: u64,
-    pub failures: u64,
-    pub refusals: u64,
-    pub redirects: u64,
-    /// Connections that were made, without those of the probe.
-    pub connections: u64,
-    /// How often a batch took longer than the server usually takes.
-    pub suspicions: u64,
-    /// Connections that were given up because they were silent while the server answered on others.
-    pub stalls: u64,
-    /// Whether a request waits for it now for longer than usual.
-    pub is_suspected: bool,
-    pub queued: u64,
+    /// Whether more than a tenth of the last decisions gave up waiting although it answers.
+    pub is_slow: bool,
+    /// Requests that wait for its reply.
     pub in_flight: u64,
-    pub rejected_while_open: u64,
     /// How far its clock is ahead of ours.
     pub skew_millis: i64,
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+    /// Counts since the start, by their names in metrics.
+    pub counts: [(&'static str, u64); 7],
 }

@@ -35,13 +35,17 @@ use crate::{
     },
     store::redis::{
         batch::packed::PackedCommands,
-        health::{failure::NodeFailure, running::within},
+        failure::NodeFailure,
         topology::{
             address::{BadUrl, Secret},
             parsed_address::Login,
         },
+        wait::within,
     },
 };
+
+/// The most connections of a worker to a node beside the one in use: each waits for a late answer to leased hits.
+pub(super) const MAX_FOLLOWED: u32 = 16;
 
 /// Opens connections to servers of one kind, at any endpoint.
 #[derive(Clone, Debug)]
@@ -205,13 +209,14 @@ impl ErrorSink<NodeFailure> for FailureSink {
 }
 
 impl ConnectionFactory {
-    /// A pool of one connection. It connects in the background and never fails to be made.
+    /// A pool of one connection in use, beside those that are kept for late answers. It connects in the background and
+    /// never fails to be made.
     pub(super) fn pool(self) -> ConnectionPool {
         let failures = FailureSink(watch::Sender::default());
         let failed = failures.0.subscribe();
         let timeout = self.connector.timeout;
         let pool = Pool::builder()
-            .max_size(1)
+            .max_size(1 + MAX_FOLLOWED)
             // Failures are reported as they come, after less than this.
             .connection_timeout(2 * timeout)
             // A caller that needs a connection asks again; until then failures are reported as they
@@ -232,14 +237,11 @@ impl ManageConnection for ConnectionFactory {
     type Error = NodeFailure;
 
     async fn connect(&self) -> Result<WorkerConnection, NodeFailure> {
-        // Read first: if the era changes while the connection comes up, the connection is outdated.
-        let era = self.node.breaker.era();
         let connection = self.connector.connect(&self.node.endpoint).await?;
         self.stats.connections_opened.fetch_add(1, Relaxed);
         self.node.stats.connections.fetch_add(1, Relaxed);
         Ok(WorkerConnection {
             connection,
-            era,
             came_up: Instant::now(),
             knows_script: false,
             batches: 0,
@@ -253,7 +255,7 @@ impl ManageConnection for ConnectionFactory {
     }
 
     fn has_broken(&self, worker_connection: &mut WorkerConnection) -> bool {
-        worker_connection.connection.is_broken() || worker_connection.era != self.node.breaker.era()
+        worker_connection.connection.is_broken()
     }
 }
 
@@ -292,8 +294,6 @@ impl ConnectionPool {
 #[derive(Debug)]
 pub(super) struct WorkerConnection {
     pub(super) connection: Connection,
-    /// The breaker's era when the connection was made.
-    pub(super) era: u64,
     pub(super) came_up: Instant,
     /// Whether its server was sent the text of the script.
     pub(super) knows_script: bool,

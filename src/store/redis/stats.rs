@@ -3,13 +3,9 @@
 use super::node::{Node, NodeReport};
 use crate::{
     foundation::{
-        histogram::TimerValues, lock::lock, log_throttle::LogThrottle, metric_name::sanitize,
-        sample::SampleWriter,
+        lock::lock, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
     },
-    store::redis::{
-        health::running::{Lateness, Pauses},
-        topology::slot_map::SlotMap,
-    },
+    store::redis::topology::slot_map::SlotMap,
 };
 
 use std::sync::{
@@ -28,8 +24,6 @@ pub struct RedisStats {
     reset_throttle: LogThrottle,
     pub connections_opened: AtomicU64,
     pub connections_closed: AtomicU64,
-    /// How late timers of this process fired while a request waited for Redis.
-    pub lateness: Lateness,
     /// The nodes of the map.
     pub(super) nodes: Mutex<Vec<Arc<Node>>>,
 }
@@ -82,24 +76,6 @@ pub(crate) fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut Samp
     per_second.node_samples("redis_per_second_node", list);
 }
 
-/// Passes on how late the timers of this process were while requests waited for Redis.
-pub(crate) fn lateness_samples(
-    all: &RedisStats,
-    per_second: &RedisStats,
-    list: &mut SampleWriter<'_>,
-) {
-    let mut lateness: TimerValues = all.lateness.values();
-    lateness.add(&per_second.lateness.values());
-    list.timer("tollgate.timer_lateness", lateness);
-    let pauses = own_pauses(all, per_second);
-    list.counter("tollgate.own_pauses_total", pauses.count);
-}
-
-/// Pauses of this process while requests waited for Redis.
-pub(crate) fn own_pauses(all: &RedisStats, per_second: &RedisStats) -> Pauses {
-    all.lateness.pauses().and(per_second.lateness.pauses())
-}
-
 impl RedisStats {
     fn pool_samples(&self, pool: &str, list: &mut SampleWriter<'_>) {
         let opened = self.connections_opened.load(Relaxed);
@@ -116,8 +92,7 @@ impl RedisStats {
             let name = sanitize(&node.name).replace('.', "_");
             let gauges = [
                 ("is_open", u64::from(node.failure.is_some())),
-                ("is_suspected", u64::from(node.is_suspected)),
-                ("queued", node.queued),
+                ("is_slow", u64::from(node.is_slow)),
                 ("in_flight", node.in_flight),
                 ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
                 ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),
@@ -125,19 +100,8 @@ impl RedisStats {
             for (stat, value) in gauges {
                 list.gauge(format!("tollgate.{kind}.{name}.{stat}"), value);
             }
-            let counters = [
-                ("times_opened_total", node.times_opened),
-                ("suspicions_total", node.suspicions),
-                ("stalls_total", node.stalls),
-                ("batches_total", node.batches),
-                ("failures_total", node.failures),
-                ("refusals_total", node.refusals),
-                ("redirects_total", node.redirects),
-                ("connections_total", node.connections),
-                ("rejected_while_open_total", node.rejected_while_open),
-            ];
-            for (stat, total) in counters {
-                list.counter(format!("tollgate.{kind}.{name}.{stat}"), total);
+            for (stat, total) in node.counts {
+                list.counter(format!("tollgate.{kind}.{name}.{stat}_total"), total);
             }
         }
     }

@@ -7,17 +7,15 @@
 //!
 //! ```text
 //! RedisStore ──parts──▶ NodeQueue ──Batcher──▶ Connection             each worker, each node
-//!      ▲                    ▲          │suspects
-//!   SlotMap ◀──TopologyWatcher──▶ Breaker ◀──Probe──Detector         once for the process
+//!      ▲                                │
+//!   SlotMap ◀──TopologyWatcher──▶ Node ◀┴─Probe                      once for the process
 //! ```
 //!
 //! The life of a hit: this store finds the nodes of a request's keys (`topology/slot_map`), and splits the request if
-//! there are several. `queue/node_queue` copies its increments to the batch of requests that wait for the node, and
-//! hands out a reply to wait for (`queue/replies`). `batch/batcher` takes the batch when its connection is free.
-//! `batch/pipeline` writes the commands: one INCR for the hits of several requests on a key, or the script of
-//! `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and ASK. The answers go back
-//! through `queue/replies`, which wakes the requests; `queue/clock` ends the waits that take too long. `health` says
-//! whether a node is worth the wait.
+//! there are several. `batch/queue` hands it to the loop of its node, `batch/batcher`, which takes all requests that
+//! wait when its connection is free. `batch/pipeline` writes the commands: one INCR for the hits of several requests on
+//! a key, or the script of `batch/step`. `connection` sends them in one round trip; `batch/redirect` follows MOVED and
+//! ASK. Each request gets its reply over a channel of its own. `probe` says whether a node is worth the wait.
 
 use super::options::Options;
 use crate::{
@@ -29,8 +27,10 @@ use crate::{
     store::{
         contract::{Deadline, Store, StoreError, StoreState},
         redis::{
-            batch::batchers::{Batchers, QueueView},
-            queue::node_queue::{NodeQueue, PendingReply, WaitPermits},
+            batch::{
+                batchers::{Batchers, QueueView},
+                queue::{NodeQueue, PendingReply},
+            },
             topology::{
                 cluster::{self, NodeParts, StepScope},
                 servers::Servers,
@@ -40,11 +40,7 @@ use crate::{
     },
 };
 
-use std::{
-    future::poll_fn,
-    sync::{Arc, Mutex},
-    task::{Poll, Waker},
-};
+use std::sync::{Arc, Mutex};
 
 /// A worker's store in Redis.
 #[derive(Clone, Debug)]
@@ -53,44 +49,15 @@ pub struct RedisStore {
     pub(super) key_prefix: Arc<[u8]>,
 }
 
-/// Requests of one worker that may wait at a time, for all nodes together; the next one is refused at once.
-const MAX_WAITING: usize = 10_000;
-
 impl RedisStore {
     /// A store, and the task that has to run on the same worker to answer its requests.
     pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
-        let mut batchers = Batchers {
-            servers: servers.clone(),
-            options: Arc::new(options.clone()),
-            permits: Arc::new(WaitPermits::new(MAX_WAITING)),
-            view: Arc::new(Mutex::new(Arc::new(QueueView {
-                map: Arc::default(),
-                queues: Vec::new(),
-            }))),
-            new_queues: Vec::new(),
-        };
-        batchers.follow(servers.map());
+        let batchers = Batchers::new(servers.clone(), options.clone());
         let store = Self {
             view: batchers.view.clone(),
             key_prefix: options.key_prefix.as_bytes().into(),
         };
         (store, batchers)
-    }
-
-    /// Queues a request for the task of `waker`. `None` where keys belong to nodes of a cluster.
-    fn push(
-        &self,
-        batch: &Batch,
-        now: Timestamp,
-        deadline: &Deadline,
-        waker: &Waker,
-    ) -> Result<Option<PendingReply>, StoreError> {
-        let view = lock(&self.view);
-        if view.map.is_cluster() {
-            return Ok(None);
-        }
-        let queue = view.queues.first().ok_or(StoreError::Unsent)?;
-        queue.push(batch, now, deadline, Some(waker)).map(Some)
     }
 
     async fn add_to_cluster(
@@ -108,9 +75,10 @@ impl RedisStore {
         };
         let added = match parts.split.only() {
             Some(only) => {
-                let mut counts = CounterStates::new();
-                let answer = view.queues[parts.nodes[only]].push(batch, now, deadline, None)?;
-                answer.fetch(&mut counts).await.map(|()| counts)
+                view.queues[parts.nodes[only]]
+                    .push(batch, now, deadline)?
+                    .fetch()
+                    .await
             }
             None => parts.split.add(batch, &nodes(&parts), deadline).await,
         };
@@ -149,10 +117,10 @@ impl ClusterNodes {
         {
             queue.admit()?;
         }
-        let push = |(part, queue): (&Batch, &Arc<NodeQueue>)| match part.is_empty() {
+        let push = |(part, queue): (&Batch, &NodeQueue)| match part.is_empty() {
             true => Ok(None),
             // A part whose answer is dropped leaves the queue and is not sent.
-            false => queue.push(part, self.now, deadline, None).map(Some),
+            false => queue.push(part, self.now, deadline).map(Some),
         };
         parts.iter().zip(queues()).map(push).collect()
     }
@@ -171,12 +139,10 @@ impl split::PartStores for ClusterNodes {
         // All parts are in flight, so the order of waiting does not matter.
         let mut answered = Vec::with_capacity(answers.len());
         for answer in answers {
-            let mut counts = CounterStates::new();
-            let fetched = match answer {
-                Some(answer) => answer.fetch(&mut counts).await,
-                None => Ok(()),
-            };
-            answered.push(fetched.map(|()| counts));
+            answered.push(match answer {
+                Some(answer) => answer.fetch().await,
+                None => Ok(CounterStates::new()),
+            });
         }
         answered
     }
@@ -193,24 +159,28 @@ impl Store for RedisStore {
         if batch.is_empty() {
             return Ok(());
         }
-        let pushed =
-            poll_fn(|context| Poll::Ready(self.push(batch, now, deadline, context.waker())));
-        match pushed.await? {
-            Some(answer) => answer.fetch(counts).await,
-            None => {
-                let view = lock(&self.view).clone();
-                // Boxed, to keep the future of all other requests small.
-                let added = Self::add_to_cluster(view, &self.key_prefix, batch, now, deadline);
-                *counts = Box::pin(added).await?;
-                Ok(())
-            }
-        }
+        let view = lock(&self.view).clone();
+        *counts = if view.map.is_cluster() {
+            // Boxed, to keep the future of all other requests small.
+            Box::pin(Self::add_to_cluster(
+                view,
+                &self.key_prefix,
+                batch,
+                now,
+                deadline,
+            ))
+            .await?
+        } else {
+            let queue = view.queues.first().ok_or(StoreError::Unsent)?;
+            queue.push(batch, now, deadline)?.fetch().await?
+        };
+        Ok(())
     }
 
     fn state(&self) -> StoreState {
         let map = lock(&self.view).map.clone();
         StoreState {
-            is_well: map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open()),
+            is_well: map.is_complete() && map.nodes.iter().all(|node| !node.is_lost()),
             is_one_step: !map.is_cluster(),
         }
     }

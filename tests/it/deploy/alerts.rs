@@ -44,9 +44,9 @@ fn the_tests_of_the_alerts_can_fail() {
             "TollgateControlPlaneLost fires",
         ),
         (
-            "expr: rate(tollgate_own_pauses_total[5m]) > 1\n        for: 10m",
-            "expr: rate(tollgate_own_pauses_total[5m]) > 0\n        for: 10m",
-            "TollgateOwnPauses quiet",
+            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
+            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
+            "TollgateRedisSlow quiet",
         ),
     ] {
         let copy = TempDir::new().unwrap();

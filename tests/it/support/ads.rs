@@ -308,12 +308,14 @@ impl Ads {
     /// The next request that `is_it` accepts.
     #[track_caller]
     pub fn find(&self, is_it: impl Fn(&Seen) -> bool) -> Seen {
-        loop {
+        // A client that answers wrongly, and is answered, sends requests for ever.
+        for _ in 0..100 {
             let seen = self.next();
             if is_it(&seen) {
                 return seen;
             }
         }
+        panic!("a hundred requests came, and none was the expected one");
     }
 
     /// Waits for the acknowledgement of a push.

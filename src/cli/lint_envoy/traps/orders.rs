@@ -2,11 +2,11 @@
 
 use super::super::{
     actions::{self, Holder, KnownRules, OrderName, RateLimitItem, RuleCharging},
-    addend::{self, AnswerPart},
     finding::{Findings, Trap, TrapSeverity},
     scope::{Filter, Scope},
 };
 use super::no_filter::USUAL_NAME;
+use crate::cli::lint_envoy::surroundings::{self, AnswerPart};
 
 /// Fields in the metadata of tollgate's replies that are numbers.
 const NUMBERS: [&str; 2] = ["reserved", "hitsAddend"];
@@ -38,7 +38,7 @@ pub(crate) fn costs(items: &[RateLimitItem<'_>], found: &mut Findings) {
         );
         // A refused request has no reservation.
         let is_sent = !actions::needs_metadata(&item.value);
-        if is_cost && is_sent && addend::has_value_on_refusal(&item.value) {
+        if is_cost && is_sent && surroundings::has_value_on_refusal(&item.value) {
             let addend = item.value.get("hits_addend");
             found.warning(
                 Trap::ChargedRefusals,
@@ -65,7 +65,7 @@ pub(crate) fn late_headers(
         if item.holder == Holder::Route || !item.value.is_true("apply_on_stream_done") {
             continue;
         }
-        let until = match addend::part_of_answer(&item.value) {
+        let until = match surroundings::part_of_answer(&item.value) {
             // An unknown version is less than all others.
             Some(AnswerPart::Headers) if version < Some(HEADERS_SINCE) => " before Envoy 1.40",
             Some(AnswerPart::Trailers) => "",
@@ -77,7 +77,7 @@ pub(crate) fn late_headers(
             addend.as_ref().unwrap_or(&item.value),
             format!(
                 "`{}` has no value at the end of a stream{until}: the item is left out",
-                addend::format(&item.value).unwrap_or_default()
+                surroundings::format(&item.value).unwrap_or_default()
             ),
             format!(
                 "have envoy.filters.http.header_to_metadata read a header of the answer, and write `{FROM_METADATA}`"
@@ -187,7 +187,7 @@ fn give_back(
         return;
     };
     let is_gated =
-        actions::needs_metadata(&item.value) || !addend::has_value_on_refusal(&item.value);
+        actions::needs_metadata(&item.value) || !surroundings::has_value_on_refusal(&item.value);
     if is_gated || item.holder == Holder::Route {
         return;
     }

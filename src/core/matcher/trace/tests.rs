@@ -1,10 +1,10 @@
-use proptest::prelude::*;
-
-use super::*;
-use crate::core::matcher::tests::{LIMITED, entries, filled, matcher_of};
-
 use Dismissal::{Hidden, KeptApart, OtherKey, OtherPattern, OtherValue};
 use MatchForm::{BareKey, Exact, JoinedExact, JoinedKey, Wildcard as Star};
+use proptest::prelude::*;
+
+use crate::core::matcher::tests::{LIMITED, entries, filled, matcher_of};
+
+use super::*;
 
 /// `key` or `key=value` of a node.
 fn name(matcher: &Matcher, node: NodeId) -> String {
@@ -205,4 +205,29 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn an_outline_has_nodes_as_they_are_declared() {
+    let mut matcher = Matcher::default();
+    let other = matcher.insert_domain(b"other");
+    matcher.insert(other, b"x", b"").unwrap();
+    let root = matcher.insert_domain(b"d");
+    let z = matcher.insert(root, b"z", b"").unwrap();
+    matcher.insert(z, b"c", b"2").unwrap();
+    let a = matcher.insert(root, b"a", b"1").unwrap();
+    matcher.insert(a, b"b", b"*").unwrap();
+    matcher.insert(z, b"c", b"1").unwrap();
+    let outline = matcher.outline(b"d").into_iter().map(|found| {
+        let (key, value) = matcher.key_and_value(found.node);
+        let text = [key, b"=", value].concat();
+        (found.depth, String::from_utf8(text).unwrap())
+    });
+    let outline: Vec<_> = outline.collect();
+    let expected = [(1, "z="), (2, "c=2"), (2, "c=1"), (1, "a=1"), (2, "b=*")];
+    assert_eq!(
+        outline,
+        expected.map(|(depth, text)| (depth, text.to_owned()))
+    );
+    assert_eq!(matcher.outline(b"unknown"), []);
 }

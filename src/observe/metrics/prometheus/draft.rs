@@ -8,17 +8,15 @@ use std::{
     },
 };
 
-use super::{
-    family::{FamilyType, MetricFamily},
-    page::{MetricsPage, Series},
-    series::SeriesValue,
-    text::{Labels, escape_name, label_text},
-};
 use crate::{
     foundation::sample::SampleValue,
     observe::metrics::{
         mapper::{MappingTarget, Observer},
         process,
+        prometheus::page::{
+            FamilyType, Labels, MetricFamily, MetricsPage, Series, SeriesValue, escape_name,
+            label_text,
+        },
     },
 };
 

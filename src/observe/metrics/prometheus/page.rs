@@ -1,15 +1,13 @@
-//! A page in Prometheus' text format, written piece by piece.
+//! A page in Prometheus' text format, written piece by piece: families, their series, labels and numbers.
 
 use std::{
+    borrow::Cow,
+    collections::BTreeMap,
     fmt::{self, Write as _},
     sync::Arc,
 };
 
-use super::{
-    family::{FamilyType, MetricFamily},
-    series::{SeriesValue, TimerSeries},
-    text::go_float,
-};
+use crate::{foundation::sample::SampleValue, observe::metrics::mapper::Observer};
 
 /// Help text of a family without one in the mapping.
 const NO_HELP: &str = "The statsd metric of the same name.";
@@ -150,4 +148,191 @@ fn write_line(
         (labels, Some(bound)) => write!(text, "{{{labels},le=\"{bound}\"}}")?,
     }
     writeln!(text, " {value}")
+}
+
+/// Labels by name, sorted so that equal sets have equal texts. Empty values are left out, because an empty label means
+/// an absent one.
+pub(super) type Labels = BTreeMap<String, String>;
+
+/// The labels as they stand between braces.
+pub(super) fn label_text(labels: &Labels) -> String {
+    let mut text = String::new();
+    for (label, value) in labels {
+        let value = value
+            .replace('\\', r"\\")
+            .replace('"', "\\\"")
+            .replace('\n', r"\n");
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{comma}{label}=\"{value}\"");
+    }
+    text
+}
+
+/// A number as Go formats it, because bounds are compared as text: dashboards use `le="1e+06"`.
+pub(super) fn go_float(value: f64) -> String {
+    let text = format!("{value:e}");
+    let exponent: i32 = match text.split_once('e') {
+        Some((_, exponent)) => exponent.parse().unwrap_or_default(),
+        None => 0,
+    };
+    if (-4..6).contains(&exponent) {
+        return value.to_string();
+    }
+    let mantissa = text.split('e').next().unwrap_or_default();
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{mantissa}e{sign}{:02}", exponent.abs())
+}
+
+/// Escapes a name as statsd_exporter does: `_` for each character that is not a letter, a digit or `_`, but only one
+/// for a run of dashes, and an additional one before a leading digit.
+pub(super) fn escape_name(name: &str) -> Cow<'_, str> {
+    let is_fit = |found: char| found.is_ascii_alphanumeric() || found == '_';
+    let starts_badly = name.starts_with(|first: char| first.is_ascii_digit());
+    if !starts_badly && name.chars().all(is_fit) {
+        return Cow::Borrowed(name);
+    }
+    let mut escaped = String::with_capacity(name.len() + 1);
+    if starts_badly {
+        escaped.push('_');
+    }
+    let mut before = None;
+    for found in name.chars() {
+        if is_fit(found) {
+            escaped.push(found);
+        } else if found != '-' || before != Some('-') {
+            escaped.push('_');
+        }
+        before = Some(found);
+    }
+    Cow::Owned(escaped)
+}
+
+/// The value of a series.
+#[derive(Debug)]
+pub(super) enum SeriesValue {
+    Plain(f64),
+    Timer(Box<TimerSeries>),
+}
+
+/// Durations in the unit of the family.
+#[derive(Debug)]
+pub(super) struct TimerSeries {
+    /// For each upper bound of the histogram, the number of durations up to it.
+    pub(super) at_most: Vec<u64>,
+    pub(super) count: u64,
+    pub(super) sum: f64,
+}
+
+impl SeriesValue {
+    pub(super) fn new(value: &SampleValue, shape: &FamilyType, scale: f64) -> Self {
+        match value {
+            SampleValue::Counter(value) | SampleValue::Gauge(value) => {
+                Self::Plain(*value as f64 * scale)
+            }
+            SampleValue::Timer(values) => {
+                let bounds = match shape {
+                    FamilyType::Histogram(bounds) => bounds.as_ref(),
+                    FamilyType::Counter | FamilyType::Gauge | FamilyType::Summary => &[],
+                };
+                let at_most = bounds
+                    .iter()
+                    .map(|bound| values.at_most(micros(*bound, scale)));
+                Self::Timer(Box::new(TimerSeries {
+                    at_most: at_most.collect(),
+                    count: values.count(),
+                    sum: values.sum_micros() as f64 * scale / 1_000.0,
+                }))
+            }
+        }
+    }
+
+    /// Adds the value of another sample of this series.
+    pub(super) fn add(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::Plain(value), Self::Plain(more)) => *value += more,
+            (Self::Timer(times), Self::Timer(more)) => {
+                times
+                    .at_most
+                    .iter_mut()
+                    .zip(&more.at_most)
+                    .for_each(|(below, more)| *below += more);
+                times.count += more.count;
+                times.sum += more.sum;
+            }
+            (Self::Plain(_) | Self::Timer(_), _) => {
+                unreachable!("numbers of one family are of one shape")
+            }
+        }
+    }
+}
+
+/// A bound in microseconds, for a family whose values are milliseconds times `scale`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates, as a bound should, and nothing is measured in fractions"
+)]
+pub(super) fn micros(bound: f64, scale: f64) -> u64 {
+    // Slightly more than the bound, so that rounding in the division does not move a duration by a whole bucket.
+    (bound / scale * 1_000.0 * (1.0 + 1e-9)) as u64
+}
+
+/// All series of one name.
+#[derive(Debug)]
+pub(super) struct MetricFamily {
+    pub(super) name: Arc<str>,
+    pub(super) shape: FamilyType,
+    pub(super) help: Option<String>,
+}
+
+/// The type of a family.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum FamilyType {
+    Counter,
+    Gauge,
+    /// A histogram with these upper bounds.
+    Histogram(Arc<[f64]>),
+    Summary,
+}
+
+impl MetricFamily {
+    /// Whether the family has this name and this shape.
+    pub(super) fn is(&self, name: &str, shape: &FamilyType) -> bool {
+        *self.name == *name && self.shape == *shape
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.name.len() + self.help.as_ref().map_or(0, String::len)
+    }
+}
+
+impl FamilyType {
+    pub(super) fn of(value: &SampleValue, observer: &Observer) -> Self {
+        match (value, observer) {
+            (SampleValue::Counter(_), _) => Self::Counter,
+            (SampleValue::Gauge(_), _) => Self::Gauge,
+            (SampleValue::Timer(_), Observer::Histogram(bounds)) => Self::Histogram(bounds.clone()),
+            // No quantiles, because quantiles over the lifetime of the process would not describe the present.
+            (SampleValue::Timer(_), Observer::Summary) => Self::Summary,
+        }
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram(_) => "histogram",
+            Self::Summary => "summary",
+        }
+    }
+
+    /// The suffixes of all names that belong to a family. The bare name always does.
+    pub(super) fn suffixes(&self) -> &'static [&'static str] {
+        match self {
+            Self::Counter | Self::Gauge => &[""],
+            Self::Histogram(_) => &["", "_bucket", "_sum", "_count"],
+            Self::Summary => &["", "_sum", "_count"],
+        }
+    }
 }

@@ -2,7 +2,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
 
-use super::{draft::CONFLICTS, series::micros, text::go_float, *};
+use super::{
+    draft::CONFLICTS,
+    page::{go_float, micros},
+    *,
+};
 use crate::{
     foundation::sample::make::{counter, gauge, timer},
     observe::metrics::{mapper::ResponseTime, process},

@@ -5,7 +5,11 @@ use tokio::{
     net::{TcpListener, UdpSocket},
 };
 
-use super::{datagrams::MAX_DATAGRAM_BYTES, line::rate, queue::MAX_QUEUED_BYTES, *};
+use super::{
+    flusher::rate,
+    queue::{MAX_DATAGRAM_BYTES, MAX_QUEUED_BYTES},
+    *,
+};
 use crate::{
     foundation::sample::make::{counter, gauge, timer},
     observe::metrics::mogrifier::Mogrifier,

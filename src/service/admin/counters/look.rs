@@ -1,6 +1,6 @@
-//! The counters of some descriptors, found as for a decision that is not made.
+//! The counters of some descriptors, found as for a decision that is not made, and their resets.
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
 use axum::{
     body::Body,
@@ -8,99 +8,82 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 
-use super::{
-    super::json::{is_json, json_headers, read_json},
-    Counters, Refusal,
-    document::{CountersDocument, DescriptorDocument},
-    refused,
-    report::{CounterReport, counters_of, entry_document, request_of, text},
-    without_store,
-};
 use crate::{
     core::{
-        counter::CounterKind,
-        request::{Descriptor, Request},
+        counter::{CounterKind, CounterStates, IncrementSpec, Operation},
+        request::{Descriptor, Hits, Request},
         window::Timestamp,
     },
-    foundation::ascii_json::{ascii_json, json_without_nulls},
+    foundation::{
+        ascii_json::{ascii_json, json_without_nulls},
+        printable::Shown,
+    },
     service::{
-        grpc::{json, proto::envoy::service::ratelimit::v3::RateLimitRequest, wire},
+        admin::{
+            counters::{
+                Counters, Refusal,
+                access::Allowed,
+                batch, refused,
+                report::{
+                    CounterReport, CountersDocument, DescriptorDocument, counters_of,
+                    entry_document, request_of, text,
+                },
+                take_states, without_store,
+            },
+            json::{is_json, json_headers, read_json},
+        },
+        grpc::{proto, wire},
         held_bytes::{Account, HeldBytes},
         limiter::RuleSet,
     },
+    store::contract::{Deadline, Store as _},
 };
 
 /// Most descriptors of one request.
 const MAX_DESCRIPTORS: usize = 16;
 
-/// Answers with the counters of the descriptors in `body`.
-pub(super) async fn get(
+/// Answers with the counters of the descriptors in `body`. A caller who is `allowed` to has reset them.
+pub(super) async fn answer(
     counters: &Counters,
+    allowed: Option<Allowed>,
     account: &Arc<Account>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, Response> {
-    let asked = Asked::read(counters, account, headers, body).await?;
-    let request = asked.request(counters)?;
+    if !is_json(headers) {
+        let text = "Unsupported Media Type: send application/json";
+        return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+    }
+    let (blocking, bodies) = (&counters.blocking, counters.bodies);
+    let (message, _held) = read_json(blocking, account, body, bodies, proto::request).await?;
+    let message = message.map_err(|error| {
+        let text = format!("the body is not a RateLimitRequest: {error}");
+        refused(StatusCode::BAD_REQUEST, &text)
+    })?;
+    let bounds = wire::RequestBounds {
+        descriptors: counters.bounds.descriptors.min(MAX_DESCRIPTORS),
+        ..counters.bounds
+    };
+    let request = wire::request(&message, bounds);
+    let request = request.map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))?;
     let mut answer = CounterAnswer::begin(counters, &request)?;
     let looked = counters.look_at(&mut answer.reports, answer.now).await;
     looked.map_err(without_store)?;
-    Ok(reply(counters, account, answer.document(&request)).await)
-}
-
-/// A request about counters.
-pub(super) struct Asked {
-    message: RateLimitRequest,
-    /// Keeps the body charged while its message is in use.
-    _held: HeldBytes,
-}
-
-impl Asked {
-    /// Reads the request in `body`.
-    ///
-    /// # Errors
-    ///
-    /// The reply to a body that is not a valid request.
-    pub(super) async fn read(
-        counters: &Counters,
-        account: &Arc<Account>,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<Self, Response> {
-        if !is_json(headers) {
-            let text = "Unsupported Media Type: send application/json";
-            return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
-        }
-        let (blocking, bodies) = (&counters.blocking, counters.bodies);
-        match read_json(blocking, account, body, bodies, json::request).await? {
-            (Ok(message), _held) => Ok(Self { message, _held }),
-            (Err(error), _) => {
-                let text = format!("the body is not a RateLimitRequest: {error}");
-                Err(refused(StatusCode::BAD_REQUEST, &text))
-            }
-        }
+    if let Some(allowed) = allowed {
+        answer.reset(counters, &allowed, &request).await?;
     }
-
-    /// # Errors
-    ///
-    /// If the request is not valid or too large.
-    pub(super) fn request(&self, counters: &Counters) -> Result<Request<'_>, Refusal> {
-        let bounds = wire::RequestBounds {
-            descriptors: counters.bounds.descriptors.min(MAX_DESCRIPTORS),
-            ..counters.bounds
-        };
-        wire::request(&self.message, bounds).map_err(|error| Refusal {
-            status: StatusCode::BAD_REQUEST,
-            reason: error.to_string(),
-        })
-    }
+    let document = answer.document(&request);
+    let json = move || ascii_json(&json_without_nulls(&document)) + "\n";
+    let text = blocking.work(json).await;
+    let text = HeldBytes::new(account, text.len()).with(text.into());
+    Ok((json_headers(), text).into_response())
 }
 
 /// The counters of a request's descriptors.
-pub(super) struct CounterAnswer {
+struct CounterAnswer {
     rules: Arc<RuleSet>,
-    pub(super) now: Timestamp,
-    pub(super) reports: Vec<CounterReport>,
+    now: Timestamp,
+    reports: Vec<CounterReport>,
     /// Where the counters of each descriptor end.
     ends: Vec<usize>,
 }
@@ -111,7 +94,7 @@ impl CounterAnswer {
     /// # Errors
     ///
     /// If there are no rules.
-    pub(super) fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Refusal> {
+    fn begin(counters: &Counters, request: &Request<'_>) -> Result<Self, Refusal> {
         let rules = counters.rules()?;
         let now = counters.clock.now();
         let (mut reports, mut ends) = (Vec::new(), Vec::new());
@@ -128,8 +111,52 @@ impl CounterAnswer {
         })
     }
 
+    /// Takes all hits off the counters, and frees all slots.
+    ///
+    /// A reset goes through the stores like any give-back: in one step with the peek at the counter, and past the
+    /// over-limit caches, which then no longer trust what they know of the counter.
+    async fn reset(
+        &mut self,
+        counters: &Counters,
+        allowed: &Allowed,
+        request: &Request<'_>,
+    ) -> Result<(), Response> {
+        for report in &mut self.reports {
+            report.before = report.state;
+            report.spec = IncrementSpec {
+                operation: Operation::Reset,
+                hits: Hits::MAX,
+                ..report.spec
+            };
+        }
+        let mut counts = CounterStates::new();
+        let resets = batch(&self.reports);
+        // Before it, or what was reserved could be given back to a counter that is reset already.
+        for increment in resets.iter() {
+            counters.leases.record_reset(increment.key, self.now);
+            if let Some(slices) = counters.store.slices() {
+                slices.forget(increment.key, increment.descriptor_bytes);
+            }
+        }
+        if !resets.is_empty() {
+            let deadline = Deadline::of_store();
+            let store = &counters.store;
+            let reset = store.add_into(&mut counts, &resets, self.now, &deadline);
+            if let Err(error) = reset.await {
+                tracing::warn!(%error, by = %allowed, "counters were perhaps not reset");
+                return Err(without_store(error));
+            }
+        }
+        take_states(&mut self.reports, &counts);
+        self.count_freed_slots();
+        for (descriptor, reports) in self.parts(request) {
+            log(allowed, request, descriptor, reports);
+        }
+        Ok(())
+    }
+
     /// Counts the slots that a reset freed in the metrics of their rules.
-    pub(super) fn count_freed_slots(&self) {
+    fn count_freed_slots(&self) {
         for report in &self.reports {
             let has_slots = matches!(report.spec.method, CounterKind::Slots { .. });
             if has_slots && let (Some(rule), Some(before)) = (report.rule_id, report.before) {
@@ -139,7 +166,7 @@ impl CounterAnswer {
     }
 
     /// Pairs each descriptor with its counters.
-    pub(super) fn parts<'a>(
+    fn parts<'a>(
         &'a self,
         request: &'a Request<'_>,
     ) -> impl Iterator<Item = (Descriptor<'a>, &'a [CounterReport])> {
@@ -152,7 +179,7 @@ impl CounterAnswer {
     }
 
     /// The counters by descriptor, or why a descriptor has none.
-    pub(super) fn document(&self, request: &Request<'_>) -> CountersDocument {
+    fn document(&self, request: &Request<'_>) -> CountersDocument {
         let part = |(descriptor, own): (Descriptor<'_>, &[CounterReport])| {
             let no_limit = || {
                 let cause = self.rules.matcher.cause(request.domain, descriptor.entries);
@@ -174,14 +201,41 @@ impl CounterAnswer {
     }
 }
 
-/// The reply to a successful call, written on the blocking pool.
-pub(super) async fn reply(
-    counters: &Counters,
-    account: &Arc<Account>,
-    answer: CountersDocument,
-) -> Response {
-    let json = move || ascii_json(&json_without_nulls(&answer)) + "\n";
-    let text = counters.blocking.work(json).await;
-    let text = HeldBytes::new(account, text.len()).with(text.into());
-    (json_headers(), text).into_response()
+/// Most characters of a descriptor in a log line.
+const MAX_SHOWN: usize = 1_024;
+
+/// Logs who reset which counters. Values are quoted, because one could otherwise look like further entries.
+/// Writing to a string cannot fail.
+fn log(
+    allowed: &Allowed,
+    request: &Request<'_>,
+    descriptor: Descriptor<'_>,
+    reports: &[CounterReport],
+) {
+    let mut entries = String::new();
+    for (index, entry) in descriptor.entries.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        let [key, value] = [entry.key, entry.value].map(Shown);
+        let _ = write!(entries, "{separator}{key}=\"{value}\"");
+    }
+    let mut changes = String::new();
+    for (index, report) in reports.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        let [before, after] =
+            [report.before, report.state].map(|state| state.map(|state| state.after));
+        let _ = write!(
+            changes,
+            "{separator}{} {} -> {}",
+            report.limit.rate(),
+            before.unwrap_or_default(),
+            after.unwrap_or_default()
+        );
+    }
+    tracing::info!(
+        domain = %Shown(request.domain),
+        descriptor = entries.chars().take(MAX_SHOWN).collect::<String>(),
+        by = %allowed,
+        hits = changes,
+        "counters were reset"
+    );
 }

@@ -117,11 +117,11 @@ function tiles({ latency, store, components, loads, residentBytes, counters }, t
   ];
 }
 
-function storeTile({ storesLost, nodes, nodesLost, nodesSuspected }, components) {
+function storeTile({ storesLost, nodes, nodesLost, nodesSlow }, components) {
   const name = components.find((one) => one.name === "store")?.state ?? "unknown";
   if (name === "memory") return tile("Store", "memory", "no breaker", "good");
   if (storesLost || nodesLost) return tile("Store", "lost", `breaker open at ${nodesLost} of ${nodes}`, "bad");
-  if (nodesSuspected) return tile("Store", "silent", `${nodesSuspected} of ${many(nodes, "server")}`, "warn");
+  if (nodesSlow) return tile("Store", "slow", `${nodesSlow} of ${many(nodes, "server")}`, "warn");
   return tile("Store", name, `breaker closed at ${nodes} of ${nodes}`, "good");
 }
 

@@ -1,21 +1,22 @@
-//! Reads the message of a call from its body.
+//! Reads the message of a call from its body, and decompresses it (gRPC, "Message-Encoding").
 
 use std::{
     future::poll_fn,
+    io::Read,
     pin::Pin,
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
+use flate2::read::{GzDecoder, ZlibDecoder};
 use hyper::body::{Body as _, Incoming};
 use prost::bytes::{Bytes, BytesMut};
 use tonic::Status;
 
-use super::{
-    encoding::Encoding,
-    refusal::{no_room, too_large},
+use crate::{
+    observe::metrics::CutOff,
+    service::held_bytes::{Account, HeldBytes, NoHeldRoom},
 };
-use crate::service::held_bytes::HeldBytes;
 
 /// Length of a message's prefix: a flag and the length (gRPC over HTTP2, "Length-Prefixed-Message").
 pub(super) const PREFIX_BYTES: usize = 5;
@@ -255,10 +256,80 @@ fn poll_data(body: &mut Incoming, context: &mut Context<'_>) -> Poll<FirstData> 
     }
 }
 
+/// The compression that a call may use; each message has a flag that says whether it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Identity,
+    Gzip,
+    Deflate,
+}
+
+/// All encodings, as in `grpc-accept-encoding`.
+pub(super) const ALL: &str = "identity, gzip, deflate";
+
+impl Encoding {
+    /// The encoding of this name, if it is supported.
+    pub(super) fn named(name: &[u8]) -> Option<Self> {
+        match name {
+            b"identity" => Some(Self::Identity),
+            b"gzip" => Some(Self::Gzip),
+            b"deflate" => Some(Self::Deflate),
+            _ => None,
+        }
+    }
+
+    /// Decompresses a message.
+    ///
+    /// # Errors
+    ///
+    /// INTERNAL if it is not in this encoding, RESOURCE_EXHAUSTED if it is larger than `max_bytes`: no more than that
+    /// is decompressed.
+    pub(super) fn inflate(self, packed: &[u8], max_bytes: usize) -> Result<Bytes, Status> {
+        let mut message = Vec::new();
+        let most = u64::try_from(max_bytes)
+            .unwrap_or(u64::MAX)
+            .saturating_add(1);
+        let inflated = match self {
+            Self::Identity => packed.take(most).read_to_end(&mut message),
+            Self::Gzip => GzDecoder::new(packed).take(most).read_to_end(&mut message),
+            Self::Deflate => ZlibDecoder::new(packed)
+                .take(most)
+                .read_to_end(&mut message),
+        };
+        match inflated {
+            Ok(bytes) if bytes > max_bytes => Err(too_large(bytes, max_bytes)),
+            Ok(_) => Ok(message.into()),
+            Err(error) => Err(Status::internal(format!(
+                "the message cannot be decompressed: {error}"
+            ))),
+        }
+    }
+}
+
+/// The status of a call that the bound has no room for.
+pub(super) fn no_room(account: &Account, _: NoHeldRoom) -> Status {
+    account.bound().note(CutOff::MESSAGE_NO_ROOM);
+    Status::resource_exhausted("clients hold too much memory")
+}
+
+/// The status of a call whose message took longer than `timeout`.
+pub(super) fn late(account: &Account, timeout: Duration) -> Status {
+    account.bound().note(CutOff::MESSAGE_LATE);
+    Status::deadline_exceeded(format!("the message did not arrive within {timeout:?}"))
+}
+
+/// The status of a message that is larger than it may be.
+pub(super) fn too_large(bytes: usize, max_bytes: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "message too large: {bytes} bytes, the limit is: {max_bytes} bytes"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::service::grpc::unary::framed;
+
+    use super::*;
 
     #[test]
     fn a_message_ends_where_its_prefix_says() {

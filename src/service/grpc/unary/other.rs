@@ -16,13 +16,14 @@ use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tonic::{Status, service::Routes};
 
-use super::{
-    connection::{BoxedFuture, InFlight, Phase, draining},
-    message::MessageEnds,
-    refusal::{no_room, too_large},
-    reply::{GRPC_STATUS, Reply, refusal},
+use crate::service::{
+    grpc::unary::{
+        connection::{BoxedFuture, InFlight, Phase, draining},
+        message::{MessageEnds, no_room, too_large},
+        reply::{GRPC_STATUS, Reply, refusal},
+    },
+    held_bytes::{CALL_BYTES, HeldBytes},
 };
-use crate::service::held_bytes::{CALL_BYTES, HeldBytes};
 
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const UNIMPLEMENTED: HeaderValue = HeaderValue::from_static("12");

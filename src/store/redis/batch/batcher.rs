@@ -1,47 +1,52 @@
-//! Sends the queued requests of one node whenever a connection to it is free.
+//! The loop between one worker and one node: takes the requests that wait, sends them as a pipeline, and answers them.
 
 use std::{
     collections::HashMap,
     hash::BuildHasher as _,
-    pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    mem,
+    pin::pin,
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use bb8_redis::redis::Value;
 use foldhash::{fast, quality};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+};
 
 use super::{
-    owed::RecentExpiries,
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder, ScriptForm},
-    redirect::redirects,
+    queue::QueuedRequest,
+    redirect::{is_redirect, redirects},
     step::{load_step, push_with_text},
 };
 use crate::{
-    foundation::{generations::Generations, log_throttle::LogThrottle},
+    foundation::{generations::Generations, lock::lock, log_throttle::LogThrottle},
     net::endpoint::Endpoint,
     store::{
         contract::StoreError,
         redis::{
             connection::Connection,
-            health::{
-                detector::{RunningTime, TICK},
-                failure::{NodeFailure, advice, is_unserved_slot, words},
-                running::{self, read_sockets, tick, within},
-            },
+            failure::{NodeFailure, SetbackPauses, advice, is_unserved_slot, words},
             node::Node,
             options::Options,
-            pool::{ConnectionFactory, ConnectionPool, PooledWorkerConnection, WorkerConnection},
-            queue::{
-                clock::LateReplyTimer,
-                node_queue::{NodeQueue, QueuedBatch},
-            },
+            pool::{ConnectionPool, MAX_FOLLOWED, PooledWorkerConnection, WorkerConnection},
             topology::servers::Servers,
+            wait::{at_once, by, read_sockets, within},
         },
     },
 };
+
+/// The most increments of one pipeline, unless a single request has more. More would keep Redis busy for longer than a
+/// decision may wait, and then no decision would ever be in time.
+const MAX_INCREMENTS: usize = 1024;
+
+/// The least time that a batch has after it is written: its requests may have waited for this process until then.
+const LEAST_WAIT: Duration = Duration::from_millis(20);
 
 /// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
 /// for a slot that moves meanwhile.
@@ -50,320 +55,476 @@ const MAX_REDIRECTS: usize = 3;
 /// The most connections for redirected commands. No more servers than that give away slots at once.
 const MAX_REDIRECT_CONNECTIONS: usize = 16;
 
-/// After this long without a redirect the map is up to date, and the connections for redirected commands
-/// are closed. The connection of a stand-in is closed after the same time without work.
-const REDIRECT_IDLE: Duration = Duration::from_secs(5);
-
-/// A connection that carried nothing for this long is asked whether it still works.
+/// A connection that carried nothing for this long is asked whether it still works, and those for redirected commands
+/// are closed if none was redirected.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long the answer to leased hits is followed. Networks send a lost segment again sooner.
+/// How long the answer to leased hits is followed after their connection was replaced. Networks send a lost segment
+/// again sooner.
 const FOLLOWED: Duration = Duration::from_secs(10);
-
-/// How long the stand-in follows it, beside which no other connection serves the queue.
-const FOLLOWED_BY_STAND_IN: Duration = Duration::from_secs(1);
 
 /// A connection that ends within this time has ended as it came up.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// The task of a batcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// It serves its queue.
-    Regular,
-    /// It serves its queue while all others wait for replies that are late although the node answers: a
-    /// lost segment, for example, holds up one connection for 200 ms.
-    StandIn,
-}
+/// EXPIRE commands of batches that failed, of all nodes of one worker: it is not known which of their keys were
+/// created, and they count nothing. Commands beyond [`MAX_OWED_BYTES`] are dropped; these keys have an end with their
+/// next hit.
+pub(crate) type OwedExpiries = Arc<Mutex<PackedCommands>>;
 
-/// The loop of one connection.
+/// The EXPIRE commands of a few full batches.
+const MAX_OWED_BYTES: usize = 1 << 20;
+
+/// The loop of one worker and node, with one connection.
 #[derive(Debug)]
 pub(crate) struct Batcher {
-    role: Role,
-    queue: Arc<NodeQueue>,
-    node: Arc<Node>,
+    pub(super) node: Arc<Node>,
+    requests: mpsc::Receiver<QueuedRequest>,
+    /// A request that was received and is in no batch yet.
+    next: Option<QueuedRequest>,
     servers: Servers,
     options: Arc<Options>,
     known: KeysWithTtl,
-    recent: RecentExpiries,
-    /// Notices a batch that takes longer than usual.
-    late_reply: LateReplyTimer,
+    owed: OwedExpiries,
     /// Connections to servers that commands were redirected to.
     redirected: HashMap<Endpoint, Connection>,
-    redirected_at: Instant,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
+    /// Whether the server refused the last connection, and the pauses after such connections in a row.
+    is_unwelcome: bool,
+    setbacks: SetbackPauses,
+    /// Batches with leased hits whose answer is late.
+    followed: JoinSet<()>,
     /// Throttles the line about commands that Redis refuses.
     refusals: LogThrottle,
-    /// When the connection came up that carries scripts now.
-    scripts_on: Option<Instant>,
+}
+
+/// Requests that were sent together.
+struct SentBatch {
+    requests: Vec<QueuedRequest>,
+    commands: Commands,
 }
 
 impl Batcher {
     pub(crate) fn new(
-        role: Role,
-        queue: Arc<NodeQueue>,
+        node: Arc<Node>,
+        requests: mpsc::Receiver<QueuedRequest>,
         servers: Servers,
         options: Arc<Options>,
+        owed: OwedExpiries,
     ) -> Self {
-        let node = queue.node.clone();
         Self {
-            role,
-            late_reply: LateReplyTimer::new(queue.clock.clone()),
             node,
-            queue,
+            requests,
+            next: None,
             servers,
-            known: KeysWithTtl::new(Instant::now()),
-            recent: RecentExpiries::new(Instant::now()),
             options,
+            known: KeysWithTtl::new(Instant::now()),
+            owed,
             redirected: HashMap::new(),
-            redirected_at: Instant::now(),
             is_busy: false,
+            is_unwelcome: false,
+            setbacks: SetbackPauses::new(),
+            followed: JoinSet::new(),
             refusals: LogThrottle::new(),
-            scripts_on: None,
         }
     }
 
-    /// A pool of one connection to a node. It spawns tasks, so call it on the worker's own runtime.
-    pub(crate) fn pool(servers: &Servers, node: &Arc<Node>) -> ConnectionPool {
-        let factory = ConnectionFactory {
-            connector: servers.0.connector.clone(),
-            node: node.clone(),
-            stats: servers.0.stats.clone(),
-        };
-        factory.pool()
-    }
-
-    /// Serves the queue until its end.
+    /// Serves the queue until its end. While the node is lost only the probe connects to it.
     pub(crate) async fn run(mut self, mut pool: ConnectionPool) {
-        while self.wait_for_work().await.is_some() {
-            if let Some(mut worker_connection) = self.connect(&mut pool).await {
-                let served = self.serve(&mut worker_connection).await;
-                self.recent.leave_to(&self.servers.0.owed);
-                if served.is_none() {
-                    return;
-                }
+        let mut failure = self.node.failure_watch();
+        while self.until_found(&mut failure).await {
+            if let Some(connection) = self.connect(&mut pool, &failure).await
+                && self.serve(connection, &mut failure).await.is_none()
+            {
+                return;
             }
+            if mem::take(&mut self.is_unwelcome) {
+                self.pause().await;
+            }
+            // Another server may have taken the node's place, without its last seconds.
+            self.known = KeysWithTtl::new(Instant::now());
             self.redirected.clear();
         }
     }
 
-    /// Waits until a connection is needed: not while the node is lost, because until it is back only the
-    /// probe connects. Returns `None` at the end of the queue.
-    async fn wait_for_work(&mut self) -> Option<()> {
+    /// Waits until the node is not lost, and refuses requests meanwhile. Returns whether the queue goes on.
+    async fn until_found(&mut self, failure: &mut watch::Receiver<Option<NodeFailure>>) -> bool {
         loop {
-            if self.role == Role::StandIn {
-                self.queue.stand_in().await?;
+            if failure.borrow_and_update().is_none() {
+                return true;
             }
-            if !self.node.breaker.is_open() {
-                return Some(());
+            tokio::select! {
+                // The node keeps the sender.
+                _ = failure.changed() => {}
+                request = Self::receive(&mut self.next, &mut self.requests) => match request {
+                    Some(mut request) => _ = request.answer(Err(StoreError::Unsent)),
+                    None => return false,
+                }
             }
-            self.queue.fail_all(StoreError::Unsent);
-            self.work().await?;
         }
     }
 
-    /// Waits until there may be something to do. Returns `None` at the end of the queue.
-    async fn work(&self) -> Option<()> {
-        match self.role {
-            Role::Regular => self.queue.work().await,
-            Role::StandIn => self.queue.stand_in().await,
+    /// The next request, or `None` at the end of the queue.
+    async fn receive(
+        next: &mut Option<QueuedRequest>,
+        requests: &mut mpsc::Receiver<QueuedRequest>,
+    ) -> Option<QueuedRequest> {
+        match next.take() {
+            Some(next) => Some(next),
+            None => requests.recv().await,
+        }
+    }
+
+    /// Fails the request that waits longest once its time is over. Nothing is lost if it is dropped before.
+    async fn fail_next(&mut self) {
+        if self.next.is_none() {
+            self.next = self.requests.recv().await;
+        }
+        match &self.next {
+            Some(next) => sleep_until(next.ends).await,
+            None => std::future::pending().await,
+        }
+        if let Some(mut late) = self.next.take() {
+            late.answer(Err(StoreError::TimedOutUnsent));
+        }
+    }
+
+    /// Waits before the next connection, because the server refused the last one though it may have answered the probe.
+    async fn pause(&mut self) {
+        let ends = Instant::now() + self.setbacks.next_pause();
+        loop {
+            tokio::select! {
+                () = sleep_until(ends) => return,
+                () = self.fail_next() => {}
+            }
+        }
+    }
+
+    fn fail_all(&mut self) {
+        while let Some(mut request) = self.next.take().or_else(|| self.requests.try_recv().ok()) {
+            request.answer(Err(StoreError::Unsent));
         }
     }
 
     /// A connection as soon as there is one, or `None` if none comes up.
-    async fn connect(&mut self, pool: &mut ConnectionPool) -> Option<PooledWorkerConnection> {
-        let connected = {
-            let mut connecting = std::pin::pin!(pool.get());
-            match within(self.options.lose_after, &mut connecting).await {
-                Some(connected) => connected,
-                None if self.role == Role::StandIn => Err(NodeFailure::Silent),
-                None => {
-                    let _stuck = self.queue.stuck();
-                    self.queue.fail_all(StoreError::Unsent);
-                    connecting.await
-                }
+    async fn connect(
+        &mut self,
+        pool: &mut ConnectionPool,
+        known: &watch::Receiver<Option<NodeFailure>>,
+    ) -> Option<PooledWorkerConnection> {
+        let mut connecting = pin!(pool.get());
+        let connected = loop {
+            tokio::select! {
+                biased;
+                connected = &mut connecting => break connected,
+                () = self.fail_next() => {}
             }
         };
         match connected {
-            Ok(connection) => Some(connection),
-            Err(failure) => {
-                tracing::debug!(node = %self.node, %failure, "no connection");
-                self.record_failure();
-                if failure == NodeFailure::Silent {
-                    // The probe decides whether it is silent to all.
-                    self.node.suspect(Duration::ZERO);
-                } else {
-                    self.node.lose(failure);
-                    self.queue.fail_all(StoreError::Unsent);
-                }
-                None
-            }
+            Ok(connection) => return Some(connection),
+            // The node was lost meanwhile, and may be back.
+            Err(_) if known.has_changed().is_ok_and(|has_changed| has_changed) => {}
+            // The probe judges whether the node is silent.
+            Err(NodeFailure::Silent) => self.node.wake_probe(),
+            Err(failure) => self.node.lose(failure),
         }
+        self.record_failure();
+        None
     }
 
     /// Sends batches for as long as the connection is good. Returns `None` at the end of the queue.
-    async fn serve(&mut self, worker_connection: &mut WorkerConnection) -> Option<()> {
-        let queue = self.queue.clone();
-        let role = self.role;
-        let mut used = Instant::now();
-        // One timer, which is only looked at while there is nothing to send.
-        let mut unused_for = pin!(sleep_until(used + IDLE));
-        while self.is_of_use(worker_connection) {
-            let idle = self.redirected_at + REDIRECT_IDLE;
-            let unused = (role == Role::StandIn).then(|| Instant::now() + REDIRECT_IDLE);
-            tokio::select! {
+    async fn serve(
+        &mut self,
+        mut connection: PooledWorkerConnection,
+        failure: &mut watch::Receiver<Option<NodeFailure>>,
+    ) -> Option<()> {
+        self.send_owed(&mut connection).await;
+        let mut idle = interval(IDLE);
+        idle.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_unused = false;
+        while !connection.connection.is_broken() {
+            if self.node.is_lost() {
+                // A server that refuses further connections answers on those that it has.
+                if !matches!(self.node.failure(), Some(NodeFailure::Refuses(_))) {
+                    // It may lead to a server that is gone. The pool would keep it.
+                    connection.connection.abandon();
+                    break;
+                }
+                if !self.until_found(failure).await {
+                    return None;
+                }
+            }
+            let first = tokio::select! {
                 biased;
-                work = self.work() => work?,
-                () = async { sleep_until(idle).await }, if !self.redirected.is_empty() => {
-                    self.redirected.clear();
-                    continue;
-                }
-                () = async { sleep_until(unused.unwrap_or(idle)).await }, if unused.is_some() => {
-                    worker_connection.connection.abandon();
-                    break;
-                }
-                () = unused_for.as_mut(), if role == Role::Regular => {
-                    if used.elapsed() >= IDLE {
-                        self.ping(&mut worker_connection.connection).await;
-                        used = Instant::now();
-                    }
-                    unused_for.as_mut().reset(used + IDLE);
-                    continue;
-                }
+                request = Self::receive(&mut self.next, &mut self.requests) => Some(request?),
+                _ = failure.changed() => continue,
                 // Notices a broken connection before a request does.
-                failure = worker_connection.connection.broken() => {
-                    self.ended(worker_connection, failure);
+                failure = connection.connection.broken() => {
+                    self.ended(&connection, failure);
                     break;
                 }
-            }
-            if !self.is_of_use(worker_connection) {
-                break;
-            }
-            if self.is_busy {
-                read_sockets().await;
-            }
-            // The connection first: requests that arrive while it is busy join the batch.
-            if let Some(taken) = queue.take() {
-                self.is_busy = taken.batch.requests().nth(1).is_some();
-                used = self.send(worker_connection, taken).await;
+                _ = idle.tick() => None,
+            };
+            let requests = match first {
+                Some(first) => {
+                    let requests = self.gather(first).await;
+                    if requests.is_empty() {
+                        continue;
+                    }
+                    requests
+                }
+                None => {
+                    self.redirected.clear();
+                    if !mem::replace(&mut is_unused, true) {
+                        continue;
+                    }
+                    Vec::new()
+                }
+            };
+            is_unused &= requests.is_empty();
+            match self.exchange(connection, requests, failure).await {
+                Some(good) => connection = good,
+                None => break,
             }
         }
         Some(())
     }
 
-    /// Asks on a connection that carried nothing for some time, so that no path on the way forgets it. It is replaced
-    /// if there is no answer within the deadline of decisions.
-    async fn ping(&mut self, connection: &mut Connection) {
-        let question = PackedCommands::one(&[b"PING"]);
-        // An unanswered question has made the connection unusable.
-        if let Some(Ok(replies)) = within(self.options.deadline, connection.ask(&question)).await {
-            self.judge(connection, &question, &replies);
+    /// The requests of one pipeline: those that wait, without those whose callers have left. What is not sent is not
+    /// counted.
+    async fn gather(&mut self, first: QueuedRequest) -> Vec<QueuedRequest> {
+        if self.is_busy {
+            read_sockets().await;
         }
+        let (mut requests, mut increments) = (Vec::new(), 0);
+        let mut next = Some(first);
+        while let Some(mut request) = next.take().or_else(|| self.requests.try_recv().ok()) {
+            if request.is_deserted() {
+                continue;
+            }
+            if request.is_lease && request.ends <= Instant::now() {
+                request.answer(Err(StoreError::TimedOutUnsent));
+                continue;
+            }
+            increments += request.batch.len();
+            if increments > MAX_INCREMENTS && !requests.is_empty() {
+                self.next = Some(request);
+                break;
+            }
+            requests.push(request);
+        }
+        self.is_busy = requests.len() > 1;
+        requests
     }
 
     /// Handles the end of a connection. A server that closes connections as they come up is of no use, and says so to
     /// operators; one that closes a connection later may only have found it idle.
-    fn ended(&self, worker_connection: &WorkerConnection, failure: NodeFailure) {
-        if worker_connection.batches == 0 && worker_connection.came_up.elapsed() < AT_ONCE {
+    fn ended(&mut self, connection: &WorkerConnection, failure: NodeFailure) {
+        if connection.batches == 0 && connection.came_up.elapsed() < AT_ONCE {
+            self.is_unwelcome = matches!(failure, NodeFailure::Refuses(_));
             self.record_failure();
-            // Where a stand-in connects, the other connections work.
-            if self.role == Role::Regular {
-                self.node.lose(failure);
-            }
+            self.node.lose(failure);
         }
     }
 
-    fn is_of_use(&self, worker_connection: &WorkerConnection) -> bool {
-        let breaker = &self.node.breaker;
-        !worker_connection.connection.is_broken()
-            && worker_connection.era == breaker.era()
-            && !breaker.is_open()
-    }
-
-    /// Sends one batch, and returns when it began to. Whatever happens, no command that may have counted is sent again.
-    async fn send(
+    /// Sends one batch and answers it; without requests, a PING. Whatever happens, no command that may have counted is
+    /// sent again. Returns the connection if it can be used again.
+    async fn exchange(
         &mut self,
-        worker_connection: &mut WorkerConnection,
-        taken: QueuedBatch<'_>,
-    ) -> Instant {
-        let connection = &mut worker_connection.connection;
-        let options = self.options.clone();
+        mut connection: PooledWorkerConnection,
+        requests: Vec<QueuedRequest>,
+        failure: &mut watch::Receiver<Option<NodeFailure>>,
+    ) -> Option<PooledWorkerConnection> {
         let began = Instant::now();
-        self.known.forget_old(began);
-        let script = match worker_connection.knows_script {
-            _ if self.node.scripts.holds(began) => ScriptForm::None,
-            true => ScriptForm::Digest,
-            false => ScriptForm::Text,
-        };
-        let commands = self.commands(&options, &taken, script);
-        self.scripts_on = commands.has_script.then_some(worker_connection.came_up);
-        let longest = self.longest(&taken);
-        let asked = self.round_trip(connection, &commands.packed, began, longest);
-        let asked = asked.await;
-        match asked {
-            Ok(mut replies) => {
-                self.follow_redirects(&commands.packed, &mut replies).await;
-                self.run_unknown(connection, &commands, &mut replies).await;
-                if taken.leases() {
-                    self.run_refused(connection, &commands, &mut replies).await;
-                }
-                self.scripts_on = None;
-                if commands.has_script && !connection.is_broken() {
-                    self.node.scripts.record_answer();
-                }
-                self.judge(connection, &commands.packed, &replies);
-                for command in commands.expire_commands() {
-                    self.recent.add(&commands.packed, command, began);
-                }
-                for hash in commands.expiring(&replies) {
-                    self.known.insert(hash);
-                }
-                taken.answer(commands.counts(&replies));
-                worker_connection.batches += 1;
-                worker_connection.knows_script |= commands.has_script;
-                let reset_counters = Commands::reset_counters(&replies);
-                if reset_counters > 0 {
-                    self.servers.0.stats.record_reset_counters(reset_counters);
-                }
-                let lifts = commands.lifts(&replies);
-                if !lifts.is_empty() {
-                    self.lift(connection, &lifts).await;
-                }
-                let repairs = commands.repairs(&replies);
-                if !repairs.is_empty() {
-                    self.repair(connection, &repairs).await;
-                }
-            }
-            Err(error) => {
-                self.scripts_on = None;
-                self.servers.0.owed.add(&commands.owed());
-                taken.fail(error);
-            }
+        let commands = self.commands(&requests, &connection, began);
+        let first = requests.iter().map(|request| request.began).min();
+        let mut batch = SentBatch { requests, commands };
+        self.record_pipeline(batch.commands.packed.len());
+        let lost_at = began + self.options.lose_after;
+        let sent = by(
+            lost_at,
+            pin!(connection.connection.send(&batch.commands.packed)),
+        )
+        .await;
+        if sent.is_none() {
+            self.late(batch, None);
+            return None;
         }
-        taken.recycle();
-        began
-    }
-
-    /// Lifts counts that were below zero. If that fails, the next hits try again. No request waits for this.
-    async fn lift(&mut self, connection: &mut Connection, lifts: &PackedCommands) {
-        let longest = self.options.deadline;
-        let lifted = self.round_trip(connection, lifts, Instant::now(), longest);
-        if let Ok(mut replies) = lifted.await {
-            self.follow_redirects(lifts, &mut replies).await;
+        let end = (first.unwrap_or(began) + self.options.deadline).max(Instant::now() + LEAST_WAIT);
+        let mut replied = self.replies(&mut connection, end, failure, true).await;
+        if replied.is_none() {
+            // The batch is late, but for its leases. The connection can be used again once it has read the replies.
+            let others = batch
+                .requests
+                .iter_mut()
+                .filter(|request| !request.is_lease);
+            let late =
+                others.filter_map(|other| other.answer(Err(StoreError::Timeout)).then_some(()));
+            self.node.stats.late.fetch_add(late.count() as u64, Relaxed);
+            self.record_failure();
+            self.node.wake_probe();
+            replied = self
+                .replies(&mut connection, lost_at.max(end), failure, false)
+                .await;
+        }
+        match replied {
+            Some(Ok(replies)) => {
+                self.answer(batch, &mut connection, replies).await;
+                Some(connection)
+            }
+            Some(Err(failure)) => {
+                self.broke(&batch, &connection, failure);
+                None
+            }
+            None => {
+                self.late(batch, Some(connection));
+                None
+            }
         }
     }
 
-    /// Gives times to live to keys that lack one. No request waits for this.
-    async fn repair(&mut self, connection: &mut Connection, repairs: &PackedCommands) {
-        let longest = self.options.deadline;
-        let repaired = self.round_trip(connection, repairs, Instant::now(), longest);
-        match repaired.await {
-            Ok(mut replies) => {
-                self.follow_redirects(repairs, &mut replies).await;
-                self.servers.0.owed.keep_undone(repairs, &replies);
+    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost.
+    /// Requests that wait meanwhile are answered when the node is lost, and when their own time is over unless the
+    /// replies are in time.
+    async fn replies(
+        &mut self,
+        connection: &mut WorkerConnection,
+        end: Instant,
+        failure: &mut watch::Receiver<Option<NodeFailure>>,
+        in_time: bool,
+    ) -> Option<Result<Vec<Value>, NodeFailure>> {
+        let mut receiving = pin!(connection.connection.receive());
+        loop {
+            tokio::select! {
+                biased;
+                replied = &mut receiving => return Some(replied),
+                _ = failure.changed() => if self.node.is_lost() {
+                    self.fail_all();
+                    if !in_time {
+                        return None;
+                    }
+                },
+                () = self.fail_next(), if !in_time => {}
+                () = sleep_until(end) => return at_once(receiving).await,
             }
-            Err(_) => self.servers.0.owed.add(repairs),
+        }
+    }
+
+    /// Gives up the connection of a batch. The answer to leased hits is followed on it, if there are some.
+    fn late(&mut self, mut batch: SentBatch, connection: Option<PooledWorkerConnection>) {
+        tracing::debug!(node = %self.node, "a silent connection is replaced");
+        self.node.wake_probe();
+        self.owe(&batch.commands.owed());
+        while self.followed.try_join_next().is_some() {}
+        let is_awaited = batch.requests.iter().any(|request| !request.is_deserted());
+        if let Some(mut connection) = connection
+            && is_awaited
+            && self.followed.len() < MAX_FOLLOWED as usize
+        {
+            self.followed.spawn(async move {
+                let replied = timeout(FOLLOWED, connection.connection.receive()).await;
+                if let Ok(Ok(replies)) = replied {
+                    batch.commands.answer(&replies, &mut batch.requests);
+                }
+                connection.connection.abandon();
+            });
+        }
+    }
+
+    /// Handles a connection that broke before it brought all replies.
+    fn broke(&self, batch: &SentBatch, connection: &WorkerConnection, failure: NodeFailure) {
+        tracing::debug!(node = %self.node, %failure, "a batch failed");
+        self.record_failure();
+        self.owe(&batch.commands.owed());
+        let scripts = &self.node.scripts;
+        if batch.commands.has_script && scripts.record_end(connection.came_up, Instant::now()) {
+            if scripts.may_log() {
+                tracing::warn!(
+                    node = %self.node, %failure,
+                    "Redis ends connections for EVAL: limits that need a script answer as their on_store_loss says"
+                );
+            }
+        } else {
+            self.node.lose(failure);
+        }
+    }
+
+    /// Answers the requests of a batch.
+    async fn answer(
+        &mut self,
+        mut batch: SentBatch,
+        connection: &mut WorkerConnection,
+        mut replies: Vec<Value>,
+    ) {
+        let commands = &batch.commands;
+        self.follow_redirects(&commands.packed, &mut replies).await;
+        self.run_unknown(&mut connection.connection, commands, &mut replies)
+            .await;
+        self.run_refused(&mut connection.connection, commands, &mut replies)
+            .await;
+        if commands.has_script && !connection.connection.is_broken() {
+            self.node.scripts.record_answer();
+        }
+        self.judge(&mut connection.connection, &commands.packed, &replies);
+        for hash in commands.expiring(&replies) {
+            self.known.insert(hash);
+        }
+        let late = commands.answer(&replies, &mut batch.requests);
+        let stats = &self.node.stats;
+        stats.late.fetch_add(late, Relaxed);
+        stats
+            .answered
+            .fetch_add(batch.requests.len() as u64 - late, Relaxed);
+        self.node.record_use();
+        connection.batches += 1;
+        self.setbacks = SetbackPauses::new();
+        connection.knows_script |= commands.has_script;
+        let reset_counters = Commands::reset_counters(&replies);
+        if reset_counters > 0 {
+            self.servers.0.stats.record_reset_counters(reset_counters);
+        }
+        // No request waits for these. Without them, the next hits try again.
+        self.ask(&mut connection.connection, &commands.lifts(&replies))
+            .await;
+        let repairs = commands.repairs(&replies);
+        if self
+            .ask(&mut connection.connection, &repairs)
+            .await
+            .is_none()
+        {
+            self.owe(&repairs);
+        }
+    }
+
+    /// Sends the EXPIRE commands of batches that failed.
+    async fn send_owed(&mut self, connection: &mut WorkerConnection) {
+        let owed = mem::take(&mut *lock(&self.owed));
+        match self.ask(&mut connection.connection, &owed).await {
+            None => self.owe(&owed),
+            Some(replies) => {
+                // Another node will carry them out, or this one later.
+                let is_undone = |reply: &Value| {
+                    is_redirect(reply)
+                        || is_unserved_slot(reply)
+                        || NodeFailure::of_reply(reply).is_some()
+                };
+                let replies = replies.iter().enumerate();
+                let mut undone = PackedCommands::default();
+                for (command, _) in replies.filter(|(_, reply)| is_undone(reply)) {
+                    undone.copy(&owed, command);
+                }
+                self.owe(&undone);
+            }
+        }
+    }
+
+    fn owe(&self, commands: &PackedCommands) {
+        let mut owed = lock(&self.owed);
+        for command in 0..commands.len() {
+            if owed.bytes().len() >= MAX_OWED_BYTES {
+                return;
+            }
+            owed.copy(commands, command);
         }
     }
 
@@ -373,14 +534,11 @@ impl Batcher {
     async fn run_unknown(
         &mut self,
         connection: &mut Connection,
-        commands: &Commands<'_>,
+        commands: &Commands,
         replies: &mut [Value],
     ) {
         for with_text in [1, usize::MAX] {
             let unknown = commands.unknown(replies);
-            if unknown.is_empty() {
-                return;
-            }
             let mut again = PackedCommands::default();
             for (number, &command) in unknown.iter().enumerate() {
                 if number < with_text {
@@ -390,12 +548,7 @@ impl Batcher {
                 }
             }
             // If it fails the first replies stay, and they are errors.
-            let longest = self.options.deadline;
-            let asked = self.round_trip(connection, &again, Instant::now(), longest);
-            let Ok(mut late) = asked.await else {
-                return;
-            };
-            self.follow_redirects(&again, &mut late).await;
+            let late = self.ask(connection, &again).await.unwrap_or_default();
             for (command, reply) in unknown.into_iter().zip(late) {
                 replies[command] = reply;
             }
@@ -406,7 +559,7 @@ impl Batcher {
     async fn run_refused(
         &mut self,
         connection: &mut Connection,
-        commands: &Commands<'_>,
+        commands: &Commands,
         replies: &mut [Value],
     ) {
         let refused = commands.refused(replies, Instant::now());
@@ -414,112 +567,27 @@ impl Batcher {
         for (command, ends) in &refused {
             again.copy_with_last(&commands.packed, *command, ends.millis());
         }
-        let longest = self.options.deadline;
-        let asked = self.round_trip(connection, &again, Instant::now(), longest);
-        let Ok(mut late) = asked.await else { return };
-        self.follow_redirects(&again, &mut late).await;
+        let late = self.ask(connection, &again).await.unwrap_or_default();
         for ((command, _), reply) in refused.into_iter().zip(late) {
             replies[command] = reply;
         }
     }
 
-    /// How long the answer to a batch is waited for while the node answers others. That to leased hits is followed
-    /// after their callers have left.
-    fn longest(&self, taken: &QueuedBatch<'_>) -> Duration {
-        let followed = match self.role {
-            _ if !taken.leases() => Duration::ZERO,
-            Role::Regular => FOLLOWED,
-            Role::StandIn => FOLLOWED_BY_STAND_IN,
-        };
-        self.options.deadline.max(followed)
-    }
-
-    /// Sends `commands`, which is what began at `began`, and returns one reply for each. Waits at most for `longest`
-    /// while the node answers others.
-    async fn round_trip(
+    /// The replies to further commands, redirects followed; `None` if the connection cannot be used any more.
+    async fn ask(
         &mut self,
         connection: &mut Connection,
         commands: &PackedCommands,
-        began: Instant,
-        longest: Duration,
-    ) -> Result<Vec<Value>, StoreError> {
+    ) -> Option<Vec<Value>> {
         if commands.is_empty() {
-            return Ok(Vec::new());
+            return Some(Vec::new());
         }
-        self.servers.0.stats.record_pipeline(commands.len());
-        self.node.stats.batches.fetch_add(1, Relaxed);
-        let usual = self.node.suspect_after();
-        let mut asked = pin!(connection.ask(commands));
-        let replied = match self.late_reply.limit(began + usual, asked.as_mut()).await {
-            Some(replied) => Some(replied),
-            None => self.wait_on(usual, longest, asked).await,
-        };
-        match replied {
-            Some(Ok(replies)) => Ok(replies),
-            Some(Err(failure)) => {
-                tracing::debug!(node = %self.node, %failure, "a batch failed");
-                self.record_failure();
-                let scripts = &self.node.scripts;
-                let is_for_scripts = self
-                    .scripts_on
-                    .is_some_and(|came_up| scripts.record_end(came_up, Instant::now()));
-                if !is_for_scripts {
-                    self.node.lose(failure);
-                } else if scripts.may_log() {
-                    tracing::warn!(
-                        node = %self.node, %failure,
-                        "Redis ends connections for EVAL: limits that need a script answer as their on_store_loss says"
-                    );
-                }
-                Err(StoreError::Unreachable)
-            }
-            None => {
-                self.record_failure();
-                Err(StoreError::Timeout)
-            }
-        }
-    }
-
-    /// Waits on for a reply that has already taken `usual`, which is longer than usual. Returns `None`
-    /// if the connection is given up: the node answers others and `longest` is over, or it is lost and so is the wait
-    /// of a request.
-    async fn wait_on<F: Future>(
-        &mut self,
-        usual: Duration,
-        longest: Duration,
-        mut asked: Pin<&mut F>,
-    ) -> Option<F::Output> {
-        // This thread may have been held up while the reply arrived.
-        read_sockets().await;
-        if let Some(replied) = running::now(asked.as_mut()).await {
-            return Some(replied);
-        }
-        let mut suspicion = self.node.suspect(usual);
-        let mut ran = RunningTime::since(Instant::now());
-        let mut is_cleared = false;
-        let mut stalled = None;
-        loop {
-            tokio::select! {
-                biased;
-                replied = asked.as_mut() => return Some(replied),
-                () = suspicion.cleared(), if !is_cleared => {
-                    is_cleared = true;
-                    stalled = (self.role == Role::Regular).then(|| self.queue.stalled());
-                }
-                _ = tick(&mut ran, TICK) => {}
-            }
-            let waited = usual + ran.total();
-            let is_over = is_cleared && waited >= longest;
-            let is_lost = self.node.breaker.is_open() && waited >= self.options.deadline;
-            if is_over || is_lost {
-                if is_cleared {
-                    tracing::debug!(node = %self.node, "a silent connection is replaced");
-                    self.node.stats.stalls.fetch_add(1, Relaxed);
-                }
-                drop(stalled);
-                return None;
-            }
-        }
+        self.record_pipeline(commands.len());
+        // A question without all of its replies has made the connection unusable.
+        let asked = within(self.options.lose_after, connection.ask(commands)).await;
+        let mut replies = asked?.ok()?;
+        self.follow_redirects(commands, &mut replies).await;
+        Some(replies)
     }
 
     /// Follows redirects: sends the commands to the servers that the replies name, and replaces these
@@ -545,7 +613,6 @@ impl Batcher {
             if redirects.is_empty() {
                 return;
             }
-            self.redirected_at = Instant::now();
             if redirects.iter().any(|redirect| !redirect.is_ask) {
                 self.servers.redirected();
             }
@@ -617,34 +684,47 @@ impl Batcher {
         }
     }
 
+    fn record_pipeline(&self, commands: usize) {
+        self.servers.0.stats.record_pipeline(commands);
+        self.node.stats.batches.fetch_add(1, Relaxed);
+    }
+
     fn record_failure(&self) {
         self.servers.0.stats.record_failure();
         self.node.stats.failures.fetch_add(1, Relaxed);
     }
 
     /// The commands of one batch.
-    fn commands<'a>(
-        &self,
-        options: &'a Options,
-        taken: &'a QueuedBatch<'_>,
-        script: ScriptForm,
-    ) -> Commands<'a> {
+    fn commands(
+        &mut self,
+        requests: &[QueuedRequest],
+        connection: &WorkerConnection,
+        began: Instant,
+    ) -> Commands {
+        let Some(last) = requests.last() else {
+            return Commands::ping();
+        };
+        self.known.forget_old(began);
+        let script = match connection.knows_script {
+            _ if self.node.scripts.holds(began) => ScriptForm::None,
+            true => ScriptForm::Digest,
+            false => ScriptForm::Text,
+        };
         let process = self.servers.clock().process;
-        let batch = &taken.batch;
         let mut builder = PipelineBuilder::new(
-            options,
-            taken.now,
-            batch.len(),
+            &self.options,
+            last.now,
+            requests.len(),
             script,
             |key| self.known.hasher.hash_one(key),
             |hash| self.known.contains(hash),
         );
-        for (request, leaves) in taken.requests() {
-            let leaves = leaves.and_then(|leaves| {
-                let ends = self.node.time_at(process, leaves.into_std().into())?;
-                Some((ends, leaves))
+        for request in requests {
+            let leaves = request.is_lease.then_some(request.ends).and_then(|ends| {
+                let of_node = self.node.time_at(process, ends.into_std().into())?;
+                Some((of_node, ends))
             });
-            builder.request(batch.range(request), leaves);
+            builder.request(request.batch.iter(), leaves);
         }
         builder.finish()
     }

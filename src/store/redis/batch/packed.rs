@@ -28,12 +28,6 @@ impl PackedCommands {
         self.ends.len()
     }
 
-    /// Removes all commands, and keeps the memory.
-    pub(crate) fn clear(&mut self) {
-        self.bytes.clear();
-        self.ends.clear();
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -74,19 +68,6 @@ impl PackedCommands {
         } else {
             CommandWriter { packed: self }.number(hits);
         }
-    }
-
-    /// Removes all commands from `command` on, and returns them.
-    pub(crate) fn split_off(&mut self, command: usize) -> Self {
-        let mut later = Self::default();
-        for command in command..self.len() {
-            later.copy(self, command);
-        }
-        if !later.is_empty() {
-            self.ends.truncate(command);
-            self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
-        }
-        later
     }
 
     /// Adds a copy of one of the commands of `other`.
@@ -135,9 +116,31 @@ impl PackedCommands {
 
     /// The first word of a command, for operators.
     pub(crate) fn name(&self, command: usize) -> &str {
-        let word = self.bytes_of(command).split(|byte| *byte == b'\n').nth(2);
-        let word = word.and_then(|word| str::from_utf8(word).ok());
-        word.unwrap_or_default().trim_end()
+        let [name, _] = self.first_words(command);
+        str::from_utf8(name).unwrap_or_default()
+    }
+
+    /// The second word of a command of two words or more: its key.
+    pub(crate) fn key(&self, command: usize) -> &[u8] {
+        let [_, key] = self.first_words(command);
+        key
+    }
+
+    fn first_words(&self, command: usize) -> [&[u8]; 2] {
+        let mut rest = self.bytes_of(command);
+        let mut line = |length: Option<usize>| {
+            let end = length.or_else(|| rest.iter().position(|byte| *byte == b'\r'));
+            let (line, after) = rest.split_at(end.unwrap_or(rest.len()).min(rest.len()));
+            rest = after.get(2..).unwrap_or_default();
+            line
+        };
+        line(None);
+        [(); 2].map(|()| {
+            let length = line(None)
+                .get(1..)
+                .and_then(|digits| str::from_utf8(digits).ok());
+            line(length.and_then(|digits| digits.parse().ok()))
+        })
     }
 
     fn bytes_of(&self, command: usize) -> &[u8] {
@@ -241,25 +244,17 @@ mod tests {
     }
 
     #[test]
-    fn a_command_can_be_taken_out() {
-        let mut packed = PackedCommands::default();
-        for key in [b"a", b"b", b"c"] {
-            packed.push(&[b"GET", key]);
-        }
-        let mut some = PackedCommands::default();
-        assert!(some.is_empty());
-        some.copy(&packed, 2);
-        some.copy(&packed, 0);
-        assert_eq!(some.len(), 2);
-        let later = packed.split_off(1);
-        assert_eq!((packed.len(), later.len()), (1, 2));
-        assert_eq!(packed.bytes(), PackedCommands::one(&[b"GET", b"a"]).bytes());
-        assert!(packed.split_off(1).is_empty());
-        packed.copy(&later, 1);
-        assert_eq!(packed.ends.len(), 2);
+    fn the_first_two_words_are_found_whatever_bytes_they_hold() {
+        let mut packed = PackedCommands::one(&[b"PING"]);
+        packed.push(&[b"EXPIRE", b"a\r\n$3\r\nb", b"7"]);
+        packed.increment(&[b"p:", b"key"], 3);
         assert_eq!(
-            some.bytes(),
-            b"*2\r\n$3\r\nGET\r\n$1\r\nc\r\n*2\r\n$3\r\nGET\r\n$1\r\na\r\n"
+            [0, 1, 2].map(|command| packed.name(command)),
+            ["PING", "EXPIRE", "INCRBY"]
+        );
+        assert_eq!(
+            [0, 1, 2].map(|command| packed.key(command)),
+            [&b""[..], b"a\r\n$3\r\nb", b"p:key"]
         );
     }
 }

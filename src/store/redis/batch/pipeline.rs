@@ -3,7 +3,7 @@
 //! All hits on one key are sent as one INCR or INCRBY; each request gets its own count out of the sum.
 //! An EXPIRE follows until this connection has seen one succeed for that key, and again after a while.
 
-use std::{iter, mem, time::Duration};
+use std::{iter, time::Duration};
 
 use bb8_redis::redis::Value;
 use hashbrown::{HashTable, hash_table::Entry};
@@ -11,18 +11,19 @@ use tokio::time::Instant;
 
 use super::{
     packed::PackedCommands,
+    queue::QueuedRequest,
     step::{self, MAX_SKEW, count},
 };
 use crate::{
     core::{
-        counter::{CounterKind, CounterState, Increment},
+        counter::{CounterKind, CounterState, CounterStates, Increment},
         request::Hits,
         window::Timestamp,
     },
     store::{
         contract::StoreError,
         redis::{
-            health::failure::is_try_again,
+            failure::is_try_again,
             options::{Options, TimeSource},
         },
     },
@@ -35,18 +36,25 @@ const GRACE_SECS: u64 = 1;
 const MAX_TTL_SECS: u64 = 3_155_760_000;
 
 /// The commands of one batch, and how to read their replies.
-pub(crate) struct Commands<'a> {
+pub(crate) struct Commands {
     pub(crate) packed: PackedCommands,
     /// Whether some of them are scripts.
     pub(crate) has_script: bool,
     sources: Vec<ReplySource>,
-    groups: Vec<Group<'a>>,
+    groups: Vec<SentGroup>,
     /// Hashes of the keys that this batch gives a time to live, and the indexes of the commands.
     expiries: Vec<(u64, usize)>,
     /// Groups whose keys this batch gives no time to live, because they should have one already, and the time in
     /// seconds.
     trusted: Vec<(usize, u64)>,
-    key_prefix: &'a [u8],
+}
+
+/// A group after its command is written.
+struct SentGroup {
+    is_script: bool,
+    command: usize,
+    hits: u64,
+    leaves: Option<Instant>,
 }
 
 /// How a server runs the script.
@@ -79,8 +87,8 @@ enum ReplySource {
 /// result of a script depends on the commands before it. Or one of the scripts.
 struct Group<'a> {
     is_script: bool,
-    /// The index of its command, and so of the reply. While commands are gathered, that of a script among the scripts.
-    command: usize,
+    /// The index of a script among the scripts.
+    script: usize,
     /// The key of the hits; empty for a script.
     key: &'a [u8],
     hash: u64,
@@ -177,7 +185,7 @@ where
                 index.insert(group);
                 groups.push(Group {
                     is_script: false,
-                    command: 0,
+                    script: 0,
                     key: increment.key,
                     hash,
                     ends_at: ends_at(self.options, increment),
@@ -200,7 +208,7 @@ where
             let omitted = iter::repeat_n(ReplySource::Omitted, count);
             return self.sources.extend(omitted);
         }
-        let command = self.scripts.len();
+        let number = self.scripts.len();
         let ends = leaves.map(|(ends, _)| ends);
         let mut script = self.scripts.command(step::words(count, ends));
         step::begin(&mut script, count);
@@ -232,7 +240,7 @@ where
         let group = self.groups.len();
         self.groups.push(Group {
             is_script: true,
-            command,
+            script: number,
             key: &[],
             hash: 0,
             ends_at: self.now,
@@ -249,42 +257,45 @@ where
         self.sources.extend(together);
     }
 
-    pub(crate) fn finish(mut self) -> Commands<'a> {
+    pub(crate) fn finish(self) -> Commands {
         /// Bytes around the key in a command that increments by one.
         const AROUND: usize = 40;
-        let mut groups = mem::take(&mut self.groups);
-        let key_bytes = groups.iter().map(|group| match group.is_script {
+        let key_bytes = self.groups.iter().map(|group| match group.is_script {
             true => 0,
             false => AROUND + self.options.key_prefix.len() + group.key.len(),
         });
         let mut commands = Commands {
             has_script: !self.scripts.is_empty(),
-            packed: PackedCommands::with_capacity(groups.len(), key_bytes.sum()),
-            sources: mem::take(&mut self.sources),
-            groups: Vec::new(),
+            packed: PackedCommands::with_capacity(self.groups.len(), key_bytes.sum()),
+            sources: Vec::new(),
+            groups: Vec::with_capacity(self.groups.len()),
             expiries: Vec::new(),
-            trusted: Vec::with_capacity(groups.len()),
-            key_prefix: self.options.key_prefix.as_bytes(),
+            trusted: Vec::new(),
         };
-        for (index, group) in groups.iter_mut().enumerate() {
-            let command = mem::replace(&mut group.command, commands.packed.len());
+        for group in &self.groups {
+            commands.groups.push(SentGroup {
+                is_script: group.is_script,
+                command: commands.packed.len(),
+                hits: group.hits,
+                leaves: group.leaves,
+            });
             if !group.is_script {
-                self.hits(index, group, &mut commands);
-            } else if command == 0 && self.script == ScriptForm::Text {
+                self.hits(group, &mut commands);
+            } else if group.script == 0 && self.script == ScriptForm::Text {
                 // In its place, so that the commands after it are applied after it.
                 step::push_with_text(&mut commands.packed, &self.scripts, 0);
             } else {
-                commands.packed.copy(&self.scripts, command);
+                commands.packed.copy(&self.scripts, group.script);
             }
         }
-        commands.groups = groups;
+        commands.sources = self.sources;
         commands
     }
 
-    /// Adds INCR or INCRBY for the group at `index`, and EXPIRE if the key might not have a time to live; GET if it has
-    /// no hits.
-    fn hits(&self, index: usize, group: &Group<'a>, commands: &mut Commands<'a>) {
-        let key = [commands.key_prefix, group.key];
+    /// Adds INCR or INCRBY for the last group of `commands`, and EXPIRE if its key might have no time to live; GET if
+    /// it has no hits.
+    fn hits(&self, group: &Group<'a>, commands: &mut Commands) {
+        let key = [self.options.key_prefix.as_bytes(), group.key];
         let packed = &mut commands.packed;
         if group.hits == 0 {
             packed.command(2).word(b"GET").words(&key);
@@ -293,7 +304,7 @@ where
         packed.increment(&key, group.hits);
         let ttl_secs = ttl_secs(self.options, self.now, group.ends_at, group.hash);
         if (self.is_known)(group.hash) {
-            commands.trusted.push((index, ttl_secs));
+            commands.trusted.push((commands.groups.len() - 1, ttl_secs));
         } else {
             commands.expiries.push((group.hash, packed.len()));
             expire(packed, &key, ttl_secs);
@@ -330,7 +341,38 @@ fn ttl_secs(options: &Options, now: Timestamp, ends_at: Timestamp, hash: u64) ->
         .min(MAX_TTL_SECS)
 }
 
-impl Commands<'_> {
+impl Commands {
+    /// A question that counts nothing.
+    pub(crate) fn ping() -> Self {
+        Self {
+            packed: PackedCommands::one(&[b"PING"]),
+            has_script: false,
+            sources: Vec::new(),
+            groups: Vec::new(),
+            expiries: Vec::new(),
+            trusted: Vec::new(),
+        }
+    }
+
+    /// Answers the requests that these are the commands of. Returns how many callers have left.
+    pub(crate) fn answer(&self, replies: &[Value], requests: &mut [QueuedRequest]) -> u64 {
+        let mut counts = self.counts(replies);
+        let mut late = 0;
+        for request in requests {
+            // All counts of a request are consumed, even if one is an error.
+            let mut own = CounterStates::new();
+            let mut result = Ok(());
+            for count in counts.by_ref().take(request.batch.len()) {
+                match count {
+                    Ok(count) => own.push(count),
+                    Err(error) => result = result.and(Err(error)),
+                }
+            }
+            late += u64::from(!request.answer(result.map(|()| own)));
+        }
+        late
+    }
+
     /// Hashes of the keys that now certainly have a time to live.
     pub(crate) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
         let is_set = |command: usize| replies[command] == Value::Int(1);
@@ -341,15 +383,10 @@ impl Commands<'_> {
         set.map(|(hash, _)| *hash)
     }
 
-    /// The indexes of the EXPIRE commands.
-    pub(crate) fn expire_commands(&self) -> impl Iterator<Item = usize> {
-        self.expiries.iter().map(|(_, command)| *command)
-    }
-
     /// An EXPIRE for each key that this batch may have created, if it is not known how far it was carried out.
     pub(crate) fn owed(&self) -> PackedCommands {
         let mut owed = PackedCommands::default();
-        for command in self.expire_commands() {
+        for &(_, command) in &self.expiries {
             owed.copy(&self.packed, command);
         }
         for &trusted in &self.trusted {
@@ -359,11 +396,8 @@ impl Commands<'_> {
     }
 
     fn expire(&self, (group, ttl_secs): (usize, u64), commands: &mut PackedCommands) {
-        expire(
-            commands,
-            &[self.key_prefix, self.groups[group].key],
-            ttl_secs,
-        );
+        let key = self.packed.key(self.groups[group].command);
+        expire(commands, &[key], ttl_secs);
     }
 
     /// An EXPIRE for each key that should have had a time to live but was created by this batch: Redis
@@ -388,7 +422,7 @@ impl Commands<'_> {
             if matches!(replies[group.command], Value::Int(count) if count < hits) {
                 let mut lift = lifts.command(5);
                 lift.word(b"SET")
-                    .words(&[self.key_prefix, group.key])
+                    .word(self.packed.key(group.command))
                     .number(group.hits)
                     .word(b"KEEPTTL")
                     .word(b"XX");
@@ -415,7 +449,7 @@ impl Commands<'_> {
             },
             ReplySource::Omitted => Err(StoreError::Refused),
             ReplySource::Grouped { group: at, after } => {
-                let Group { command, hits, .. } = *group(at);
+                let SentGroup { command, hits, .. } = *group(at);
                 // A count that was below zero is read as 0: these hits count from there.
                 let end = count(&replies[command])?.max(hits);
                 let later = hits.saturating_sub(after);
@@ -432,7 +466,7 @@ impl Commands<'_> {
     /// The scripts that were refused because their callers had left by the clock of the server, though they wait at
     /// `now`: that clock was set. Each comes with the time that it shows when its caller leaves.
     pub(crate) fn refused(&self, replies: &[Value], now: Instant) -> Vec<(usize, Timestamp)> {
-        let refused = |group: &Group<'_>| {
+        let refused = |group: &SentGroup| {
             let waits = group.leaves?.checked_duration_since(now)?;
             let server = step::refused_at(&replies[group.command])?;
             Some((group.command, server.plus(waits)))

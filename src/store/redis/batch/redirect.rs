@@ -6,8 +6,13 @@ use bb8_redis::redis::Value;
 use super::packed::PackedCommands;
 use crate::{
     net::endpoint::{BareIpv6, Endpoint, split},
-    store::redis::{health::failure::is_try_again, topology::address::reported},
+    store::redis::{failure::is_try_again, topology::address::reported},
 };
+
+/// Whether a reply names another server.
+pub(crate) fn is_redirect(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if matches!(error.code(), "MOVED" | "ASK"))
+}
 
 /// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]

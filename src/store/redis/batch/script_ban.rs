@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     foundation::{lock::lock, log_throttle::LogThrottle},
-    store::redis::health::failure::SetbackPauses,
+    store::redis::failure::SetbackPauses,
 };
 
 /// Whether one server may be sent scripts.

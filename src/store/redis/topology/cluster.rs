@@ -21,11 +21,11 @@ use crate::{
         redis::{
             batch::packed::PackedCommands,
             connection::{Connection, ReplyBounds, first_reply},
-            health::{
-                detector::TICK, failure::NodeFailure, probe::refuse_sentinel, running::within,
-            },
+            failure::NodeFailure,
             node::Node,
             pool::Connector,
+            probe::{MARGIN, refuse_sentinel},
+            wait::within,
         },
         split::Split,
     },
@@ -81,7 +81,7 @@ impl Cluster {
         let mut failures = Vec::new();
         for turn in 0..asked.len() {
             let endpoint = &asked[(self.next + turn) % asked.len()];
-            let asking = within(PATIENCE + TICK, self.ask(endpoint)).await;
+            let asking = within(PATIENCE + MARGIN, self.ask(endpoint)).await;
             match asking.unwrap_or(Err(NodeFailure::Silent)) {
                 Ok((ranges, known)) if !ranges.is_empty() => {
                     self.next = (self.next + turn) % asked.len();

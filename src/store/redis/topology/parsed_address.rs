@@ -1,16 +1,13 @@
 //! The text of an address → endpoints and credentials.
 //!
-//! The `redis` crate is not asked, because its URLs end a password at the first `/`, `?` or `#`: the rest of the
-//! password becomes a host, a database, or nothing.
+//! No library is asked: lists of hosts, sentinels with the name of their master, and the reference's forms without a
+//! scheme are no URLs.
 
 use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt as _, path::PathBuf};
 
 use percent_encoding::percent_decode;
 
-use super::{
-    address::{BadUrl, TopologyKind, bad},
-    url_parameters::{UrlParameters, decoded, refusal},
-};
+use super::address::{BadUrl, TopologyKind, bad};
 use crate::net::endpoint::{BareIpv6, Endpoint};
 
 /// A parsed address.
@@ -43,9 +40,9 @@ impl fmt::Debug for Login {
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
-/// The credentials, or something that looks like them, stand more than once.
-const CREDENTIALS_ONCE: &str = "several addresses have the same credentials, which are written once, before the first; \
-                                percent-encode @ and , in a password as %40 and %2C";
+/// Shown for each address whose credentials are not understood; the credentials are not.
+const ENCODE: &str = "write user:password@ once, before the first host, with / ? # @ and , percent-encoded as %2F \
+                      %3F %23 %40 and %2C, or set --redis-auth (REDIS_AUTH)";
 
 impl ParsedAddress {
     /// Parses `text`. `kind` and `is_tls` come from other settings.
@@ -76,21 +73,15 @@ impl ParsedAddress {
             }
             _ => return Err(bad("the scheme is not one of Redis")),
         };
-        let rest = in_one_list(scheme, rest)?;
-        // Hosts have no `@`; passwords can.
-        let (credentials, after) = rest.rsplit_once('@').unwrap_or(("", &rest));
-        if let Some((_, inner)) = credentials.split_once('@')
-            && inner.contains(',')
-        {
-            return Err(bad(CREDENTIALS_ONCE));
+        // Lists are written both ways: `redis://a,b` and `redis://a,redis://b`.
+        let rest = rest.replace(&format!(",{scheme}://"), ",");
+        let (authority, after) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (credentials, hosts) = authority.split_once('@').unwrap_or(("", authority));
+        if hosts.contains('@') || after.contains(['@', '#']) {
+            return Err(bad(ENCODE));
         }
-        if has_parameter(credentials) {
-            return Err(bad(
-                "an @ stands after the ?; percent-encode ? and @ in a password as %3F and %40",
-            ));
-        }
-        let (location, query) = before_query(after)?;
-        let (hosts, path) = location.split_once('/').unwrap_or((location, ""));
+        let (path, query) = after.split_once('?').unwrap_or((after, ""));
+        let path = path.strip_prefix('/').unwrap_or(path);
         let (master, database) = match kind {
             Some(TopologyKind::Sentinel) => path.split_once('/').unwrap_or((path, "")),
             _ => ("", path),
@@ -112,18 +103,10 @@ impl ParsedAddress {
         kind: Option<TopologyKind>,
         is_tls: bool,
     ) -> Result<Self, BadUrl> {
-        if text.contains('@') {
+        if text.contains(['@', '/', '?', '#', '=']) {
             return Err(bad(
-                "credentials need a scheme: write redis://user:password@host:port, or set --redis-auth (REDIS_AUTH)",
-            ));
-        }
-        let mut parts = text.split(',');
-        if let Some((name, _)) = parts.find_map(|part| part.split_once('=')) {
-            return Err(bad(refusal(name.trim())));
-        }
-        if text.contains(['/', '?', '#']) {
-            return Err(bad(
-                "a database or a parameter needs a scheme: write redis://host:port/database",
+                "credentials, a database and parameters need a scheme: write redis://user:password@host:port/database, \
+                 or set --redis-auth (REDIS_AUTH)",
             ));
         }
         let (master, hosts) = match kind {
@@ -148,17 +131,22 @@ impl ParsedAddress {
 
     /// Parses the path of a socket, with credentials before it or after it.
     fn of_socket(text: &str) -> Result<Self, BadUrl> {
-        let (credentials, rest) = match text.split_once('@') {
-            _ if text.starts_with('/') => ("", text),
-            Some((_, rest)) if rest.contains('@') => {
-                return Err(bad(
-                    "there is more than one @; percent-encode those in a password or a path as %40",
-                ));
+        let (credentials, rest) = match text.split_once("@/") {
+            Some((credentials, _)) if !text.starts_with('/') => {
+                (credentials, &text[credentials.len() + 1..])
             }
-            Some((credentials, path)) if path.starts_with('/') => (credentials, path),
-            _ => return Err(bad("the path of a socket does not begin with /")),
+            _ => ("", text),
         };
-        let (path, query) = before_query(rest)?;
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if credentials.contains('@')
+            || !credentials.is_empty() && rest.contains('@')
+            || rest.contains('#')
+        {
+            return Err(bad(ENCODE));
+        }
+        if !path.starts_with('/') {
+            return Err(bad("the path of a socket does not begin with /"));
+        }
         let path: Vec<u8> = percent_decode(path.as_bytes()).collect();
         Ok(Self {
             kind: TopologyKind::Single,
@@ -205,38 +193,6 @@ impl ParsedAddress {
     }
 }
 
-/// Lists are written both ways: `redis://a,b` and `redis://a,redis://b`. Each address of the latter can repeat the
-/// credentials.
-fn in_one_list(scheme: &str, rest: &str) -> Result<String, BadUrl> {
-    let separator = format!(",{scheme}://");
-    let mut parts = rest.split(&separator);
-    let mut list = parts.next().unwrap_or_default().to_owned();
-    let credentials = list
-        .rsplit_once('@')
-        .map(|(credentials, _)| credentials.to_owned());
-    for part in parts {
-        let host = match part.rsplit_once('@') {
-            Some((own, host)) if credentials.as_deref() == Some(own) => host,
-            Some(_) => return Err(bad(CREDENTIALS_ONCE)),
-            None => part,
-        };
-        list.push(',');
-        list.push_str(host);
-    }
-    Ok(list)
-}
-
-/// Whether a text that should be credentials has `?name=`: the `@` after it may belong to a value.
-fn has_parameter(credentials: &str) -> bool {
-    let parameters = credentials.split(['?', '&']).skip(1);
-    let mut names = parameters.filter_map(|text| text.split_once('='));
-    let is_name = |name: &str| {
-        name.bytes()
-            .all(|byte| byte.is_ascii_alphabetic() || byte == b'_')
-    };
-    credentials.contains('?') && names.any(|(name, _)| is_name(name))
-}
-
 /// Whether a list without a scheme is `name,host:26379,…`.
 fn looks_like_sentinels(text: &str) -> bool {
     let Some((name, sentinels)) = text.split_once(',') else {
@@ -251,35 +207,53 @@ fn looks_like_sentinels(text: &str) -> bool {
     !name.contains(':') && sentinels.split(',').all(is_of_sentinel)
 }
 
-/// The text before the parameters, and these.
-fn before_query(text: &str) -> Result<(&str, &str), BadUrl> {
-    if text.contains('#') {
-        return Err(bad(
-            "no part of an address begins with #; percent-encode a # in a password or a path as %23",
-        ));
+/// Reads credentials, the database and `name=value&name=value`. The address of a socket can have credentials there.
+fn login(credentials: &str, database: &str, query: &str, is_socket: bool) -> Result<Login, BadUrl> {
+    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+    let mut login = Login {
+        user: decoded(user)?,
+        password: decoded(password)?,
+        database: number(database.trim_end_matches('/'))?,
+    };
+    // An empty item may be a part of a password.
+    let items = query.split('&').filter(|_| !query.is_empty());
+    for item in items {
+        match item.split_once('=') {
+            Some(("db" | "database", _)) if !database.trim_matches('/').is_empty() => {
+                return Err(bad("the database stands there twice"));
+            }
+            Some(("db" | "database", value)) => login.database = number(value)?,
+            Some(("user", value)) if is_socket => login.user = decoded(value)?,
+            Some(("pass", value)) if is_socket => login.password = decoded(value)?,
+            // Its name may be a part of a password.
+            _ => {
+                return Err(bad(format!(
+                    "a parameter after the ? is not `db`, the only one; TLS, certificates and times have settings of \
+                     their own, and for credentials {ENCODE}"
+                )));
+            }
+        }
     }
-    Ok(text.split_once('?').unwrap_or((text, "")))
+    Ok(login)
 }
 
-fn login(credentials: &str, database: &str, query: &str, is_socket: bool) -> Result<Login, BadUrl> {
-    let given = |text: &str| match text {
-        "" => Ok(None),
-        text => decoded(text).map(Some).map_err(bad),
-    };
-    let parameters = UrlParameters::read(query, is_socket).map_err(bad)?;
-    let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-    let database = match (database.trim_end_matches('/'), parameters.database) {
-        ("", database) => database.unwrap_or_default(),
-        (_, Some(_)) => return Err(bad("the database stands there twice")),
-        (database, None) => database.parse().map_err(|_| {
-            bad("the database is not a number; percent-encode a / in a password as %2F")
-        })?,
-    };
-    Ok(Login {
-        user: given(user)?.or(parameters.user),
-        password: given(password)?.or(parameters.password),
-        database,
-    })
+fn number(database: &str) -> Result<u32, BadUrl> {
+    match database {
+        "" => Ok(0),
+        text => text.parse().map_err(|_| {
+            bad(format!(
+                "the database is not a number; for credentials {ENCODE}"
+            ))
+        }),
+    }
+}
+
+/// `text` with its percent-encoded bytes as they are; `None` if it is empty.
+fn decoded(text: &str) -> Result<Option<String>, BadUrl> {
+    let decoded = percent_decode(text.as_bytes()).decode_utf8();
+    let decoded = decoded
+        .map_err(|_| bad("a user or a password is not UTF-8; percent-encode a % in it as %25"))?;
+    Ok((!text.is_empty()).then(|| decoded.into()))
 }
 
 #[cfg(test)]
@@ -331,16 +305,8 @@ mod tests {
     }
 
     #[test]
-    fn the_last_at_ends_the_credentials() {
+    fn credentials_end_at_the_at() {
         for (url, user, password) in [
-            (
-                "redis://default:12345?rest@127.0.0.1:6379",
-                Some("default"),
-                "12345?rest",
-            ),
-            ("redis://:a#b@127.0.0.1:6379", None, "a#b"),
-            ("redis://:p/w@127.0.0.1:6379/0", None, "p/w"),
-            ("redis://u:a@b@127.0.0.1", Some("u"), "a@b"),
             ("redis://u:a:b,c;[d]@127.0.0.1:6379", Some("u"), "a:b,c;[d]"),
             ("redis://:50%off@127.0.0.1:6379", None, "50%off"),
             ("redis://:a%3Fb%2Fc@127.0.0.1:6379?db=0", None, "a?b/c"),
@@ -395,50 +361,38 @@ mod tests {
         use TopologyKind::{Cluster, Sentinel};
         let both = "mymaster,127.0.0.1:26379";
         for (url, kind, words) in [
+            ("redis://h?password=x", None, "REDIS_AUTH"),
+            ("redis://h?protocol=3", None, "is not `db`"),
             (
-                "redis://h?password=x",
+                "rediss://h/0?ssl_ca_certs=/ca",
                 None,
-                "`password` is not honoured: write user:password@",
+                "settings of their own",
             ),
-            ("redis://h?username=x", None, "`username` is not honoured"),
-            ("redis://h?protocol=3", None, "`protocol` is not honoured"),
-            (
-                "rediss://h/0?ssl_cert_reqs=none",
-                None,
-                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
-            ),
-            (
-                "rediss://h/0?db=0&ssl_ca_certs=/ca",
-                None,
-                "REDIS_TLS_CACERT",
-            ),
-            ("redis://h?socket_timeout=1", None, "TOLLGATE_REDIS_TIMEOUT"),
-            ("redis://h?dial_timeout=1s", None, "REDIS_TIMEOUT"),
-            ("redis://h?addr=h2:1", None, "commas"),
-            ("redis://h?colour=red", None, "`colour` is not known"),
-            (
-                "h:1,password=x,ssl=True",
-                None,
-                "`password` is not honoured",
-            ),
-            ("h:1,ssl=True", None, "rediss://"),
+            ("h:1,password=x,ssl=True", None, "need a scheme"),
             ("redis://h?db=x", None, "the database is not a number"),
             ("redis://h/1?db=2", None, "twice"),
-            ("redis://:p/w", None, "percent-encode a /"),
-            ("rediss://h/#insecure", None, "percent-encode a #"),
-            ("redis://:a#b", None, "percent-encode a #"),
+            ("redis://:p/w", None, "percent-encoded"),
+            ("redis://:p/w@127.0.0.1:6379/0", None, "percent-encoded"),
             (
-                "redis-sentinel://h:1/0#mymaster",
+                "redis://u:12345?rest@127.0.0.1:6379",
                 None,
-                "percent-encode a #",
+                "percent-encoded",
             ),
-            ("redis://h?password=a@b", None, "percent-encode ? and @"),
-            ("redis://:p@a:1,:p@b:2", None, "written once"),
-            ("redis://:p@a:1,redis://:q@b:2", None, "written once"),
+            ("redis://u:a@b@127.0.0.1", None, "percent-encoded"),
+            ("rediss://h/#insecure", None, "percent-encoded"),
+            ("redis://:a#b@h", None, "percent-encoded"),
+            ("redis-sentinel://h:1/0#mymaster", None, "percent-encoded"),
+            ("redis://h?password=a@b", None, "percent-encoded"),
+            ("redis://:p@a:1,:p@b:2", None, "once, before the first host"),
+            (
+                "redis://:p@a:1,redis://:q@b:2",
+                None,
+                "once, before the first host",
+            ),
             ("redis://:50%ff@h", None, "percent-encode a %"),
-            ("unix://:p@q@/run/x", None, "percent-encode"),
+            ("unix://:p@q@/run/x", None, "percent-encoded"),
             ("u:p@h:1", None, "REDIS_AUTH"),
-            ("h:1/3", None, "redis://host:port/database"),
+            ("h:1/3", None, "redis://user:password@host:port/database"),
             (
                 "mymaster,redis://:pw@127.0.0.1:26379",
                 Some(Sentinel),
@@ -459,18 +413,18 @@ mod tests {
     }
 
     /// Addresses with `{}` for the password; those of the second list are refused.
-    const WITH_PASSWORD: [&str; 9] = [
+    const WITH_PASSWORD: [&str; 8] = [
         "redis://:{}@h:1",
         "rediss://u:{}@h:1/2",
         "redis+sentinel://:{}@s:1,t:2/m/1",
         "redis://u:{}@a:1,b:2",
-        "redis://u:{}@a:1,redis://u:{}@b:2",
         "redis://u:{}@a:1,redis://b:2",
         "redis+cluster://:{}@[::1]:1",
         "unix://:{}@/run/x",
         "unix:///run/x?user=u&pass={}&db=1",
     ];
-    const REFUSED: [&str; 12] = [
+    const REFUSED: [&str; 13] = [
+        "redis://u:{}@a:1,redis://u:{}@b:2",
         "u:{}@h:1",
         "m,redis://:{}@s:1",
         "http://:{}@h",

@@ -14,8 +14,10 @@ use crate::{
     store::redis::{
         batch::packed::PackedCommands,
         connection::Connection,
-        health::{detector::TICK, failure::NodeFailure, probe::is_master, running::within},
+        failure::NodeFailure,
         pool::Connector,
+        probe::{MARGIN, is_master},
+        wait::within,
     },
 };
 
@@ -57,7 +59,7 @@ impl Sentinels {
             let (endpoint, master) = (endpoint.clone(), self.master.clone());
             asking.spawn(async move {
                 let vote = within(
-                    PATIENCE + TICK,
+                    PATIENCE + MARGIN,
                     ask(&connector, &endpoint, connection, &master),
                 )
                 .await;

@@ -7,12 +7,12 @@ use super::{
 };
 use crate::{
     core::window::Timestamp,
-    foundation::{lock::lock, log_throttle::LossThrottle},
-    net::endpoint::Endpoint,
-    store::redis::{
-        batch::owed::OwedExpiries, health::clock::RedisClock, node::Node, pool::Connector,
-        queue::clock::Watchdog, stats::RedisStats,
+    foundation::{
+        lock::lock,
+        log_throttle::{LogThrottle, LossThrottle},
     },
+    net::endpoint::Endpoint,
+    store::redis::{clock::RedisClock, node::Node, pool::Connector, stats::RedisStats},
 };
 
 use std::sync::{
@@ -43,14 +43,13 @@ pub(crate) struct SharedServers {
     pub(crate) map: watch::Sender<Arc<SlotMap>>,
     /// Whether every node is well and every key has one.
     pub(crate) is_well: watch::Sender<bool>,
+    /// Whether it has answered once: a cluster by its slots and one master, others by a PING.
+    has_answered: watch::Sender<bool>,
+    waits: LogThrottle,
     /// Why the topology is not up to date; `None` if it is.
     lost: Mutex<Option<String>>,
     losses: LossThrottle,
     pub(crate) clock: RedisClock,
-    /// Watches all requests that wait for a node.
-    pub(crate) watchdog: Arc<Watchdog>,
-    /// EXPIRE commands that workers leave to the probes.
-    pub(crate) owed: Arc<OwedExpiries>,
     /// Notified when a node changes.
     pub(crate) node_events: Arc<Notify>,
     warned_of_cluster: AtomicBool,
@@ -112,11 +111,11 @@ impl Servers {
             now,
             map: watch::Sender::new(Arc::new(map)),
             is_well: watch::Sender::new(false),
+            has_answered: watch::Sender::new(false),
+            waits: LogThrottle::new(),
             lost: Mutex::default(),
             losses: LossThrottle::new(),
             clock: RedisClock::new(now()),
-            watchdog: Arc::default(),
-            owed: Arc::default(),
             node_events,
             warned_of_cluster: AtomicBool::new(false),
             refresh_requested: Notify::new(),
@@ -127,6 +126,11 @@ impl Servers {
     /// Whether every node is well; `false` until each has answered.
     pub fn health(&self) -> watch::Receiver<bool> {
         self.0.is_well.subscribe()
+    }
+
+    /// Whether it has answered once since the start.
+    pub fn has_answered(&self) -> watch::Receiver<bool> {
+        self.0.has_answered.subscribe()
     }
 
     /// The clock of Redis: that of the node in the middle if there are several.
@@ -161,10 +165,12 @@ impl Servers {
             lines.push((who.to_owned(), lost.clone()));
         }
         for node in &self.map().nodes {
-            let failure = node.breaker.failure();
+            let failure = node.failure();
             let text = match failure {
                 Some(failure) => failure.to_string(),
-                None if node.is_suspected() => "suspected: takes longer than usual".to_owned(),
+                None if node.is_slow.load(Relaxed) => {
+                    "slow: decisions give up waiting for it".to_owned()
+                }
                 None => WELL.to_owned(),
             };
             lines.push((node.to_string(), text));
@@ -234,12 +240,29 @@ impl Servers {
     /// Publishes health and the time of Redis. Returns whether no node is lost and every key has an owner.
     pub(crate) fn publish_health(&self) -> bool {
         let map = self.map();
-        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.breaker.is_open());
+        let is_well = map.is_complete() && map.nodes.iter().all(|node| !node.is_lost());
         let nodes = map.nodes.iter();
         self.0
             .clock
             .set(nodes.map(|node| node.ahead_millis.load(Relaxed)));
-        // A breaker is also closed before the first answer.
+        let mut was_well = map.nodes.iter().map(|node| node.was_well());
+        let answers = match self.0.kind {
+            TopologyKind::Cluster => was_well.any(|was_well| was_well),
+            _ => !map.nodes.is_empty() && was_well.all(|was_well| was_well),
+        };
+        self.0
+            .has_answered
+            .send_if_modified(|known| !std::mem::replace(known, *known | answers) && answers);
+        if !*self.0.has_answered.borrow()
+            && let Some(cause) = self.failures().filter(|cause| !cause.is_empty())
+            && self.0.waits.may_log()
+        {
+            tracing::warn!(
+                cause,
+                "not ready: this Redis has not answered since the start"
+            );
+        }
+        // A node is not lost either before its first answer.
         let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
         self.0.is_well.send_if_modified(|was_good| {
             let changes = *was_good != is_good;

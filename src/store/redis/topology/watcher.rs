@@ -20,14 +20,7 @@ use super::{
 use crate::{
     foundation::random::between,
     net::endpoint::Endpoint,
-    store::redis::{
-        health::{
-            failure::NodeFailure,
-            probe::{Probe, WaitLimits},
-        },
-        node::Node,
-        options::Options,
-    },
+    store::redis::{failure::NodeFailure, node::Node, options::Options, probe::Probe},
 };
 
 /// The time between two looks at the sentinels while all is well.
@@ -48,8 +41,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(20);
 pub struct TopologyWatcher {
     servers: Servers,
     source: TopologySource,
-    /// How long requests wait for a node.
-    patience: WaitLimits,
+    options: Options,
     tasks: JoinSet<()>,
     /// The nodes that are probed.
     probed: HashMap<Endpoint, AbortHandle>,
@@ -68,10 +60,6 @@ impl TopologyWatcher {
     /// The task for `servers`, which has to run once for all workers. They speak to the servers as
     /// `options` say.
     pub fn new(servers: Servers, options: &Options) -> Self {
-        let patience = WaitLimits {
-            deadline: options.deadline,
-            lose_after: options.lose_after,
-        };
         let seeds = servers.0.seeds.clone();
         let source = match servers.0.kind {
             TopologyKind::Single => TopologySource::Settings,
@@ -87,7 +75,7 @@ impl TopologyWatcher {
         Self {
             servers,
             source,
-            patience,
+            options: options.clone(),
             tasks: JoinSet::new(),
             probed: HashMap::new(),
         }
@@ -95,9 +83,6 @@ impl TopologyWatcher {
 
     /// Watches the servers until it is dropped.
     pub async fn run(mut self) -> Infallible {
-        let shared = self.servers.0.clone();
-        self.tasks
-            .spawn(async move { match shared.watchdog.run(&shared.stats.lateness).await {} });
         loop {
             let started = Instant::now();
             let found = self.look().await;
@@ -198,18 +183,16 @@ impl TopologyWatcher {
     }
 
     fn probe(&self, node: Arc<Node>) -> Probe {
-        let must_be_master = self.servers.0.kind != TopologyKind::Single;
-        let connector = self.servers.0.connector.clone();
-        let (patience, now) = (self.patience, self.servers.0.now);
-        let process = self.servers.0.clock.process;
-        let owed = self.servers.0.owed.clone();
+        let shared = &self.servers.0;
+        let must_be_master = shared.kind != TopologyKind::Single;
+        let connector = shared.connector.clone();
+        let process = shared.clock.process;
         Probe::new(
             node,
             connector,
-            owed,
             must_be_master,
-            patience,
-            now,
+            &self.options,
+            shared.now,
             process,
         )
     }
