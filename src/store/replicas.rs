@@ -14,8 +14,11 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     num::NonZeroU32,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::Duration,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -46,10 +49,13 @@ const IN_USE: Duration = Duration::from_secs(60);
 const MAX_DOMAINS: usize = 64;
 
 /// How many replicas share the limits, as far as that is known.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReplicaCount {
     /// The number that the settings give.
     given: Option<NonZeroU32>,
+    began: SteadyTime,
+    /// The domain that was asked for last, and in which second since then: more often it need not be recorded.
+    asked: AtomicU64,
     counted: Mutex<CountedReplicas>,
 }
 
@@ -88,6 +94,8 @@ impl ReplicaCount {
     pub(crate) fn new(given: Option<NonZeroU32>) -> Self {
         Self {
             given,
+            began: Instant::now().into(),
+            asked: AtomicU64::new(u64::MAX),
             counted: Mutex::default(),
         }
     }
@@ -112,9 +120,11 @@ impl ReplicaCount {
 
     /// Records that this replica was asked for a domain.
     pub(in crate::store) fn ask(&self, domain: u32, at: SteadyTime) {
-        if self.given.is_some() {
+        let asked = at.since(self.began).as_secs() << 32 | u64::from(domain);
+        if self.given.is_some() || self.asked.load(Relaxed) == asked {
             return;
         }
+        self.asked.store(asked, Relaxed);
         let mut counted = lock(&self.counted);
         let has_room = counted.domains.len() < MAX_DOMAINS;
         if let Some(own) = counted.domains.get_mut(&domain) {
@@ -284,8 +294,6 @@ impl<S: Store> Replicas<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use tokio::runtime::Builder;
 
     use super::*;
@@ -312,7 +320,11 @@ mod tests {
         }
 
         fn join(&mut self) {
-            let replica = Replicas::new(self.store.clone(), Arc::default(), Arc::default());
+            let replica = Replicas::new(
+                self.store.clone(),
+                ReplicaCount::new(None).into(),
+                Arc::default(),
+            );
             self.all.push(replica);
         }
 
@@ -398,7 +410,7 @@ mod tests {
         let number = ReplicaCount::new(NonZeroU32::new(7));
         number.ask(1, Instant::now().into());
         assert_eq!((number.all(), number.of(1)), (7, NonZeroU32::new(7)));
-        assert_eq!(ReplicaCount::default().of(1), None);
+        assert_eq!(ReplicaCount::new(None).of(1), None);
     }
 
     #[test]
@@ -441,7 +453,11 @@ mod tests {
 
     #[test]
     fn no_request_can_have_its_counters() {
-        let replicas = Replicas::new(MemoryStore::new(1), Arc::default(), Arc::default());
+        let replicas = Replicas::new(
+            MemoryStore::new(1),
+            ReplicaCount::new(None).into(),
+            Arc::default(),
+        );
         let at = Timestamp::from_secs(START);
         for (group, expected) in [
             (ReplicaGroup::All, "{0:}10@179523000"),

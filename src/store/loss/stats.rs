@@ -22,7 +22,7 @@ pub struct LossStats {
     pub degraded: AtomicU64,
     /// Requests that the store did not answer, by [`CAUSES`]; their rules may have answered them.
     causes: [AtomicU64; CAUSES.len()],
-    /// The rules in use that answer in each of these ways, by [`ANSWERS`] and by [`LostLimits`].
+    /// The rules in use that answer in each of these ways, by [`OnStoreLoss`] and by [`LostLimits`].
     rules: [[AtomicUsize; 3]; ANSWERS.len()],
 }
 
@@ -80,9 +80,7 @@ impl LossStats {
             let Allows::Within(limits) = &rule.allows else {
                 continue;
             };
-            let mut known = ANSWERS.iter().zip(&mut counts);
-            let own = known.find(|((answer, _), _)| *answer == rule.on_store_loss);
-            let Some((_, counts)) = own else { continue };
+            let counts = &mut counts[rule.on_store_loss as usize];
             let has = |is_per_second| {
                 let mut units = limits.iter().map(Limit::unit);
                 usize::from(units.any(|unit| (unit == Some(Unit::Second)) == is_per_second))
@@ -98,9 +96,8 @@ impl LossStats {
 
     /// The effect on clients while the store of `limits` does not answer.
     pub(crate) fn effect(&self, limits: LostLimits) -> String {
-        let answers = ANSWERS.iter().zip(&self.rules);
-        let answers = answers.filter_map(|((answer, effect), counts)| {
-            let (count, verb, whose) = match counts[limits as usize].load(Relaxed) {
+        let answers = ANSWERS.iter().filter_map(|(answer, effect)| {
+            let (count, verb, whose) = match self.rule_count(*answer, limits) {
                 0 => return None,
                 1 => (1, "answers", "its"),
                 count => (count, "answer", "their"),
@@ -117,13 +114,13 @@ impl LossStats {
 
     /// Whether any rule counts in this process while its store does not answer.
     pub(crate) fn counts_locally(&self) -> bool {
-        let counts = ANSWERS.iter().zip(&self.rules);
-        let mut local = counts.filter(|((answer, _), _)| *answer == OnStoreLoss::Local);
-        local.any(|(_, counts)| counts[LostLimits::All as usize].load(Relaxed) > 0)
+        self.rule_count(OnStoreLoss::Local, LostLimits::All) > 0
     }
-}
 
-impl LossStats {
+    fn rule_count(&self, answer: OnStoreLoss, limits: LostLimits) -> usize {
+        self.rules[answer as usize][limits as usize].load(Relaxed)
+    }
+
     /// Passes on all stats.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
         for (cause, count) in self.causes() {
