@@ -46,8 +46,9 @@ pub(crate) struct Node {
     was_used: AtomicBool,
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
-    /// Wakes the probe.
+    /// Wakes the probe, and counts its answers that came as promptly as a decision needs them.
     doubt: Notify,
+    prompt: watch::Sender<u64>,
     /// Notifies the topology task of changes.
     node_events: Arc<Notify>,
 }
@@ -90,6 +91,7 @@ impl Node {
             scripts: ScriptBan::default(),
             losses: LossThrottle::new(),
             doubt: Notify::new(),
+            prompt: watch::Sender::default(),
             node_events,
         }
     }
@@ -124,6 +126,15 @@ impl Node {
     /// Waits until the probe is to ask.
     pub(super) async fn doubted(&self) {
         self.doubt.notified().await;
+    }
+
+    /// Records that it answered the probe as promptly as a decision needs it.
+    pub(super) fn record_prompt_answer(&self) {
+        self.prompt.send_modify(|answers| *answers += 1);
+    }
+
+    pub(super) fn prompt_watch(&self) -> watch::Receiver<u64> {
+        self.prompt.subscribe()
     }
 
     /// Records that it answered a worker.

@@ -194,6 +194,9 @@ impl Probe {
             // The node lives, but no decision could wait for it: the next answer may come sooner.
             return;
         }
+        if took <= self.deadline {
+            self.node.record_prompt_answer();
+        }
         // Before the node is asked for decisions: another server may have taken its place, with another time.
         if let Err(failure) = self.read_clock().await {
             return self.node.lose(failure);

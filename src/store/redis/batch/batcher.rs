@@ -21,7 +21,7 @@ use super::{
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder, ScriptForm},
     queue::QueuedRequest,
-    redirect::{is_redirect, redirects},
+    redirect::redirects,
     step::{load_step, push_with_text},
 };
 use crate::{
@@ -238,7 +238,17 @@ impl Batcher {
         mut connection: PooledWorkerConnection,
         failure: &mut watch::Receiver<Option<NodeFailure>>,
     ) -> Option<()> {
-        self.send_owed(&mut connection).await;
+        let owed = mem::take(&mut *lock(&self.owed));
+        if !owed.is_empty() {
+            let batch = SentBatch {
+                requests: Vec::new(),
+                commands: Commands::expiries(owed),
+            };
+            connection = match self.exchange(connection, batch, failure).await {
+                Some(good) => good,
+                None => return Some(()),
+            };
+        }
         let mut idle = interval(IDLE);
         idle.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut is_unused = false;
@@ -282,7 +292,11 @@ impl Batcher {
                 }
             };
             is_unused &= requests.is_empty();
-            match self.exchange(connection, requests, failure).await {
+            let batch = SentBatch {
+                commands: self.commands(&requests, &connection),
+                requests,
+            };
+            match self.exchange(connection, batch, failure).await {
                 Some(good) => connection = good,
                 None => break,
             }
@@ -327,18 +341,16 @@ impl Batcher {
         }
     }
 
-    /// Sends one batch and answers it; without requests, a PING. Whatever happens, no command that may have counted is
+    /// Sends one batch and answers it. Whatever happens, no command that may have counted is
     /// sent again. Returns the connection if it can be used again.
     async fn exchange(
         &mut self,
         mut connection: PooledWorkerConnection,
-        requests: Vec<QueuedRequest>,
+        mut batch: SentBatch,
         failure: &mut watch::Receiver<Option<NodeFailure>>,
     ) -> Option<PooledWorkerConnection> {
         let began = Instant::now();
-        let commands = self.commands(&requests, &connection, began);
-        let first = requests.iter().map(|request| request.began).min();
-        let mut batch = SentBatch { requests, commands };
+        let first = batch.requests.iter().map(|request| request.began).min();
         self.record_pipeline(batch.commands.packed.len());
         let lost_at = began + self.options.lose_after;
         let sent = by(
@@ -362,7 +374,6 @@ impl Batcher {
                 others.filter_map(|other| other.answer(Err(StoreError::Timeout)).then_some(()));
             self.node.stats.late.fetch_add(late.count() as u64, Relaxed);
             self.record_failure();
-            self.node.wake_probe();
             replied = self
                 .replies(&mut connection, lost_at.max(end), failure, false)
                 .await;
@@ -383,8 +394,8 @@ impl Batcher {
         }
     }
 
-    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost.
-    /// Requests that wait meanwhile are answered when the node is lost, and when their own time is over unless the
+    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost or has
+    /// answered the probe promptly: then this connection alone stands still. Requests that wait meanwhile are answered when the node is lost, and when their own time is over unless the
     /// replies are in time.
     async fn replies(
         &mut self,
@@ -393,11 +404,19 @@ impl Batcher {
         failure: &mut watch::Receiver<Option<NodeFailure>>,
         in_time: bool,
     ) -> Option<Result<Vec<Value>, NodeFailure>> {
+        let node = self.node.clone();
+        let mut prompt_answer = pin!(async {
+            let mut answers = node.prompt_watch();
+            node.wake_probe();
+            // The node keeps the sender.
+            _ = answers.changed().await;
+        });
         let mut receiving = pin!(connection.connection.receive());
         loop {
             tokio::select! {
                 biased;
                 replied = &mut receiving => return Some(replied),
+                () = &mut prompt_answer, if !in_time => return at_once(receiving).await,
                 _ = failure.changed() => if self.node.is_lost() {
                     self.fail_all();
                     if !in_time {
@@ -469,6 +488,7 @@ impl Batcher {
         for hash in commands.expiring(&replies) {
             self.known.insert(hash);
         }
+        self.owe(&commands.undone(&replies));
         let late = commands.answer(&replies, &mut batch.requests);
         let stats = &self.node.stats;
         stats.late.fetch_add(late, Relaxed);
@@ -493,28 +513,6 @@ impl Batcher {
             .is_none()
         {
             self.owe(&repairs);
-        }
-    }
-
-    /// Sends the EXPIRE commands of batches that failed.
-    async fn send_owed(&mut self, connection: &mut WorkerConnection) {
-        let owed = mem::take(&mut *lock(&self.owed));
-        match self.ask(&mut connection.connection, &owed).await {
-            None => self.owe(&owed),
-            Some(replies) => {
-                // Another node will carry them out, or this one later.
-                let is_undone = |reply: &Value| {
-                    is_redirect(reply)
-                        || is_unserved_slot(reply)
-                        || NodeFailure::of_reply(reply).is_some()
-                };
-                let replies = replies.iter().enumerate();
-                let mut undone = PackedCommands::default();
-                for (command, _) in replies.filter(|(_, reply)| is_undone(reply)) {
-                    undone.copy(&owed, command);
-                }
-                self.owe(&undone);
-            }
         }
     }
 
@@ -694,16 +692,12 @@ impl Batcher {
         self.node.stats.failures.fetch_add(1, Relaxed);
     }
 
-    /// The commands of one batch.
-    fn commands(
-        &mut self,
-        requests: &[QueuedRequest],
-        connection: &WorkerConnection,
-        began: Instant,
-    ) -> Commands {
+    /// The commands of some requests; without any, a PING.
+    fn commands(&mut self, requests: &[QueuedRequest], connection: &WorkerConnection) -> Commands {
         let Some(last) = requests.last() else {
             return Commands::ping();
         };
+        let began = Instant::now();
         self.known.forget_old(began);
         let script = match connection.knows_script {
             _ if self.node.scripts.holds(began) => ScriptForm::None,

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::{
     packed::PackedCommands,
     queue::QueuedRequest,
+    redirect::is_redirect,
     step::{self, MAX_SKEW, count},
 };
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     store::{
         contract::StoreError,
         redis::{
-            failure::is_try_again,
+            failure::{NodeFailure, is_try_again, is_unserved_slot},
             options::{Options, TimeSource},
         },
     },
@@ -354,6 +355,30 @@ impl Commands {
         }
     }
 
+    /// EXPIRE commands of batches that failed.
+    pub(crate) fn expiries(packed: PackedCommands) -> Self {
+        Self {
+            expiries: (0..packed.len()).map(|command| (0, command)).collect(),
+            packed,
+            ..Self::ping()
+        }
+    }
+
+    /// The EXPIRE commands that this server did not carry out, but another one will, or this one later.
+    pub(crate) fn undone(&self, replies: &[Value]) -> PackedCommands {
+        let mut undone = PackedCommands::default();
+        for &(_, command) in &self.expiries {
+            let reply = &replies[command];
+            if is_redirect(reply)
+                || is_unserved_slot(reply)
+                || NodeFailure::of_reply(reply).is_some()
+            {
+                undone.copy(&self.packed, command);
+            }
+        }
+        undone
+    }
+
     /// Answers the requests that these are the commands of. Returns how many callers have left.
     pub(crate) fn answer(&self, replies: &[Value], requests: &mut [QueuedRequest]) -> u64 {
         let mut counts = self.counts(replies);
@@ -375,7 +400,7 @@ impl Commands {
 
     /// Hashes of the keys that now certainly have a time to live.
     pub(crate) fn expiring(&self, replies: &[Value]) -> impl Iterator<Item = u64> {
-        let is_set = |command: usize| replies[command] == Value::Int(1);
+        let is_set = |command: usize| !self.groups.is_empty() && replies[command] == Value::Int(1);
         let set = self
             .expiries
             .iter()
