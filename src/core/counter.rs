@@ -13,6 +13,7 @@ pub(crate) use super::kind::CounterKind;
 pub use batch::Batch;
 pub(crate) use batch::Increment;
 pub(crate) use increment::Enforcement;
+pub(crate) use increment::{BucketPlace, Reservation};
 pub use increment::{Charge, IncrementSpec, Operation};
 pub use key::{Identity, Joined, KeyFormat};
 pub(crate) use state::ResetTimes;

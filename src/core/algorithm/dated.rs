@@ -94,18 +94,6 @@ impl SlidingLog {
 }
 
 impl TokenBucket {
-    pub(super) fn charge_late(&mut self, spec: &IncrementSpec, present: u64) {
-        if let CounterKind::TokenBucket { rate } = spec.method {
-            let token = wide(spec.period_millis);
-            let inflow = wide(spec.age_millis) * wide(rate.get());
-            let added = (wide(spec.added()) * token).saturating_sub(inflow);
-            let missing = self.missing(spec, present) + added;
-            let back = wide(spec.taken_off()) * token;
-            (self.rate, self.limit) = (rate.get(), spec.limit);
-            self.store_missing(missing.saturating_sub(back), present);
-        }
-    }
-
     /// The age of the hits makes up for the part of a token.
     pub(super) fn beyond(
         &self,

@@ -33,6 +33,28 @@ pub struct IncrementSpec {
     /// How long ago the hits came: 0, unless they were counted elsewhere while the store was lost. A counter that is a
     /// plain number has its window in its key, so the age has no effect on it.
     pub age_millis: u64,
+    /// Its part in the reservations of a bucket.
+    pub reservation: Reservation,
+}
+
+/// The part of an increment in the reservations of a token bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reservation {
+    #[default]
+    None,
+    /// It reserves its hits. Windows do not mind.
+    Begins,
+    /// It settles `hits` that were reserved at `place`: they cost as many, and those of the increment.
+    Ends { hits: u64, place: BucketPlace },
+}
+
+/// When a bucket was reserved from, in its own terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketPlace {
+    /// 0 if it is not known. Another era has other reservations.
+    pub era: u64,
+    /// How many reserved parts of tokens had flowed in again since the era began.
+    pub drained: u64,
 }
 
 impl IncrementSpec {
@@ -53,6 +75,7 @@ impl IncrementSpec {
             period_millis: 0,
             expires_at: Timestamp::from_secs(0),
             age_millis: 0,
+            reservation: Reservation::None,
         }
     }
 
@@ -97,11 +120,18 @@ impl IncrementSpec {
         }
     }
 
-    /// The increment that takes these hits off again.
-    pub(crate) fn undone(&self) -> Self {
+    /// The increment that takes these hits off again; `place` is that of its count.
+    pub(crate) fn undone(&self, place: BucketPlace) -> Self {
+        let hits = self.hits;
         Self {
             operation: Operation::GiveBack,
             adds_first: false,
+            reservation: match self.method {
+                CounterKind::TokenBucket { .. } if self.reservation == Reservation::Begins => {
+                    Reservation::Ends { hits, place }
+                }
+                _ => Reservation::None,
+            },
             ..*self
         }
     }
@@ -115,6 +145,11 @@ impl IncrementSpec {
     /// Whether it charges hits that can be given back, and no slots.
     pub(crate) fn reserves(&self) -> bool {
         matches!(self.operation, Operation::Add(_)) && self.hits > 0 && !self.takes_slots()
+    }
+
+    /// Whether it settles a reservation of a bucket, if only by no hits.
+    pub(crate) fn ends_reservation(&self) -> bool {
+        matches!(self.reservation, Reservation::Ends { .. })
     }
 
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
@@ -135,6 +170,7 @@ impl IncrementSpec {
             period_millis: _,
             expires_at: _,
             age_millis: _,
+            reservation: _,
         } = *self;
         let adds_all = adds_first || operation == Operation::Add(Charge::Always);
         method == CounterKind::Window && adds_all

@@ -5,7 +5,11 @@ use std::{cell::RefCell, thread::LocalKey};
 use smallvec::SmallVec;
 
 use crate::{
-    core::{counter::IncrementSpec, kind::CounterKind, limit::OnStoreLoss},
+    core::{
+        counter::{BucketPlace, IncrementSpec},
+        kind::CounterKind,
+        limit::OnStoreLoss,
+    },
     foundation::object_pool::{IdleList, Poolable},
 };
 
@@ -23,6 +27,8 @@ pub struct CounterState {
     pub is_degraded: bool,
     /// When the counter changes; `None` if its window determines that.
     pub ends: Option<ResetTimes>,
+    /// Where a bucket was reserved from.
+    pub place: BucketPlace,
 }
 
 /// When a counter changes if no further hits arrive.
@@ -42,6 +48,7 @@ impl From<u64> for CounterState {
             is_cached: false,
             is_degraded: false,
             ends: None,
+            place: BucketPlace::default(),
         }
     }
 }

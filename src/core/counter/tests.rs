@@ -291,6 +291,7 @@ fn an_increment_carries_the_terms_of_its_limit() {
             period_millis,
             expires_at: Timestamp::from_secs(now.secs() + expires_at),
             age_millis: 0,
+            reservation: crate::core::counter::Reservation::None,
         };
         assert_eq!(*batch.spec(0), expected);
     }

@@ -19,7 +19,7 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{CounterKind, CounterState, Increment, IncrementSpec, ResetTimes},
+    counter::{CounterKind, CounterState, Increment, IncrementSpec, Reservation, ResetTimes},
     window::Timestamp,
 };
 
@@ -119,7 +119,8 @@ impl Cursor<'_, '_> {
             }
         }
         if let Some(begun) = self.shard.begun.get_mut(key) {
-            if is_charged && given_back > 0 {
+            // A reservation gives back to the store that was charged only.
+            if is_charged && given_back > 0 && !increment.ends_reservation() {
                 begun.give_back(given_back, held, now);
             }
             if let Some(slot) = self.shard.states.get_mut(key) {
@@ -205,7 +206,7 @@ impl Cursor<'_, '_> {
         let slot = self.shard.states.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
         let now = Timestamp::from_millis(slot.state.present(spec, now.millis()));
-        if is_charged && spec.hits > 0 {
+        if is_charged && (spec.hits > 0 || spec.ends_reservation()) {
             if !self.capacity.may_grow() {
                 slot.state.make_room();
             }
@@ -216,7 +217,10 @@ impl Cursor<'_, '_> {
             self.shard.bytes += grown;
             self.capacity.grow(grown);
         }
-        let count = count_of_state(&mut slot.state, spec, is_charged, now);
+        let mut count = count_of_state(&mut slot.state, spec, is_charged, now);
+        if is_charged && spec.reservation == Reservation::Begins {
+            count.place = slot.state.place();
+        }
         slot.expires_at = Timestamp::from_millis(slot.state.expires_at(spec, now.millis()));
         let expires_at = slot.expires_at;
         self.shard.expires(expires_at);
