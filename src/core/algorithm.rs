@@ -16,7 +16,7 @@
 
 use std::collections::VecDeque;
 
-use crate::core::counter::{CounterKind, IncrementSpec, ResetTimes};
+use crate::core::counter::{BucketPlace, CounterKind, IncrementSpec, Reservation, ResetTimes};
 
 mod first_hit;
 mod slots;
@@ -148,7 +148,8 @@ impl AlgorithmState {
     pub(crate) fn expires_at(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
         if let Self::TokenBucket(state) = self {
             // Under a larger limit more tokens could be missing than under this one.
-            let full_in = state.missing.div_ceil(state.rate.max(1));
+            let missing = state.spent.saturating_add(state.open().parts);
+            let full_in = missing.div_ceil(state.rate.max(1));
             return state.since.saturating_add(full_in);
         }
         if let Self::Slots(state) = self {
@@ -158,12 +159,21 @@ impl AlgorithmState {
         self.present(spec, now).saturating_add(resets_in)
     }
 
+    /// Where a reservation begins that was just charged.
+    pub(crate) fn place(&self) -> BucketPlace {
+        match self {
+            Self::TokenBucket(state) => state.open().place,
+            _ => BucketPlace::default(),
+        }
+    }
+
     /// The bytes of the state outside of its own struct.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::SlidingLog(log) => log.entries.capacity() * size_of::<(u64, u64)>(),
             Self::Slots(state) => state.heap_bytes(),
-            Self::FirstHit(_) | Self::SlidingWindow(_) | Self::TokenBucket(_) => 0,
+            Self::TokenBucket(state) => state.reserved.as_deref().map_or(0, size_of_val),
+            Self::FirstHit(_) | Self::SlidingWindow(_) => 0,
         }
     }
 
@@ -370,75 +380,93 @@ impl SlidingLog {
 /// That is kept exactly, in parts of a token. A token has as many parts as a period has milliseconds, so in a
 /// millisecond flow in as many parts as the rate has tokens.
 ///
-/// The missing tokens are stored as they were when the present limit was first seen, or at the last hit
-/// since. If that limit is lower than the one before, they can be more than the bucket holds. Each
-/// answer caps them at a full bucket, so that all of them are missing again if the limit is raised
-/// again.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Of what is missing, a part was spent, and open reservations hold the rest. Tokens flow in for what was spent first,
+/// then for what is reserved, so that reservations that never end flow in like spent tokens.
+///
+/// They are stored as they were when the present limit was first seen, or at the last hit since. If that limit is lower
+/// than the one before, more can be spent than the bucket holds. Each answer caps that at a full bucket, so that all of
+/// it is missing again if the limit is raised again.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TokenBucket {
-    /// When the missing tokens were last stored.
+    /// When the other fields were last stored.
     since: u64,
-    /// The parts that were missing then.
-    missing: u64,
+    /// The parts that were spent.
+    spent: u64,
     rate: u64,
     /// The tokens that the bucket holds; 0 for a bucket that was never drawn from.
     limit: u64,
+    /// `None` if it was never reserved from.
+    reserved: Option<Box<ReservedParts>>,
 }
 
 impl TokenBucket {
     fn new(rate: u64) -> Self {
         Self {
-            since: 0,
-            missing: 0,
             rate,
-            limit: 0,
+            ..Self::default()
         }
     }
 
-    /// The inflow since then, in parts.
-    fn inflow(&self, now: u64) -> u128 {
-        wide(now - self.since) * wide(self.rate)
+    fn open(&self) -> ReservedParts {
+        self.reserved.as_deref().copied().unwrap_or_default()
+    }
+
+    /// The parts that are spent of `most`, and those that are reserved.
+    fn parts(&self, most: u128, now: u64) -> (u128, ReservedParts) {
+        let mut reserved = self.open();
+        let inflow = wide(now - self.since) * wide(self.rate);
+        (reserved.flow(wide(self.spent).min(most), inflow), reserved)
     }
 
     /// The tokens that are missing from a full bucket, in parts.
     fn missing(&self, spec: &IncrementSpec, now: u64) -> u128 {
-        let most = wide(spec.limit) * wide(spec.period_millis);
-        wide(self.missing)
-            .min(most)
-            .saturating_sub(self.inflow(now))
+        let (spent, reserved) = self.parts(capacity(spec), now);
+        spent + wide(reserved.parts)
     }
 
-    /// Stores that `missing` parts are missing at `now`.
-    fn store_missing(&mut self, missing: u128, now: u64) {
-        (self.since, self.missing) = (now, narrow(missing));
+    fn store(&mut self, spent: u128, reserved: ReservedParts, now: u64) {
+        (self.since, self.spent) = (now, narrow(spent));
+        self.reserved = (reserved.place.era > 0).then(|| Box::new(reserved));
     }
 
     fn held(&mut self, spec: &IncrementSpec, now: u64) -> u64 {
-        self.settle(spec, now);
-        narrow(self.missing(spec, now).div_ceil(wide(spec.period_millis)))
+        self.adopt(spec, now);
+        let missing = self.missing(spec, now).min(capacity(spec));
+        narrow(missing.div_ceil(wide(spec.period_millis)))
     }
 
     /// Adopts a changed limit. Missing tokens stay missing, and flow in at the new rate.
-    fn settle(&mut self, spec: &IncrementSpec, now: u64) {
+    fn adopt(&mut self, spec: &IncrementSpec, now: u64) {
         let CounterKind::TokenBucket { rate } = spec.method else {
             return;
         };
         let rate = rate.get();
-        let missing = wide(self.missing).saturating_sub(self.inflow(now));
-        if missing > 0 && (rate, spec.limit) != (self.rate, self.limit) {
+        let (spent, reserved) = self.parts(u128::MAX, now);
+        let is_any_missing = spent > 0 || reserved.parts > 0;
+        if is_any_missing && (rate, spec.limit) != (self.rate, self.limit) {
             (self.rate, self.limit) = (rate, spec.limit);
-            self.store_missing(missing, now);
+            self.store(spent, reserved, now);
         }
     }
 
     fn charge(&mut self, spec: &IncrementSpec, now: u64) {
-        if let CounterKind::TokenBucket { rate } = spec.method {
-            let token = wide(spec.period_millis);
-            let missing = self.missing(spec, now) + wide(spec.added()) * token;
-            let back = wide(spec.taken_off()) * token;
-            (self.rate, self.limit) = (rate.get(), spec.limit);
-            self.store_missing(missing.saturating_sub(back), now);
+        let CounterKind::TokenBucket { rate } = spec.method else {
+            return;
+        };
+        let parts = |hits| wide(hits) * wide(spec.period_millis);
+        let added = parts(spec.added());
+        let back = parts(spec.taken_off());
+        let (mut spent, mut reserved) = self.parts(capacity(spec), now);
+        match spec.reservation {
+            Reservation::Begins => reserved.begin(narrow(added), now),
+            Reservation::Ends { hits, place } => {
+                let drained = reserved.end(narrow(parts(hits)), place);
+                spent += (parts(hits) + added).saturating_sub(back + wide(drained));
+            }
+            Reservation::None => spent = reserved.flow(spent + added, back),
         }
+        (self.rate, self.limit) = (rate.get(), spec.limit);
+        self.store(spent, reserved, now);
     }
 
     fn resets_in(&self, spec: &IncrementSpec, now: u64) -> u64 {
@@ -449,6 +477,74 @@ impl TokenBucket {
         let room = wide(spec.limit - spec.added()) * wide(spec.period_millis);
         let short = self.missing(spec, now).saturating_sub(room);
         narrow(short.div_ceil(wide(self.rate)))
+    }
+}
+
+/// The parts of a full bucket.
+fn capacity(spec: &IncrementSpec) -> u128 {
+    wide(spec.limit) * wide(spec.period_millis)
+}
+
+/// The parts that open reservations hold of a bucket.
+///
+/// While nothing else is missing, tokens flow in for reserved ones, which drain. If the cost of a reservation proves
+/// to be less, the bucket would have been full meanwhile, and such an inflow would have been lost. So at its end a
+/// reservation takes the inflow since its beginning, up to what it holds: first for its cost, and the rest is not given
+/// back. What one reservation has taken is no other's, so all of them together give up no more than has flowed in.
+///
+/// The inflow is numbered from the beginning of an era on. A reservation takes the lowest numbers after its beginning
+/// that are left, because younger ones cannot take them. One range of those that were taken is remembered, and gives
+/// way to a longer one below it, or if it is left behind. Other numbers can be taken twice, which leaves the bucket
+/// emptier. So it is never fuller than if each had been charged its cost when it began, and as full if one is open at a
+/// time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct ReservedParts {
+    /// Those that have not drained.
+    parts: u64,
+    /// Where a reservation begins now. Its era is the millisecond at which nothing was reserved before, or a later one
+    /// if the last era has that.
+    place: BucketPlace,
+    /// The range that reservations have taken of the inflow.
+    taken: (u64, u64),
+}
+
+impl ReservedParts {
+    /// Lets parts flow in. Returns how many of the `spent` ones are left.
+    fn flow(&mut self, spent: u128, inflow: u128) -> u128 {
+        let drains = narrow(inflow.saturating_sub(spent)).min(self.parts);
+        self.parts -= drains;
+        self.place.drained = self.place.drained.saturating_add(drains);
+        spent.saturating_sub(inflow)
+    }
+
+    fn begin(&mut self, parts: u64, now: u64) {
+        if self.parts == 0 {
+            let era = now.max(self.place.era.saturating_add(1));
+            (self.place, self.taken) = (BucketPlace { era, drained: 0 }, (0, 0));
+        }
+        self.parts = self.parts.saturating_add(parts);
+    }
+
+    /// Ends a reservation of `parts`. Returns how many of them drained.
+    fn end(&mut self, parts: u64, place: BucketPlace) -> u64 {
+        let BucketPlace {
+            era,
+            drained: began,
+        } = place;
+        if era == 0 || era != self.place.era || began > self.place.drained {
+            return parts;
+        }
+        let (from, to) = self.taken;
+        let is_next = (from..=to).contains(&began);
+        let lowest = if is_next { to } else { began };
+        let drained = parts.min(self.place.drained - lowest);
+        if is_next {
+            self.taken.1 = to + drained;
+        } else if began > to.saturating_add(parts) || began < from && drained > to - from {
+            self.taken = (began, began + drained);
+        }
+        self.parts -= (parts - drained).min(self.parts);
+        drained
     }
 }
 

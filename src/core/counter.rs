@@ -11,6 +11,6 @@ mod tests;
 pub(crate) use super::kind::CounterKind;
 pub use batch::Batch;
 pub(crate) use batch::Increment;
+pub(crate) use increment::{BucketPlace, Enforcement, Reservation, ResetTimes};
 pub use increment::{Charge, CounterState, CounterStates, IncrementSpec, Operation};
-pub(crate) use increment::{Enforcement, ResetTimes};
 pub use key::{Identity, Joined, KeyFormat};

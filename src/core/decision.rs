@@ -218,9 +218,7 @@ fn lease_part(
             mark: mark::of_counter(identity, limit),
             charge: match (own, &limit.algorithm) {
                 (None, _) => LeaseCharge::Replaced,
-                (Some(at), Algorithm::TokenBucket { .. }) => LeaseCharge::Bucket {
-                    full_in: counts[at].ends.map_or(0, |ends| ends.resets_in),
-                },
+                (Some(at), Algorithm::TokenBucket { .. }) => LeaseCharge::Bucket(counts[at].place),
                 (Some(_), _) => LeaseCharge::Window,
             },
         }

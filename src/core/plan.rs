@@ -6,7 +6,9 @@ use smallvec::SmallVec;
 
 use crate::{
     core::{
-        counter::{Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation},
+        counter::{
+            Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation, Reservation,
+        },
         lease::{
             order::{MOST_COST, Order, OrderKind, OrderTarget},
             token::{LeaseId, LeaseToken},
@@ -242,7 +244,13 @@ impl<'a> PlanBuilder<'a, '_> {
                 LeasePolicy::Slices => is_sliced = true,
             }
         }
+        let leases = self.leases.as_deref();
+        let is_reserved = leases.is_some_and(|leases| leases.reserved.last() == Some(&index));
         let spec = IncrementSpec {
+            reservation: match is_reserved {
+                true => Reservation::Begins,
+                false => Reservation::None,
+            },
             enforcement: self.enforcement(rule),
             on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
             descriptor: index,

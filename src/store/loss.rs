@@ -39,7 +39,7 @@ use crate::{
     },
 };
 
-mod stats;
+pub(super) mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -281,8 +281,8 @@ impl Loss {
         }
     }
 
-    /// Warns of a store that does not answer, or, without an `error`, of one that refuses commands while its servers are
-    /// well: which rules need them is not known.
+    /// Warns of a store that does not answer, or, without an `error`, of one that refuses commands while its servers
+    /// are well: which rules need them is not known.
     fn warn(&self, error: Option<String>, omitted: Omitted) {
         let Some(error) = error else {
             tracing::warn!(

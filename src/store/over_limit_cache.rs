@@ -310,6 +310,8 @@ impl Caches {
             let mut rest_of_one = increment;
             match increment.operation {
                 Operation::Look | Operation::Add(_) => {}
+                // A bucket never counts refused hits.
+                Operation::GiveBack if increment.ends_reservation() => {}
                 Operation::GiveBack | Operation::Reset => {
                     rest_of_one.spec.hits = take_back(&caches, increment.key, increment.hits);
                     if rest_of_one.hits == 0 {

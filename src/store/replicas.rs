@@ -23,7 +23,7 @@ use std::{
 
 use super::{
     contract::{Deadline, Store, StoreError},
-    loss::LossStats,
+    loss::stats::LossStats,
 };
 use crate::{
     core::{

@@ -312,7 +312,7 @@ pub(super) fn overcharged(batch: &Batch, counts: &mut [CounterState], has_failed
             after: count.after.saturating_sub(hits),
             ..*count
         };
-        Some(spec.undone())
+        Some(spec.undone(count.place))
     };
     batch.all_specs().zip(counts).map(back).collect()
 }

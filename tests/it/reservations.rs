@@ -1,12 +1,20 @@
 //! `docs/token-budgets.md`: budgets that concurrent requests cannot overrun, through a real Envoy and directly.
 
-use std::{ffi::OsStr, fs, net::SocketAddr, path::Path, thread, time::Duration};
+use std::{
+    ffi::OsStr,
+    fs,
+    net::SocketAddr,
+    path::Path,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor},
     service::ratelimit::v3::RateLimitResponse,
 };
 use prost_types::value::Kind;
+use tokio::time::sleep;
 
 use crate::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
@@ -14,6 +22,7 @@ use crate::support::{
     demo::Demo,
     envoy::Envoy,
     eventually,
+    histories::Random,
     http::{post_json, post_json_with},
     json,
     model::Model,
@@ -633,6 +642,78 @@ async fn a_busy_bucket_gets_back_what_a_long_stream_did_not_cost() {
             let reply = ask_for(&mut client, vec![part(&[("tenant", tenant)], Some(hits))]).await;
             settle(&mut client, tenant, &token(&reply).unwrap(), cost).await;
             assert_eq!(held(&server, tenant), cost);
+        }
+    })
+    .await;
+}
+
+/// How much is missing from a bucket into which a token flows each millisecond, after hits at these milliseconds.
+fn missing(charges: impl Iterator<Item = (u64, u64)>, now: u64) -> u64 {
+    let (mut missing, mut since) = (0_u64, 0);
+    for (at, hits) in charges.chain([(now, 0)]) {
+        missing = missing.saturating_sub(at - since) + hits;
+        since = at;
+    }
+    missing
+}
+
+#[expect(clippy::disallowed_methods, reason = "the stores read the same clock")]
+fn wall_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    u64::try_from(now.as_millis()).unwrap()
+}
+
+/// Reservations, charges and costs in any order. The bucket never holds less than one that was charged each cost when it
+/// was reserved, and just as much if one reservation at a time is open.
+#[tokio::test]
+async fn a_bucket_holds_no_less_than_if_all_costs_had_been_known_when_they_were_reserved() {
+    let limit =
+        "{ algorithm: token_bucket, unit: second, requests_per_unit: 1000, burst: 1000000 }";
+    let text = rules(100).replace("1000/year", limit);
+    each_store(async |start| {
+        let server = start(&text).start();
+        let mut client = connect(server.grpc).await;
+        for (tenant, most_open) in [("alone", 1), ("together", 8)] {
+            let mut random = Random::new(7);
+            // The first and the last millisecond in which the hits can have been charged.
+            let mut charges: Vec<([u64; 2], u64)> = Vec::new();
+            let mut open: Vec<(String, u64, usize)> = Vec::new();
+            for step in 0..150 {
+                sleep(Duration::from_millis(random.below(4) * random.below(12))).await;
+                let (before, hits) = (wall_millis(), 1 + random.below(150));
+                let mut charged = hits;
+                match random.below(9) {
+                    0 => charge(&mut client, tenant, hits).await,
+                    1..5 if open.len() < most_open => {
+                        let part = part(&[("tenant", tenant)], Some(hits));
+                        let reply = ask_for(&mut client, vec![part]).await;
+                        // Some never end.
+                        if most_open == 1 || random.below(8) > 0 {
+                            open.push((token(&reply).unwrap(), hits, charges.len()));
+                        }
+                    }
+                    5.. if !open.is_empty() => {
+                        let which = usize::try_from(random.below(8)).unwrap() % open.len();
+                        let (token, hits, index) = open.swap_remove(which);
+                        let cost = [0, hits, random.below(hits)][step % 3];
+                        settle(&mut client, tenant, &token, cost).await;
+                        (charges[index].1, charged) = (cost, 0);
+                    }
+                    _ => continue,
+                }
+                charges.push(([before, wall_millis()], charged));
+                let before = wall_millis();
+                let held = held(&server, tenant);
+                let truth = |bound: usize, now| {
+                    missing(charges.iter().map(|(at, hits)| (at[bound], *hits)), now)
+                };
+                let (least, most) = (truth(0, wall_millis()), truth(1, before));
+                assert!(held >= least, "step {step}: {held} < {least}");
+                assert!(
+                    most_open > 1 || held <= most,
+                    "step {step}: {held} > {most}"
+                );
+            }
         }
     })
     .await;

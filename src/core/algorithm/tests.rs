@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::{
-    counter::{Charge, sample},
+    counter::{BucketPlace, Charge, sample},
     kind::Halves,
     limit::Limit,
     request::Hits,
@@ -767,5 +767,160 @@ fn no_number_is_too_large() {
             assert!(observed.held >= limit || now != START, "{observed:?}");
             counter.send(Hits::give_back(u64::MAX), now);
         }
+    }
+}
+
+/// A change of a bucket.
+#[derive(Clone, Copy, Debug)]
+enum BucketStep {
+    Reserve(u64),
+    /// One of the open reservations, by a number of any size, costs so many hundredths of it.
+    Settle(usize, u64),
+    Charge(u64),
+    GiveBack(u64),
+    /// Another rate and another limit.
+    Reload(u64, u64),
+}
+
+fn any_bucket_step() -> impl Strategy<Value = (u64, BucketStep)> {
+    let cost = prop_oneof![Just(0), Just(100), 0_u64..=100, 0_u64..300];
+    let step = prop_oneof![
+        4 => (1_u64..150).prop_map(BucketStep::Reserve),
+        4 => (any::<usize>(), cost).prop_map(|(which, cost)| BucketStep::Settle(which, cost)),
+        1 => (1_u64..150).prop_map(BucketStep::Charge),
+        1 => (1_u64..100).prop_map(BucketStep::GiveBack),
+    ];
+    let pause = prop_oneof![Just(0_u64), Just(1), 0_u64..30, 0_u64..200];
+    (pause, step)
+}
+
+/// A charge, and its millisecond.
+struct BucketCharge {
+    spec: IncrementSpec,
+    at: u64,
+}
+
+/// How much is missing from a bucket after these charges.
+fn missing_after(charges: &[BucketCharge]) -> u64 {
+    let mut state = AlgorithmState::new(BUCKET).unwrap();
+    let mut missing = 0;
+    for BucketCharge { spec, at } in charges {
+        state.charge(spec, *at);
+        missing = state.held(spec, *at);
+    }
+    missing
+}
+
+/// Holds a bucket to one that was charged the costs when the reservations began: their estimates while they are open.
+fn check_reservations(
+    steps: &[(u64, BucketStep)],
+    (mut rate, mut limit, period): (u64, u64, u64),
+    is_alone: bool,
+) -> Result<(), TestCaseError> {
+    let mut state = AlgorithmState::new(BUCKET).unwrap();
+    let (mut charges, mut open, mut now) = (Vec::new(), Vec::new(), START);
+    for &(pause, step) in steps {
+        now += pause;
+        let method = CounterKind::TokenBucket {
+            rate: Halves::new(rate),
+        };
+        let with = |hits, reservation| IncrementSpec {
+            period_millis: period,
+            reservation,
+            ..spec(method, limit, hits)
+        };
+        let plain = |hits| with(hits, Reservation::None);
+        let mut is_exact = is_alone;
+        let (hits, truth) = match step {
+            BucketStep::Reserve(_) if is_alone && !open.is_empty() => continue,
+            BucketStep::Reserve(hits) => {
+                let reserved = Hits::add(hits);
+                open.push((hits, charges.len(), BucketPlace::default()));
+                (with(reserved, Reservation::Begins), plain(reserved))
+            }
+            BucketStep::Settle(..) if open.is_empty() => continue,
+            BucketStep::Settle(which, percent) => {
+                let (hits, index, place) = open.swap_remove(which % open.len());
+                let cost = hits * percent / 100;
+                let change = match cost.checked_sub(hits) {
+                    Some(more) if more > 0 => Hits::add(more),
+                    _ => Hits::give_back(hits - cost),
+                };
+                let begun: &mut BucketCharge = &mut charges[index];
+                begun.spec.hits = cost;
+                // More can be charged later only.
+                is_exact &= cost <= hits;
+                (
+                    with(change, Reservation::Ends { hits, place }),
+                    plain(Hits::add(0)),
+                )
+            }
+            BucketStep::Charge(hits) => (plain(Hits::add(hits)), plain(Hits::add(hits))),
+            BucketStep::GiveBack(hits) => {
+                let back = plain(Hits::give_back(hits));
+                (back, back)
+            }
+            BucketStep::Reload(new_rate, new_limit) => {
+                (rate, limit) = (new_rate, new_limit);
+                continue;
+            }
+        };
+        state.charge(&hits, now);
+        if hits.reservation == Reservation::Begins {
+            open.last_mut().unwrap().2 = state.place();
+        }
+        charges.push(BucketCharge {
+            spec: truth,
+            at: now,
+        });
+        let (missing, true_missing) = (
+            state.held(&plain(Hits::add(0)), now),
+            missing_after(&charges),
+        );
+        prop_assert!(
+            missing >= true_missing,
+            "{missing} < {true_missing} after {step:?}"
+        );
+        if !is_exact && is_alone {
+            return Ok(());
+        }
+        prop_assert!(
+            !is_exact || missing == true_missing,
+            "{missing} {true_missing} after {step:?}"
+        );
+    }
+    // All flows in, whoever does not end.
+    let spec = IncrementSpec {
+        period_millis: period,
+        ..spec(BUCKET, limit, Hits::add(0))
+    };
+    prop_assert_eq!(state.held(&spec, now + 100_000_000), 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_bucket_is_never_fuller_than_if_all_costs_had_been_charged_when_they_were_reserved(
+        mut steps in prop::collection::vec(any_bucket_step(), 1..30),
+        reloads in prop::collection::vec((any::<prop::sample::Index>(), 1_u64..12, 50_u64..500), 0..3),
+        rate in prop::sample::select(vec![1_u64, 3, 10]),
+        limit in prop::sample::select(vec![100_u64, 300, 1_000_000]),
+        period in prop::sample::select(vec![1_u64, 7]),
+    ) {
+        for (at, rate, limit) in reloads {
+            steps.insert(at.index(steps.len()), (0, BucketStep::Reload(rate, limit)));
+        }
+        check_reservations(&steps, (rate, limit, period), false)?;
+    }
+
+    #[test]
+    fn a_bucket_with_one_reservation_at_a_time_is_as_full_as_if_its_cost_had_been_charged(
+        steps in prop::collection::vec(any_bucket_step(), 1..30),
+        rate in prop::sample::select(vec![1_u64, 3, 10]),
+        period in prop::sample::select(vec![1_u64, 7]),
+    ) {
+        check_reservations(&steps, (rate, 1_000_000, period), true)?;
     }
 }

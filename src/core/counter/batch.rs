@@ -213,7 +213,7 @@ impl Batch {
         let mut returned = Self::default();
         for (Increment { key, spec }, count) in self.iter().zip(counts) {
             if spec.added() > 0 && !spec.takes_slots() && count.was_counted(&spec) {
-                let spec = spec.undone();
+                let spec = spec.undone(count.place);
                 returned.append_one(Increment { key, spec });
             }
         }

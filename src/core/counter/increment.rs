@@ -39,6 +39,28 @@ pub struct IncrementSpec {
     pub period_millis: u64,
     /// The end of the window, if it is known in advance. From then on the counter may be dropped.
     pub expires_at: Timestamp,
+    /// Its part in the reservations of a bucket.
+    pub reservation: Reservation,
+}
+
+/// The part of an increment in the reservations of a token bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reservation {
+    #[default]
+    None,
+    /// It reserves its hits. Windows do not mind.
+    Begins,
+    /// It settles `hits` that were reserved at `place`: they cost as many, and those of the increment.
+    Ends { hits: u64, place: BucketPlace },
+}
+
+/// When a bucket was reserved from, in its own terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BucketPlace {
+    /// 0 if it is not known. Another era has other reservations.
+    pub era: u64,
+    /// How many reserved parts of tokens had flowed in again since the era began.
+    pub drained: u64,
 }
 
 impl IncrementSpec {
@@ -59,6 +81,7 @@ impl IncrementSpec {
             adds_first: false,
             period_millis: 0,
             expires_at: Timestamp::from_secs(0),
+            reservation: Reservation::None,
         }
     }
 
@@ -103,11 +126,18 @@ impl IncrementSpec {
         }
     }
 
-    /// The increment that takes these hits off again.
-    pub(crate) fn undone(&self) -> Self {
+    /// The increment that takes these hits off again; `place` is that of its count.
+    pub(crate) fn undone(&self, place: BucketPlace) -> Self {
+        let hits = self.hits;
         Self {
             operation: Operation::GiveBack,
             adds_first: false,
+            reservation: match self.method {
+                CounterKind::TokenBucket { .. } if self.reservation == Reservation::Begins => {
+                    Reservation::Ends { hits, place }
+                }
+                _ => Reservation::None,
+            },
             ..*self
         }
     }
@@ -121,6 +151,11 @@ impl IncrementSpec {
     /// Whether it charges hits that can be given back, and no slots.
     pub(crate) fn reserves(&self) -> bool {
         matches!(self.operation, Operation::Add(_)) && self.hits > 0 && !self.takes_slots()
+    }
+
+    /// Whether it settles a reservation of a bucket, if only by no hits.
+    pub(crate) fn ends_reservation(&self) -> bool {
+        matches!(self.reservation, Reservation::Ends { .. })
     }
 
     /// Whether the counter is a plain number, and adding the hits to it is all there is to do.
@@ -141,6 +176,7 @@ impl IncrementSpec {
             adds_first,
             period_millis: _,
             expires_at: _,
+            reservation: _,
         } = *self;
         let adds_all = adds_first || operation == Operation::Add(Charge::Always);
         method == CounterKind::Window && adds_all
@@ -237,6 +273,8 @@ pub struct CounterState {
     pub is_degraded: bool,
     /// When the counter changes; `None` if its window determines that.
     pub ends: Option<ResetTimes>,
+    /// Where a bucket was reserved from.
+    pub place: BucketPlace,
 }
 
 /// When a counter changes if no further hits arrive.
@@ -256,6 +294,7 @@ impl From<u64> for CounterState {
             is_cached: false,
             is_degraded: false,
             ends: None,
+            place: BucketPlace::default(),
         }
     }
 }

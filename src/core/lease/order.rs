@@ -11,7 +11,9 @@ use super::{
     token::{LeaseCharge, LeaseId, LeasePart, LeaseToken},
 };
 use crate::core::{
-    counter::{Batch, Charge, Enforcement, Identity, IncrementSpec},
+    counter::{
+        Batch, BucketPlace, Charge, Enforcement, Identity, IncrementSpec, Operation, Reservation,
+    },
     limit::{LeasePolicy, Limit, MissingCost, OnStoreLoss, Rule},
     request::{Entry, Hits},
     window::Timestamp,
@@ -251,7 +253,8 @@ impl<'a> OrdersOfTarget<'a> {
             };
             for limit in target.limits.iter().filter(|limit| limit.is_concurrency()) {
                 let mut one = Batch::default();
-                let (back, outcome) = (Hits::give_back(1), hits.outcomes.len());
+                let back = (Hits::give_back(1), Reservation::None);
+                let outcome = hits.outcomes.len();
                 target.push(limit, back, now, outcome, &mut one);
                 one.name_slots(token.id.0);
                 for free in one.iter() {
@@ -295,12 +298,14 @@ impl DescriptorLease {
             let sum = charged.get_or_insert(ChargedHits {
                 hits: 0,
                 at: self.at,
-                full_in: 0,
+                place: BucketPlace::default(),
             });
             match charge {
                 LeaseCharge::Replaced => continue,
                 LeaseCharge::Window => {}
-                LeaseCharge::Bucket { full_in } => sum.full_in = sum.full_in.max(full_in),
+                // A descriptor that stands twice reserves in one step.
+                LeaseCharge::Bucket(place) if sum.hits == 0 => sum.place = place,
+                LeaseCharge::Bucket(_) => {}
             }
             sum.hits = sum.hits.saturating_add(part.hits).min(MOST_COST);
         }
@@ -356,16 +361,16 @@ impl OrderTarget<'_> {
             }
             let settlement = settle(limit, charged, cost, now);
             is_late |= settlement.is_late;
-            for (change, window) in [(settlement.then, lease.at), (settlement.now, now)] {
-                let mut one = Batch::default();
-                self.push(limit, change, window, hits.outcomes.len(), &mut one);
-                let changes = one.iter();
-                for change in changes {
-                    if change.added() > 0 {
-                        hits.adds.append_one(change);
-                    } else if !memory.was_reset(change.key, lease.at) {
-                        hits.gives_back.append_one(change);
-                    }
+            let change = (settlement.change, settlement.reservation);
+            let (outcome, mut one) = (hits.outcomes.len(), Batch::default());
+            let is_past = settlement.reservation == Reservation::None && !settlement.is_late;
+            let window = if is_past { lease.at } else { now };
+            self.push(limit, change, window, outcome, &mut one);
+            for change in one.iter() {
+                if change.added() > 0 {
+                    hits.adds.append_one(change);
+                } else if !memory.was_reset(change.key, lease.at) {
+                    hits.gives_back.append_one(change);
                 }
             }
         }
@@ -381,15 +386,28 @@ impl OrderTarget<'_> {
 
     fn charge_limit(&self, limit: &Limit, cost: u64, now: Timestamp, hits: &mut OrderedHits<'_>) {
         let outcome = hits.outcomes.len();
-        self.push(limit, Hits::add(cost), now, outcome, &mut hits.adds);
+        let cost = (Hits::add(cost), Reservation::None);
+        self.push(limit, cost, now, outcome, &mut hits.adds);
     }
 
     /// Appends a change for the next outcome, if there is any.
-    fn push(&self, limit: &Limit, hits: Hits, at: Timestamp, outcome: usize, batch: &mut Batch) {
-        if hits.is_peek() {
+    fn push(
+        &self,
+        limit: &Limit,
+        (hits, reservation): (Hits, Reservation),
+        at: Timestamp,
+        outcome: usize,
+        batch: &mut Batch,
+    ) {
+        if hits.is_peek() && reservation == Reservation::None {
             return;
         }
         let spec = IncrementSpec {
+            operation: match hits.added() {
+                0 => Operation::GiveBack,
+                _ => Operation::Add(Charge::Always),
+            },
+            reservation,
             enforcement: Enforcement::Silent,
             // A cost that is not counted must be known to be lost.
             on_loss: match self.rule.on_store_loss {

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use crate::core::{
-    kind::{Algorithm, CounterKind},
+    counter::{BucketPlace, Reservation},
+    kind::Algorithm,
     limit::Limit,
     request::Hits,
     window::Timestamp,
 };
-
-/// The clocks of replicas that share a bucket may differ by this much.
-const SKEW_MILLIS: u64 = 10;
 
 /// A token may come from a clock that is ahead by this much.
 const AHEAD: Duration = Duration::from_secs(1);
@@ -18,15 +16,13 @@ const AHEAD: Duration = Duration::from_secs(1);
 /// A stream may be longer than a bucket takes to fill.
 const DAY_MILLIS: u64 = 86_400_000;
 
-/// The changes of a settlement for one limit; both can be no hits.
+/// The change of a settlement for one limit; it can be no hits. If it is late, it is one in the present window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settlement {
-    /// The change in the window that was charged.
-    pub(super) then: Hits,
-    /// The change in the present window.
-    pub(super) now: Hits,
+    pub(super) change: Hits,
     /// Whether the window that was charged has ended.
     pub(super) is_late: bool,
+    pub(super) reservation: Reservation,
 }
 
 /// Hits that a limit was charged.
@@ -34,8 +30,7 @@ pub(super) struct Settlement {
 pub(super) struct ChargedHits {
     pub(super) hits: u64,
     pub(super) at: Timestamp,
-    /// For a bucket, the milliseconds from then until it would have been full without others.
-    pub(super) full_in: u64,
+    pub(super) place: BucketPlace,
 }
 
 /// The change that makes the `cost` of what `limit` was charged.
@@ -43,50 +38,25 @@ pub(super) struct ChargedHits {
 /// It never leaves a counter emptier than if the cost had been charged at once: the window of then gets the difference
 /// while it lasts, and a later one only what is missing.
 ///
-/// A bucket gets the difference while at least as much is missing of what was missing just after its charge: then it
-/// would not have been full for a moment if it had been charged the cost only, and no token would have been lost. This
-/// is exact to a token. What was missing includes other reservations; if these give hits back first, and the bucket
-/// would have been full meanwhile, it can be fuller by as much.
+/// A bucket gets the difference at once, and finds out by itself how much of it would have flowed in.
 pub(super) fn settle(limit: &Limit, charged: ChargedHits, cost: u64, now: Timestamp) -> Settlement {
-    let ChargedHits { hits, at, full_in } = charged;
-    let nothing = Hits::add(0);
-    let more = Hits::add(cost.saturating_sub(hits));
-    let less = hits.saturating_sub(cost);
-    let in_present = |now| Settlement {
-        then: nothing,
-        now,
+    let ChargedHits { hits, at, place } = charged;
+    let mut settlement = Settlement {
+        change: match cost < hits {
+            true => Hits::give_back(hits - cost),
+            false => Hits::add(cost - hits),
+        },
         is_late: false,
+        reservation: Reservation::None,
     };
-    match limit.algorithm.kind(limit.requests_per_unit) {
-        CounterKind::TokenBucket { rate } if less > 0 => {
-            let passed = now.millis().saturating_sub(at.millis());
-            let left = full_in.saturating_sub(passed.saturating_add(SKEW_MILLIS));
-            let parts = u128::from(rate.get()) * u128::from(left);
-            // Otherwise what is missing of a full bucket would never be given back to the last token.
-            let missing = parts.div_ceil(period_millis(limit));
-            let missing = u64::try_from(missing).unwrap_or(u64::MAX);
-            in_present(Hits::give_back(less.min(missing)))
-        }
-        CounterKind::TokenBucket { .. } => in_present(more),
-        _ if limit.window(at).end > now => Settlement {
-            then: if less > 0 {
-                Hits::give_back(less)
-            } else {
-                more
-            },
-            now: nothing,
-            is_late: false,
-        },
+    if let Algorithm::TokenBucket { .. } = limit.algorithm {
+        settlement.reservation = Reservation::Ends { hits, place };
+    } else if limit.window(at).end <= now {
         // Its counter refuses nothing any more.
-        _ => Settlement {
-            is_late: true,
-            ..in_present(more)
-        },
+        settlement.change = Hits::add(cost.saturating_sub(hits));
+        settlement.is_late = true;
     }
-}
-
-fn period_millis(limit: &Limit) -> u128 {
-    u128::from(limit.period.secs()) * 1000
+    settlement
 }
 
 /// Whether hits that were charged at `at` can be settled at `now`: `at` is not ahead, and not longer ago than they
@@ -127,47 +97,35 @@ mod tests {
         Timestamp::from_millis(AT.millis().saturating_add_signed(millis))
     }
 
-    /// Checks the changes for 200 hits whose cost comes `millis` later.
+    /// Checks the change for 200 hits whose cost comes `millis` later.
     #[track_caller]
-    fn check(limit: &Limit, cost: u64, millis: i64, changes: [i64; 2], is_late: bool) {
+    fn check(limit: &Limit, cost: u64, millis: i64, change: i64, is_late: bool) {
         let charged = ChargedHits {
             hits: 200,
             at: AT,
-            full_in: 200_000,
+            place: BucketPlace::default(),
         };
         let settlement = settle(limit, charged, cost, after(millis));
-        let (then, now) = (settlement.then.signed(), settlement.now.signed());
-        let found = ([then, now], settlement.is_late);
-        assert_eq!(found, (changes, is_late), "{cost} {millis}");
+        let found = (settlement.change.signed(), settlement.is_late);
+        assert_eq!(found, (change, is_late), "{cost} {millis}");
     }
 
     #[test]
     fn a_window_gets_the_difference_while_it_lasts_and_the_next_one_what_is_missing() {
         for (cost, change) in [(50, -150), (200, 0), (250, 50)] {
             for millis in [-1, 0, 3_599_999] {
-                check(&hour(), cost, millis, [change, 0], false);
+                check(&hour(), cost, millis, change, false);
             }
-            check(&hour(), cost, 3_600_000, [0, change.max(0)], true);
+            check(&hour(), cost, 3_600_000, change.max(0), true);
         }
     }
 
     #[test]
-    fn a_bucket_gets_back_what_would_be_missing_still() {
-        // 200 tokens were missing. The clocks of replicas may differ by ten milliseconds.
-        for (millis, change) in [
-            (-1, -150),
-            (0, -150),
-            (49_990, -150),
-            (50_989, -150),
-            (50_990, -149),
-            (100_000, -100),
-            (199_989, -1),
-            (199_990, 0),
-            (1_000_000, 0),
-        ] {
-            check(&bucket(), 50, millis, [0, change], false);
-            check(&bucket(), 200, millis, [0, 0], false);
-            check(&bucket(), 250, millis, [0, 50], false);
+    fn a_bucket_gets_the_difference_whenever_the_cost_comes() {
+        for (cost, change) in [(50, -150), (200, 0), (250, 50)] {
+            for millis in [-1, 0, 1_000_000] {
+                check(&bucket(), cost, millis, change, false);
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! A lease as text: hits that were charged before they are used, which a request carries in Envoy's dynamic metadata.
 //!
 //! ```text
-//! 2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-0f3k2m_2n9c0
-//! ^ ^          ^            ^ ^  ^      ^      ^ milliseconds until a bucket is full, if no others come
+//! 2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-0f3k2m_2n9c0_1jqk9q2ng
+//! ^ ^          ^            ^ ^  ^      ^      ^ the place in a bucket: how much had drained in which era
 //! | |          |            | |  |      mark of the counter of its next limit
 //! | |          |            | |  mark of the counter of its first limit
 //! | |          |            | hits that a descriptor reserved; there are at most eight such words
@@ -21,7 +21,7 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use super::mark;
-use crate::core::{limit::Limit, window::Timestamp};
+use crate::core::{counter::BucketPlace, limit::Limit, window::Timestamp};
 
 /// Hits that were charged to counters at `at`, for one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub enum LeaseCharge {
     Replaced,
     /// A window was. Version 1 says this of buckets as well, to which nothing is given back then.
     Window,
-    /// A bucket was. Without others it is full after so many milliseconds.
-    Bucket { full_in: u64 },
+    /// A bucket was. Without an era, as earlier processes wrote it, nothing is given back.
+    Bucket(BucketPlace),
 }
 
 /// The random name of a lease.
@@ -195,8 +195,19 @@ impl LeasedCounter {
             None => (word, LeaseCharge::Window),
             Some(end) if end + 1 == word.len() => (&word[..end], LeaseCharge::Replaced),
             Some(end) => {
-                let full_in = number(&word[end + 1..])?;
-                (&word[..end], LeaseCharge::Bucket { full_in })
+                let place = &word[end + 1..];
+                let (drained, era) = match place.iter().position(|byte| *byte == b'_') {
+                    None => (place, 0),
+                    Some(at) => (
+                        &place[..at],
+                        number(&place[at + 1..]).filter(|era| *era > 0)?,
+                    ),
+                };
+                let drained = number(drained)?;
+                (
+                    &word[..end],
+                    LeaseCharge::Bucket(BucketPlace { era, drained }),
+                )
             }
         };
         let mark = number(mark).filter(|mark| *mark >> mark::BITS == 0)?;
@@ -217,7 +228,12 @@ impl fmt::Display for LeaseToken {
                 match charge {
                     LeaseCharge::Window => {}
                     LeaseCharge::Replaced => f.write_str("_")?,
-                    LeaseCharge::Bucket { full_in } => write!(f, "_{}", Digits(*full_in))?,
+                    LeaseCharge::Bucket(BucketPlace { era, drained }) => {
+                        write!(f, "_{}", Digits(*drained))?;
+                        if *era > 0 {
+                            write!(f, "_{}", Digits(*era))?;
+                        }
+                    }
                 }
             }
         }
@@ -282,7 +298,12 @@ mod tests {
         let charge = prop_oneof![
             Just(LeaseCharge::Window),
             Just(LeaseCharge::Replaced),
-            any::<u64>().prop_map(|full_in| LeaseCharge::Bucket { full_in }),
+            (any::<u64>(), any::<u64>()).prop_map(|(era, drained)| {
+                LeaseCharge::Bucket(BucketPlace {
+                    era: era % 9,
+                    drained,
+                })
+            }),
         ];
         let counter = (0..1_u32 << mark::BITS, charge);
         let counter = counter.prop_map(|(mark, charge)| LeasedCounter { mark, charge });
@@ -329,7 +350,8 @@ mod tests {
     #[test]
     fn texts_that_no_token_has_are_none() {
         for good in [
-            "2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-f3k2m_2n9c0-1_",
+            "2.1jqk9q2ns0.a0f3k2m9t1c4.0.p0-1v7c2a-f3k2m_2n9c0_9-1_",
+            "2.1.1.0.1-1_2n9c0",
             "2.1.1.0",
             "1.1jqk9q2ns0.a0f3k2m9t1c4.0.1v7c2ab-p0",
         ] {
@@ -338,6 +360,7 @@ mod tests {
         let nine = format!("2.1.1.0{}", ".1-1".repeat(9));
         let bad = "2 2.1.1 2.1.1.0. 3.1.1.0.1-1 2.1.1.0.1 2.1.1.0.0-1 2.1.1.0.1- 2.1.1.0.-1 2.01.1.0.1-1 2.A.1.0.1-1 \
                    2.w.1.0.1-1 2.1.1.4000000.1-1 2.1.1.0.1-1000000 2..1.0.1-1 2.g000000000000.1.0.1-1 2.1.1.0.1-1_0_0 \
+                   2.1.1.0.1-1_0_1_1 2.1.1.0.1-1_0_ \
                    2.1.1.0.1-_ 2.1.1.0.1-1__ 2.1.1.0.80000000000-1 1.1.1.0.1-0 1.1.1.0.1 1.1.1.0.4000000-1 1.1.1.0.1-1-1";
         let more = ["", "2.1.1.0.1-1 ", " 2.1.1.0.1-1", &nine];
         for text in bad.split(' ').chain(more) {

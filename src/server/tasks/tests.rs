@@ -154,14 +154,14 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
         started: BTreeSet::new(),
     }));
     let goes_on = async {
-        shows(http, "/healthcheck", "200 OK").await;
+        shows(http, "/livez", "200 OK").await;
         due.send_replace(true);
         if !SINKS.contains(&task) {
             std::future::pending::<()>().await;
         }
         // It started again, and ended again.
         shows(debug, "/metrics", "\ntollgate_tasks_ended_total 2\n").await;
-        assert!(page(http, "/healthcheck").await.unwrap().contains("200 OK"));
+        assert!(page(http, "/livez").await.unwrap().contains("200 OK"));
     };
     let error = runtime.block_on(async {
         let ended = async {

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     core::{
-        counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec},
+        counter::{Batch, CounterKind, CounterStates, Increment, IncrementSpec, Reservation},
         request::Hits,
         window::Timestamp,
     },
@@ -105,7 +105,11 @@ impl WaitingCosts {
         let mut lost = 0;
         for Increment { key, spec } in batch.iter() {
             let cost = WaitingCost {
-                spec,
+                // A sum settles nothing.
+                spec: IncrementSpec {
+                    reservation: Reservation::None,
+                    ..spec
+                },
                 costs: 1,
                 at,
                 since: Instant::now(),

@@ -18,7 +18,10 @@ use super::{
 use crate::core::{
     algorithm::AlgorithmState,
     charging::{Look, charges_alone},
-    counter::{Charge, CounterKind, CounterState, Increment, IncrementSpec, Operation, ResetTimes},
+    counter::{
+        Charge, CounterKind, CounterState, Increment, IncrementSpec, Operation, Reservation,
+        ResetTimes,
+    },
     request::Hits,
     window::Timestamp,
 };
@@ -146,7 +149,7 @@ impl Cursor<'_, '_> {
         let slot = self.shard.states.get_mut(increment.key);
         let slot = slot.expect("it was there or has just been put there");
         let now = Timestamp::from_millis(slot.state.present(spec, now.millis()));
-        if is_charged && spec.hits > 0 {
+        if is_charged && (spec.hits > 0 || spec.ends_reservation()) {
             if !self.capacity.may_grow() {
                 slot.state.make_room();
             }
@@ -157,7 +160,10 @@ impl Cursor<'_, '_> {
             self.shard.bytes += grown;
             self.capacity.grow(grown);
         }
-        let count = count_of_state(&mut slot.state, spec, is_charged, now);
+        let mut count = count_of_state(&mut slot.state, spec, is_charged, now);
+        if is_charged && spec.reservation == Reservation::Begins {
+            count.place = slot.state.place();
+        }
         slot.expires_at = Timestamp::from_millis(slot.state.expires_at(spec, now.millis()));
         let expires_at = slot.expires_at;
         self.shard.expires(expires_at);

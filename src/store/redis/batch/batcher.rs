@@ -394,9 +394,9 @@ impl Batcher {
         }
     }
 
-    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost or has
-    /// answered the probe promptly: then this connection alone stands still. Requests that wait meanwhile are answered when the node is lost, and when their own time is over unless the
-    /// replies are in time.
+    /// The replies, or `None` if they are not there at `end`, or, unless they are `in_time`, once the node is lost or
+    /// has answered the probe promptly: then this connection alone stands still. Requests that wait meanwhile are
+    /// answered when the node is lost, and when their own time is over unless the replies are in time.
     async fn replies(
         &mut self,
         connection: &mut WorkerConnection,

@@ -6,12 +6,14 @@
 -- ARGV: milliseconds since the epoch, or -1 for this server's clock; then for each key the fields that
 --       step.rs lists: its algorithm, its operation, the effect of an exceeded limit, descriptor, hits,
 --       limit, period in milliseconds, and either the seconds that a window's counter lives, the tokens
---       that flow into a bucket in a period, or the lease that names slots. If the hits are leased, the
---       moment of this server's clock follows after which their caller does not wait any more.
+--       that flow into a bucket in a period, or the lease that names slots. Hits that are reserved of a
+--       bucket say rate:0, and at their end rate:reserved:era:drained. If the hits are leased, the moment
+--       of this server's clock follows after which their caller does not wait any more.
 -- Reply: four numbers for each key: hits held (plus earlier uncharged hits of this request on the same
---        key), charged 0 or 1, milliseconds until the counter is empty, and milliseconds until the same
---        hits would pass (-1 if never). Both times are 0 for windows, because the caller knows them. One
---        more number follows if it is not 0: how many counters were so far ahead that they were dropped.
+--        key), charged 0 or 1, or the place era:drained of a reservation, milliseconds until the counter is
+--        empty, and milliseconds until the same hits would pass (-1 if never). Both times are 0 for windows,
+--        because the caller knows them. One more number follows if it is not 0: how many counters were so
+--        far ahead that they were dropped.
 
 local GRACE = 1000
 -- How far the clocks of callers may differ, in milliseconds, where each counts by its own: a day, as in
@@ -313,53 +315,107 @@ function algorithms.l()
 end
 
 function algorithms.t()
-  -- full_at:parts:rate:millis:limit. A millisecond has `rate` parts, and a token as many parts as the
-  -- period has milliseconds. The missing tokens were saved `millis` milliseconds before full_at, under
-  -- `limit`. A state without the last two is from an earlier version, which can read this one as well.
-  local function save_missing(c, missing)
-    local millis = math.floor(missing / c.extra)
-    local parts = missing - millis * c.extra
-    local words = { text(c.now + millis), text(parts), text(c.extra), text(millis), text(c.limit) }
+  -- full_at:parts:rate:millis:limit, and of a bucket that was reserved from also :reserved:era:drained:from:to. A
+  -- millisecond has `rate` parts, and a token as many parts as the period has milliseconds. The missing tokens were
+  -- saved `millis` milliseconds before full_at, under `limit`. A state without the last two is from an earlier version.
+  -- Each version reads those of later ones, and forgets what it does not know.
+  local function save_missing(c)
+    local missing = c.spent + c.reserved
+    local millis = math.floor(missing / c.rate)
+    local parts = missing - millis * c.rate
+    local words = { text(c.now + millis), text(parts), text(c.rate), text(millis), text(c.limit) }
+    if c.era > 0 then
+      for _, number in ipairs({ c.reserved, c.era, c.drained, c.from, c.to }) do words[#words + 1] = text(number) end
+    end
     save(c, table.concat(words, ':'), millis)
+  end
+
+  local function flow(c, inflow)
+    local drains = math.min(math.max(inflow - c.spent, 0), c.reserved)
+    c.spent = math.max(c.spent - inflow, 0)
+    c.reserved, c.drained = c.reserved - drains, c.drained + drains
+    -- Larger numbers are not exact. The next reservation begins another era.
+    if c.drained > 2 ^ 52 then c.spent, c.reserved = c.spent + c.reserved, 0 end
+  end
+
+  local function see(c)
+    c.spent = math.min(c.spent, c.limit * c.period)
+    c.missing = c.spent + c.reserved
+    c.held = math.min(math.ceil(c.missing / c.period), c.limit)
+  end
+
+  local function begin_reservation(c, parts)
+    if c.reserved == 0 then
+      c.era, c.drained, c.from, c.to = math.max(c.now, c.era + 1), 0, 0, 0
+    end
+    c.place = text(c.era) .. ':' .. text(c.drained)
+    c.reserved = c.reserved + parts
+  end
+
+  -- Returns how many of the parts drained.
+  local function end_reservation(c, parts)
+    if c.of_era == 0 or c.of_era ~= c.era or c.began > c.drained then return parts end
+    local is_next = c.from <= c.began and c.began <= c.to
+    local lowest = is_next and c.to or c.began
+    local drained = math.min(parts, c.drained - lowest)
+    if is_next then
+      c.to = lowest + drained
+    elseif c.began > c.to + parts or c.began < c.from and drained > c.to - c.from then
+      c.from, c.to = c.began, c.began + drained
+    end
+    c.reserved = c.reserved - math.min(parts - drained, c.reserved)
+    return drained
   end
 
   return {
     look = function(c)
-      c.missing, c.now = 0, now
+      c.now, c.spent, c.reserved, c.era, c.drained, c.from, c.to = now, 0, 0, 0, 0, 0, 0
+      c.rate, c.ends, c.of_era, c.began = unpack(numbers(c.extra_text))
       local state = redis.call('GET', c.key)
       c.is_there = state
       if state then
-        local full_at, parts, rate, millis, limit = unpack(numbers(state))
+        local full_at, parts, rate, millis, limit, reserved, era, drained, from, to = unpack(numbers(state))
         millis, limit = millis or math.max(full_at - now, 0), limit or c.limit
-        local since, missing_then = full_at - millis, millis * rate + parts
+        if era then c.reserved, c.era, c.drained, c.from, c.to = reserved, era, drained, from, to end
+        c.spent = millis * rate + parts - c.reserved
+        local since = full_at - millis
         c.now = present(c, since)
-        local is_as_saved = c.now and rate == c.extra and limit == c.limit
+        local is_as_saved = c.now and rate == c.rate and limit == c.limit
         if not c.now then c.now, since = now, now end
-        local left = math.max(missing_then - (c.now - since) * rate, 0)
-        if left > 0 and not is_as_saved then
-          since, missing_then, rate = c.now, left, c.extra
-          save_missing(c, left)
+        if not is_as_saved then
+          flow(c, (c.now - since) * rate)
+          since = c.now
+          if c.spent + c.reserved > 0 then save_missing(c) end
         end
-        c.missing = math.max(math.min(missing_then, c.limit * c.period) - (c.now - since) * rate, 0)
+        c.spent = math.min(c.spent, c.limit * c.period)
+        flow(c, (c.now - since) * rate)
       end
-      c.held = math.ceil(c.missing / c.period)
+      see(c)
     end,
     -- No more tokens can be missing than the bucket holds.
     held_after = function(c, ahead)
       return math.max(math.min(c.held + ahead, c.limit) + c.hits, 0)
     end,
     charge = function(c)
-      local missing = math.max(c.missing + c.hits * c.period, 0)
-      c.missing = math.min(missing, c.limit * c.period)
-      c.held = math.ceil(c.missing / c.period)
+      local added, back = c.added * c.period, (c.added - c.hits) * c.period
+      if not c.ends then
+        c.spent = c.spent + added
+        flow(c, back)
+      elseif c.ends == 0 then
+        begin_reservation(c, added)
+      else
+        local reserved = c.ends * c.period
+        c.spent = c.spent + math.max(reserved + added - back - end_reservation(c, reserved), 0)
+      end
       -- Giving back to a bucket that was never drawn from leaves no trace.
-      if c.is_there or c.hits > 0 then save_missing(c, missing) end
+      if c.is_there or c.hits > 0 then save_missing(c) end
+      see(c)
     end,
     resets_in = function(c)
-      return math.ceil(c.missing / c.extra)
+      return math.ceil(c.missing / c.rate)
     end,
     retry_in = function(c)
-      return math.ceil((c.missing - (c.limit - c.added) * c.period) / c.extra)
+      return math.ceil((c.missing - (c.limit - c.added) * c.period) / c.rate)
     end,
   }
 end
@@ -481,7 +537,7 @@ for _, c in ipairs(counters) do
   -- Earlier uncharged hits on the same counter count together with these.
   local waiting = 0
   if c.is_over and not is_charged then waiting = math.max(c.before - c.held, 0) end
-  if is_charged and c.hits ~= 0 then c.algorithm.charge(c) end
+  if is_charged and (c.hits ~= 0 or c.ends) then c.algorithm.charge(c) end
   c.added = c.added + waiting
   local resets_in, retry_in = 0, 0
   if c.algorithm.resets_in then
@@ -491,7 +547,7 @@ for _, c in ipairs(counters) do
     end
   end
   reply[#reply + 1] = math.min(c.held + waiting, MOST)
-  reply[#reply + 1] = is_charged and 1 or 0
+  reply[#reply + 1] = is_charged and (c.place or 1) or 0
   reply[#reply + 1] = resets_in
   reply[#reply + 1] = retry_in
 end

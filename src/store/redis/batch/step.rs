@@ -11,8 +11,8 @@ use super::packed::{CommandWriter, PackedCommands};
 use crate::{
     core::{
         counter::{
-            Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec, Operation,
-            ResetTimes,
+            BucketPlace, Charge, CounterKind, CounterState, Enforcement, Increment, IncrementSpec,
+            Operation, Reservation, ResetTimes,
         },
         window::Timestamp,
     },
@@ -112,6 +112,7 @@ pub(crate) fn write_fields(
         adds_first: _,
         period_millis,
         expires_at: _,
+        reservation,
     } = increment.spec;
     script
         .word(&[method.facts().letter])
@@ -121,10 +122,17 @@ pub(crate) fn write_fields(
         .number(increment.signed())
         .number(limit)
         .number(period_millis);
-    match method {
-        CounterKind::Window => script.number(ttl_secs()),
+    match (method, reservation) {
+        (CounterKind::Window, _) => script.number(ttl_secs()),
+        (CounterKind::TokenBucket { .. }, Reservation::Begins) => {
+            script.word(format!("{}:0", method.argument()).as_bytes())
+        }
+        (_, Reservation::Ends { hits, place }) => {
+            let BucketPlace { era, drained } = place;
+            script.word(format!("{}:{hits}:{era}:{drained}", method.argument()).as_bytes())
+        }
         // Redis stores a number of 64 bits with a sign in 9 bytes.
-        other => script.number(other.argument().cast_signed()),
+        (other, _) => script.number(other.argument().cast_signed()),
     };
 }
 
@@ -163,8 +171,13 @@ pub(crate) fn counter_state(
         Value::Int(number) => Ok(*number),
         _ => Err(StoreError::Refused),
     };
+    let (is_charged, place) = match is_charged {
+        Value::BulkString(text) => (true, place(text).ok_or(StoreError::Refused)?),
+        other => (number(other)? == 1, BucketPlace::default()),
+    };
     Ok(CounterState {
-        is_charged: number(is_charged)? == 1,
+        is_charged,
+        place,
         ends: if has_window {
             None
         } else {
@@ -174,6 +187,15 @@ pub(crate) fn counter_state(
             })
         },
         ..CounterState::from(count(held)?)
+    })
+}
+
+/// The place of a reservation, as the script writes it.
+fn place(text: &[u8]) -> Option<BucketPlace> {
+    let (era, drained) = str::from_utf8(text).ok()?.split_once(':')?;
+    Some(BucketPlace {
+        era: era.parse().ok()?,
+        drained: drained.parse().ok()?,
     })
 }
 
