@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-/// A path of modules, such as `store::redis::queue::node_queue`.
+/// A path of modules, such as `store::redis::batch::queue`.
 type Module = Vec<String>;
 
 /// One file of `src/`.

@@ -1,4 +1,4 @@
-//! Answers while a store, such as Redis, is lost. `redis/health/breaker.rs` holds whether it is.
+//! Answers while a store, such as Redis, is lost. `redis/node.rs` holds whether it is.
 //!
 //! Each rule chooses its answer (`on_store_loss`). A rule that counts locally keeps to this replica's share of each
 //! limit, in counters of this process that begin empty. They are dropped when the store is back, and nothing is added
