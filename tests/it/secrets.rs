@@ -216,7 +216,7 @@ async fn a_server_that_gets_nowhere_does_not_say_with_which_password() {
     // With characters that end a password elsewhere, which are followed by a host that is none.
     let odd = talkative().env(
         "REDIS_URL",
-        &format!("redis://default:1234?5/sesame@{host}"),
+        &format!("redis://default:1234%3F5%2Fsesame@{host}"),
     );
     let of_socket = talkative().env("REDIS_URL", "unix:///nowhere/x?user=u&pass=p@/sesame");
     let odd = said(odd, refused).await;

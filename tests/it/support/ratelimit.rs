@@ -101,7 +101,7 @@ impl Builder {
             let mut child = self.command(ports).spawn().expect("tollgate was built");
             let log = Log::follow(child.stderr.take().unwrap());
             let mut has_ended = false;
-            wait_until("ratelimit is healthy", || {
+            wait_until("ratelimit is up", || {
                 has_ended = child.try_wait().unwrap().is_some();
                 has_ended || is_healthy(http)
             });
@@ -134,7 +134,7 @@ impl Builder {
 
 /// Whether the probe of all platforms succeeds.
 fn is_healthy(address: SocketAddr) -> bool {
-    http::try_get(address, "/healthcheck", &[])
+    http::try_get(address, "/livez", &[])
         .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
 }
 
