@@ -103,7 +103,7 @@ impl Builder {
             let mut has_ended = false;
             wait_until("ratelimit is up", || {
                 has_ended = child.try_wait().unwrap().is_some();
-                has_ended || is_healthy(http)
+                has_ended || is_healthy(http) || log.text().contains("tollgate is ready")
             });
             if !has_ended {
                 return Ratelimit {
@@ -134,7 +134,7 @@ impl Builder {
 
 /// Whether the probe of all platforms succeeds.
 fn is_healthy(address: SocketAddr) -> bool {
-    http::try_get(address, "/livez", &[])
+    http::try_get(address, "/healthcheck", &[])
         .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
 }
 
