@@ -763,6 +763,31 @@ async fn costs_that_were_not_sent_in_time_are_counted_once_redis_answers() {
     }
 }
 
+/// Without Redis they are charged and settled in this process. Afterwards nothing of them is given back.
+#[tokio::test]
+async fn reservations_of_a_loss_are_settled_while_it_lasts_and_take_nothing_off_redis() {
+    let mut redis = Redis::start();
+    let text = format!("{}    on_store_loss: local\n", rules(200));
+    let server = tollgate::with_rules(&text).redis_at(&redis.url(), "100ms");
+    let server = server.args(["--replicas", "1"]).start();
+    let mut client = connect(server.grpc).await;
+    charge(&mut client, "a", 1).await;
+    redis.cli(&["SAVE"]);
+    redis.kill();
+    // Ten estimates are twice the limit.
+    for _ in 0..10 {
+        let token = reserve(&mut client, "a").await.expect("a reservation");
+        settle(&mut client, "a", &token, 10).await;
+    }
+    let token = reserve(&mut client, "a").await.expect("a reservation");
+    redis.restart();
+    wait_until("Redis counts again", || {
+        server.metric("tollgate_stores_lost") == 0
+    });
+    settle(&mut client, "a", &token, 10).await;
+    eventually("its cost is counted", async || counted(&redis) == 11).await;
+}
+
 /// More than there may be other work for a worker.
 #[tokio::test]
 async fn costs_of_one_counter_wait_as_one_sum() {

@@ -106,7 +106,8 @@ impl Measurement {
 pub(crate) struct SkewReading {
     /// How far theirs is ahead.
     ahead: i64,
-    /// How far the true difference can be from that: half the round trip, and the millisecond that both clocks cut off.
+    /// How far the true difference can be from that: half the round trip, and a millisecond each that the clocks and
+    /// halving cut off.
     within: i64,
 }
 
@@ -119,7 +120,7 @@ impl SkewReading {
             ahead: signed(theirs)
                 .saturating_sub(signed(ours))
                 .saturating_sub(half),
-            within: half.saturating_add(1),
+            within: half.saturating_add(2),
         }
     }
 
@@ -227,9 +228,27 @@ mod tests {
         let read = |ours, round_trip, theirs| {
             SkewReading::new(at(ours), Duration::from_millis(round_trip), at(theirs))
         };
-        assert_eq!(read(1000, 40, 1020), reading(0, 40));
-        assert_eq!(read(1000, 0, 4000), reading(3000, 0));
-        assert_eq!(read(4000, 10, 1005), reading(-3000, 10));
+        assert_eq!(
+            read(1000, 40, 1020),
+            SkewReading {
+                ahead: 0,
+                within: 22
+            }
+        );
+        assert_eq!(
+            read(1000, 0, 4000),
+            SkewReading {
+                ahead: 3000,
+                within: 2
+            }
+        );
+        assert_eq!(
+            read(4000, 10, 1005),
+            SkewReading {
+                ahead: -3000,
+                within: 7
+            }
+        );
     }
 
     #[test]
