@@ -46,9 +46,9 @@ pub(crate) struct Node {
     was_used: AtomicBool,
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
-    /// Wakes the probe, and counts its answers that came as promptly as a decision needs them.
+    /// Wakes the probe, and tells of its answers that came as promptly as a decision needs them.
     doubt: Notify,
-    prompt: watch::Sender<u64>,
+    pub(super) prompt_answer: Notify,
     /// Notifies the topology task of changes.
     node_events: Arc<Notify>,
 }
@@ -91,7 +91,7 @@ impl Node {
             scripts: ScriptBan::default(),
             losses: LossThrottle::new(),
             doubt: Notify::new(),
-            prompt: watch::Sender::default(),
+            prompt_answer: Notify::new(),
             node_events,
         }
     }
@@ -128,15 +128,6 @@ impl Node {
         self.doubt.notified().await;
     }
 
-    /// Records that it answered the probe as promptly as a decision needs it.
-    pub(super) fn record_prompt_answer(&self) {
-        self.prompt.send_modify(|answers| *answers += 1);
-    }
-
-    pub(super) fn prompt_watch(&self) -> watch::Receiver<u64> {
-        self.prompt.subscribe()
-    }
-
     /// Records that it answered a worker.
     pub(super) fn record_use(&self) {
         if !self.was_used.load(Relaxed) {
@@ -166,6 +157,7 @@ impl Node {
         }
         if is_new {
             self.stats.times_lost.fetch_add(1, Relaxed);
+            self.is_slow.store(false, Relaxed);
             match self.losses.may_log_loss() {
                 Some(0) => tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost"),
                 Some(before) => {

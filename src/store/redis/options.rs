@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Options {
     /// The prefix of every key.
     pub key_prefix: String,
-    /// The longest that a decision waits. A connection whose batch takes longer is given up.
+    /// The longest that a decision waits.
     pub deadline: Duration,
     /// How long a server may be silent before requests no longer wait for it.
     pub lose_after: Duration,

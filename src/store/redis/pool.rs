@@ -1,7 +1,7 @@
 //! Connections to Redis servers; those of the workers are pooled by bb8.
 //!
-//! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken and
-//! outdated ones. Its other features are off, because each would cost a figure of `docs/evidence/chaos.md` or time of a
+//! bb8 bounds how many connections a worker has to a node, opens them in the background, and replaces broken
+//! ones. Its other features are off, because each would cost a figure of `docs/evidence/chaos.md` or time of a
 //! decision:
 //!
 //! - *A check-out for each batch.* A batcher keeps its connection until it breaks, and reads from it while there is
@@ -9,7 +9,7 @@
 //!   read from idle connections. As none is idle in the pool, an idle time-out and a test at check-out would do
 //!   nothing.
 //! - *Retries.* bb8 pauses for up to 400 ms before it connects again. Here a failure opens the circuit breaker, and the
-//!   probe, which is shared by all workers, pauses for 160 ms at most.
+//!   probe, which is shared by all workers, pauses for 250 ms at most.
 //! - *Errors.* bb8 gives the failure of an attempt to its error sink, and lets callers wait for its time-out. The sink
 //!   below notifies them at once.
 //! - *Statistics.* Those of bb8 end with a pool, and pools end with nodes; our counters are never reset.

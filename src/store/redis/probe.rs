@@ -99,7 +99,7 @@ impl Slowness {
         let before = std::mem::replace(&mut self.totals[self.next], (answered, late));
         self.next = (self.next + 1) % self.totals.len();
         let (answered, late) = (answered - before.0, late - before.1);
-        let is_slow = late > 0 && late >= (answered + late) / 10;
+        let is_slow = is_slow(answered, late);
         node.is_slow.store(is_slow, Relaxed);
         if is_slow && self.log.may_log() {
             let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -110,6 +110,11 @@ impl Slowness {
             );
         }
     }
+}
+
+/// Whether more than a tenth of the decisions gave up.
+fn is_slow(answered: u64, late: u64) -> bool {
+    10 * late > answered + late
 }
 
 impl Probe {
@@ -195,7 +200,7 @@ impl Probe {
             return;
         }
         if took <= self.deadline {
-            self.node.record_prompt_answer();
+            self.node.prompt_answer.notify_waiters();
         }
         // Before the node is asked for decisions: another server may have taken its place, with another time.
         if let Err(failure) = self.read_clock().await {
@@ -412,5 +417,25 @@ fn role(reply: &Value) -> Option<&[u8]> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_slow_if_more_than_a_tenth_of_the_decisions_gave_up() {
+        for (answered, late, expected) in [
+            (0, 0, false),
+            (0, 1, true),
+            (9, 1, false),
+            (8, 1, true),
+            (14, 1, false),
+            (90, 10, false),
+            (89, 10, true),
+        ] {
+            assert_eq!(is_slow(answered, late), expected, "{answered} {late}");
+        }
     }
 }

@@ -341,8 +341,8 @@ impl Batcher {
         }
     }
 
-    /// Sends one batch and answers it. Whatever happens, no command that may have counted is
-    /// sent again. Returns the connection if it can be used again.
+    /// Sends one batch and answers it. Whatever happens, no command that may have counted is sent again. Returns the
+    /// connection if it can be used again.
     async fn exchange(
         &mut self,
         mut connection: PooledWorkerConnection,
@@ -366,13 +366,12 @@ impl Batcher {
         let mut replied = self.replies(&mut connection, end, failure, true).await;
         if replied.is_none() {
             // The batch is late, but for its leases. The connection can be used again once it has read the replies.
-            let others = batch
-                .requests
-                .iter_mut()
-                .filter(|request| !request.is_lease);
-            let late =
-                others.filter_map(|other| other.answer(Err(StoreError::Timeout)).then_some(()));
-            self.node.stats.late.fetch_add(late.count() as u64, Relaxed);
+            let mut late = 0;
+            for request in batch.requests.iter_mut().filter(|one| !one.is_lease) {
+                request.answer(Err(StoreError::Timeout));
+                late += 1;
+            }
+            self.node.stats.late.fetch_add(late, Relaxed);
             self.record_failure();
             replied = self
                 .replies(&mut connection, lost_at.max(end), failure, false)
@@ -405,12 +404,11 @@ impl Batcher {
         in_time: bool,
     ) -> Option<Result<Vec<Value>, NodeFailure>> {
         let node = self.node.clone();
-        let mut prompt_answer = pin!(async {
-            let mut answers = node.prompt_watch();
+        let mut prompt_answer = pin!(node.prompt_answer.notified());
+        if !in_time {
+            prompt_answer.as_mut().enable();
             node.wake_probe();
-            // The node keeps the sender.
-            _ = answers.changed().await;
-        });
+        }
         let mut receiving = pin!(connection.connection.receive());
         loop {
             tokio::select! {
@@ -489,12 +487,10 @@ impl Batcher {
             self.known.insert(hash);
         }
         self.owe(&commands.undone(&replies));
-        let late = commands.answer(&replies, &mut batch.requests);
+        let [answered, late] = commands.answer(&replies, &mut batch.requests);
         let stats = &self.node.stats;
+        stats.answered.fetch_add(answered, Relaxed);
         stats.late.fetch_add(late, Relaxed);
-        stats
-            .answered
-            .fetch_add(batch.requests.len() as u64 - late, Relaxed);
         self.node.record_use();
         connection.batches += 1;
         self.setbacks = SetbackPauses::new();

@@ -379,10 +379,11 @@ impl Commands {
         undone
     }
 
-    /// Answers the requests that these are the commands of. Returns how many callers have left.
-    pub(crate) fn answer(&self, replies: &[Value], requests: &mut [QueuedRequest]) -> u64 {
+    /// Answers the requests that these are the commands of, unless they have an answer. Returns how many callers take
+    /// theirs, and how many have left.
+    pub(crate) fn answer(&self, replies: &[Value], requests: &mut [QueuedRequest]) -> [u64; 2] {
         let mut counts = self.counts(replies);
-        let mut late = 0;
+        let mut taken = [0; 2];
         for request in requests {
             // All counts of a request are consumed, even if one is an error.
             let mut own = CounterStates::new();
@@ -393,9 +394,11 @@ impl Commands {
                     Err(error) => result = result.and(Err(error)),
                 }
             }
-            late += u64::from(!request.answer(result.map(|()| own)));
+            if let Some(is_taken) = request.answer(result.map(|()| own)) {
+                taken[usize::from(!is_taken)] += 1;
+            }
         }
-        late
+        taken
     }
 
     /// Hashes of the keys that now certainly have a time to live.

@@ -154,11 +154,10 @@ impl QueuedRequest {
         self.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
     }
 
-    /// Answers it, unless it has an answer. Returns whether its caller takes it.
-    pub(crate) fn answer(&mut self, reply: StoreReply) -> bool {
-        self.reply
-            .take()
-            .is_some_and(|caller| caller.send(reply).is_ok())
+    /// Answers it. Returns whether its caller takes the answer; `None` if it has one.
+    pub(crate) fn answer(&mut self, reply: StoreReply) -> Option<bool> {
+        let caller = self.reply.take()?;
+        Some(caller.send(reply).is_ok())
     }
 }
 

@@ -250,10 +250,10 @@ impl Servers {
             TopologyKind::Cluster => was_well.any(|was_well| was_well),
             _ => !map.nodes.is_empty() && was_well.all(|was_well| was_well),
         };
-        self.0
-            .has_answered
-            .send_if_modified(|known| !std::mem::replace(known, *known | answers) && answers);
-        if !*self.0.has_answered.borrow()
+        let had_answered = *self.0.has_answered.borrow();
+        if answers && !had_answered {
+            self.0.has_answered.send_replace(true);
+        } else if !had_answered
             && let Some(cause) = self.failures().filter(|cause| !cause.is_empty())
             && self.0.waits.may_log()
         {
