@@ -206,6 +206,11 @@ impl Probe {
         if let Err(failure) = self.read_clock().await {
             return self.node.lose(failure);
         }
+        let lost = self.node.failure();
+        if !was_lost && lost.is_some_and(|failure| failure != NodeFailure::Silent) {
+            // A worker lost it meanwhile: the answer may be older than the loss.
+            return;
+        }
         self.node.regain();
         self.slowness.judge(&self.node, took, self.deadline);
         // A batch that was late asks at once, and not again and again.
