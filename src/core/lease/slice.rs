@@ -58,8 +58,8 @@ impl SlicePolicy {
     /// Whether a slice could pay for a descriptor of which so many calls are remembered: those since less than half a
     /// second, half of those of the half second before, and so on.
     pub(crate) fn may_pay(&self, calls: u8) -> bool {
-        // These are at least half of the calls of a second. By chance it can be less.
-        f64::from(calls) >= PAYS / 1.2 / 3.0 / self.horizon.as_secs_f64()
+        // These are at least half of the calls of a second.
+        f64::from(calls) >= PAYS / 1.2 / 2.0 / self.horizon.as_secs_f64()
     }
 }
 
@@ -599,8 +599,8 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_may_pay_from_a_third_of_the_calls_that_make_it_pay() {
-        for (window, least) in [(1_000, 134), (20_000, 14), (60_000, 7), (86_400_000, 7)] {
+    fn a_slice_may_pay_from_half_of_the_calls_that_make_it_pay() {
+        for (window, least) in [(1_000, 200), (20_000, 20), (60_000, 10), (86_400_000, 10)] {
             let policy = SlicePolicy::new(window, 1, 1);
             assert!(policy.may_pay(least), "{window}");
             assert!(!policy.may_pay(least - 1), "{window}");
