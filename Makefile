@@ -144,10 +144,9 @@ TOPOLOGY ?= single
 soak: tools ## Break Redis at random for MINUTES (10), TOPOLOGY single, sentinel or cluster
 	$(CARGO) test --release --locked --test chaos -- --soak $(MINUTES) --topology $(TOPOLOGY)
 
-CALLS ?= 1000000
 SEED ?= 1
-histories: tools ## Check histories of CALLS (1000000) concurrent calls on each store, generated from SEED (1)
-	$(CARGO) test --release --locked --test histories -- --calls $(CALLS) --seed $(SEED) \
+histories: tools ## Check histories of CALLS (1000000; 20000 with LEASES=1) concurrent calls on each store, of SEED (1)
+	$(CARGO) test --release --locked --test histories -- $(if $(CALLS),--calls $(CALLS)) --seed $(SEED) \
 		$(if $(FAULTS),--faults) $(if $(SEAMS),--seams) $(if $(CLOCKS),--clocks) $(if $(LOGS),--logs) $(if $(LEASES),--leases)
 
 MUTANTS ?=

@@ -4,7 +4,7 @@
 //! ```text
 //! histories [--calls 1000000] [--clients 32] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults] [--server FILE]
 //! histories --clocks [--secs 300] [--seed 1] [--only memory|redis] [--server FILE]
-//! histories --leases [--calls 1000000] [--seed 1] [--only redis|sentinel|cluster|two-redis] [--server FILE]
+//! histories --leases [--calls 20000] [--seed 1] [--only redis|sentinel|cluster|two-redis] [--server FILE]
 //! histories --seams [--only bursts|refunds|buckets|skews|steps|stops|losses|returns] [--server FILE]
 //! histories --logs [--server FILE]
 //! ```
@@ -46,13 +46,17 @@ use it::support::{
 /// The limits of histories over clocks that step.
 const LIMITS: &[Rate] = &[Rate { hits: 10, secs: 1 }, Rate { hits: 50, secs: 10 }];
 
+/// The calls of a history. Those of leases lose Redis again and again, and make about a hundred calls a second.
+const CALLS: usize = 1_000_000;
+const LEASE_CALLS: usize = 20_000;
+
 /// Bound on the violations printed for each store.
 const SHOWN: usize = 20;
 
 fn main() -> ExitCode {
     let mut plan = Plan {
         place: Place::Memory,
-        calls: 1_000_000,
+        calls: CALLS,
         clients: 32,
         seed: 1,
         has_faults: false,
@@ -63,13 +67,14 @@ fn main() -> ExitCode {
         limits: LIMITS,
         seed: 1,
     };
+    let mut calls = None;
     let (mut only, mut are_seams, mut are_clocks, mut are_logs) = (None, false, false, false);
     let mut are_leases = false;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("the option has a value");
         match arg.as_str() {
-            "--calls" => plan.calls = value().parse().unwrap(),
+            "--calls" => calls = Some(value().parse().unwrap()),
             "--clients" => plan.clients = value().parse().unwrap(),
             "--seed" => {
                 plan.seed = value().parse().unwrap();
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
             other => panic!("`{other}` is none of the options"),
         }
     }
+    plan.calls = calls.unwrap_or(if are_leases { LEASE_CALLS } else { CALLS });
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
