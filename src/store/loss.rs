@@ -8,6 +8,7 @@
 
 use std::{
     convert::Infallible,
+    future,
     num::NonZeroU32,
     sync::{
         Arc, Mutex,
@@ -106,9 +107,10 @@ impl<S: Store + Clone> OnLoss<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
+        let room = self.returns.room().ok_or(StoreError::Overloaded)?;
         let mut leased = Pooled::<Batch>::default();
         leased.append(batch);
-        let sending = SentLease::send(self.store.clone(), leased, now, *deadline);
+        let sending = SentLease::send(self.store.clone(), leased, now, *deadline, true);
         let mut sending = Box::pin(sending);
         let ends = deadline.ends(self.longest);
         let wait = ends.saturating_duration_since(Instant::now());
@@ -118,16 +120,8 @@ impl<S: Store + Clone> OnLoss<S> {
             .map_or(Err(StoreError::Timeout), |sent| sent.result);
         match sent {
             Some(sent) if result.is_ok() => *counts = sent.counts,
-            sent => {
-                let returns = self.returns.clone();
-                self.returns.take(async move {
-                    let sent = match sent {
-                        Some(sent) => sent,
-                        None => sending.await,
-                    };
-                    sent.take_back(&returns).await;
-                });
-            }
+            Some(sent) => self.returns.follow(room, future::ready(sent)),
+            None => self.returns.follow(room, sending),
         }
         result
     }

@@ -30,8 +30,8 @@ use crate::{
 /// About the time between attempts to reach a store that is away.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The most pieces of work of one worker.
-const MAX_WORK: usize = 4_096;
+/// The most pieces of work of one worker. Each call that leases hits takes room for two before it sends them.
+const MAX_WORK: usize = 8_192;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -80,8 +80,8 @@ struct OpenCount {
     none_is_left: Notify,
 }
 
-/// A piece of work that is not done.
-struct OpenWork(Arc<OpenCount>);
+/// Room for a piece of work, until that is done.
+pub(crate) struct OpenWork(Arc<OpenCount>);
 
 impl Drop for OpenWork {
     fn drop(&mut self) {
@@ -126,18 +126,48 @@ impl Returns {
         }
     }
 
+    /// Room for a piece of work, if there is some.
+    pub(crate) fn room(&self) -> Option<OpenWork> {
+        let room = OpenWork(self.open.clone());
+        (room.0.pieces.fetch_add(1, Relaxed) < MAX_WORK).then_some(room)
+    }
+
     /// Takes a piece of work. Returns whether there was room; what is dropped stays charged until its window ends.
     pub(crate) fn take(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
-        let open = OpenWork(self.open.clone());
-        if open.0.pieces.fetch_add(1, Relaxed) >= MAX_WORK {
-            self.stats.dropped.fetch_add(1, Relaxed);
-            return false;
+        let room = self.room();
+        let has_room = room.is_some();
+        match room {
+            Some(room) => self.take_in(room, work),
+            None => _ = self.stats.dropped.fetch_add(1, Relaxed),
         }
+        has_room
+    }
+
+    /// Follows leased hits whose caller has left already.
+    pub(crate) fn follow<S: Store>(
+        &self,
+        room: OpenWork,
+        sending: impl Future<Output = SentLease<S>> + Send + 'static,
+    ) {
+        let stats = self.stats.clone();
+        self.take_in(room, async move {
+            let sent = sending.await;
+            let is_unknown = sent.result.is_err_and(|error| !error.is_unsent());
+            if is_unknown && sent.batch.all_specs().any(IncrementSpec::reserves) {
+                stats.unanswered.fetch_add(1, Relaxed);
+            }
+            sent.take_back().await;
+        });
+    }
+
+    /// Takes a piece of work that has room.
+    pub(crate) fn take_in(&self, room: OpenWork, work: impl Future<Output = ()> + Send + 'static) {
         let work = Box::pin(async move {
-            let _open = open;
+            let _room = room;
             work.await;
         });
-        self.sender.send(work).is_ok()
+        // The task that does the work ends with the process.
+        let _ = self.sender.send(work);
     }
 }
 
@@ -151,14 +181,19 @@ pub(crate) struct SentLease<S> {
 }
 
 impl<S: Store> SentLease<S> {
+    /// Sends hits if there is room to follow them.
     pub(crate) async fn send(
         store: S,
         batch: Pooled<Batch>,
         now: Timestamp,
         deadline: Deadline,
+        has_room: bool,
     ) -> Self {
         let mut counts = CounterStates::new();
-        let result = store.add_into(&mut counts, &batch, now, &deadline).await;
+        let result = match has_room {
+            true => store.add_into(&mut counts, &batch, now, &deadline).await,
+            false => Err(StoreError::Overloaded),
+        };
         Self {
             store,
             now,
@@ -169,32 +204,39 @@ impl<S: Store> SentLease<S> {
     }
 
     /// Gives back the hits that were charged, and frees slots that may have been taken: no request uses them.
-    pub(crate) async fn take_back(self, returns: &Returns) {
+    pub(crate) async fn take_back(self) {
         if self.result.is_err_and(StoreError::is_unsent) {
             return;
         }
         if self.result.is_ok() {
             let returned = self.batch.returned(&self.counts);
-            if !returned.is_empty() {
-                // Otherwise the hits stay charged until their window ends.
-                let _ = self.store.add(&returned, self.now).await;
-            }
-        } else if self.batch.all_specs().any(IncrementSpec::reserves) {
-            returns.stats.unanswered.fetch_add(1, Relaxed);
+            send_until_ended(&self.store, &returned, self.now, StoreError::is_unsent).await;
         }
         free_slots(&self.store, &self.batch.freed(), self.now).await;
     }
 }
 
-/// Frees slots. A slot is freed once, however often it is asked for: so each error leads to another attempt, until the
-/// slots have left anyway.
+/// Frees slots. A slot is freed once, however often it is asked for, so each error leads to another attempt.
 pub(crate) async fn free_slots<S: Store>(store: &S, freed: &Batch, now: Timestamp) {
-    if freed.is_empty() {
+    send_until_ended(store, freed, now, |_| true).await;
+}
+
+/// Sends hits that are taken off, and again after errors of this kind, until they have left anyway.
+async fn send_until_ended<S: Store>(
+    store: &S,
+    batch: &Batch,
+    now: Timestamp,
+    may_be_sent_again: fn(StoreError) -> bool,
+) {
+    if batch.is_empty() {
         return;
     }
-    let lasts = freed.all_specs().map(|spec| spec.period_millis).max();
+    let lasts = batch.all_specs().map(|spec| spec.period_millis).max();
     let (began, lasts) = (Instant::now(), Duration::from_millis(lasts.unwrap_or(0)));
-    while store.add(freed, now).await.is_err() && began.elapsed() < lasts {
+    while let Err(error) = store.add(batch, now).await {
+        if !may_be_sent_again(error) || began.elapsed() >= lasts {
+            return;
+        }
         pause().await;
     }
 }

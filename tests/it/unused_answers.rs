@@ -12,7 +12,7 @@ use std::{
 use ::tollgate::proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response::Code,
 };
-use tokio::{io::AsyncWriteExt as _, task::JoinSet};
+use tokio::{io::AsyncWriteExt as _, task::JoinSet, time::timeout};
 
 use crate::support::{
     ask::{connect, descriptor, request, send},
@@ -94,19 +94,23 @@ fn leave(front: SocketAddr, requests: u32, longest: Duration) {
         .for_each(|client| client.join().unwrap());
 }
 
-#[track_caller]
+/// The clients of a test.
 #[expect(
     clippy::disallowed_methods,
     reason = "more clients are for people, and the program never reads it"
 )]
+fn clients() -> u32 {
+    env::var("CLIENTS").map_or(1_200, |many| many.parse().unwrap())
+}
+
+#[track_caller]
 fn check_leaving(start: impl Fn(Builder) -> Builder) {
     for (page, key) in [("concurrency.md", "user"), ("token-budgets.md", "tenant")] {
         let server = start(tollgate::with_rules(RULES)).start();
         let service = InFlight::start();
         let envoy = envoy(page, server.grpc, service.address);
         let front = envoy.listener("front");
-        let many = env::var("CLIENTS").map_or(1_200, |many| many.parse().unwrap());
-        for (requests, millis) in [(many, 3), (many * 2 / 3, 50)] {
+        for (requests, millis) in [(clients(), 3), (clients() * 2 / 3, 50)] {
             leave(front, requests, Duration::from_millis(millis));
             wait_until("nothing is held", || held(&server, key) == Some(0));
         }
@@ -233,6 +237,42 @@ async fn what_is_answered_too_late_is_given_back() {
         proxy.heal();
     })
     .await;
+    assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
+}
+
+/// Callers leave a millisecond after they have asked, when Redis cannot have answered yet.
+#[tokio::test]
+async fn callers_that_leave_before_redis_answers_hold_nothing() {
+    const AT_ONCE: u32 = 50;
+    let redis = Redis::start();
+    let proxy = Proxy::to(redis.address());
+    let mut left = 0;
+    let server = check_given_back(&proxy, async |server| {
+        proxy.set(Fault {
+            latency: Duration::from_millis(5),
+            ..Fault::default()
+        });
+        let client = connect(server.grpc).await;
+        for _ in 0..clients() / AT_ONCE {
+            let mut asking = JoinSet::new();
+            for key in ["user", "tenant"]
+                .into_iter()
+                .cycle()
+                .take(AT_ONCE as usize)
+            {
+                let mut client = client.clone();
+                let asked = request("shop", vec![descriptor(&[(key, "a")])]);
+                asking.spawn(async move {
+                    timeout(Duration::from_millis(1), send(&mut client, asked)).await
+                });
+            }
+            let ends = asking.join_all().await;
+            left += ends.iter().filter(|end| end.is_err()).count();
+        }
+        proxy.heal();
+    })
+    .await;
+    assert!(left > 0, "each caller was answered");
     assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
 }
 

@@ -15,7 +15,7 @@ use crate::{
     service::leases::LeaseBook,
     store::{
         contract::{Deadline, Store, StoreError},
-        returns::{Returns, SentLease, free_slots, pause},
+        returns::{OpenWork, Returns, SentLease, free_slots, pause},
     },
 };
 
@@ -26,20 +26,24 @@ struct Outliving<T: Send + 'static> {
     /// `None` once it has ended.
     work: Option<BoxedWork<T>>,
     /// Follows it if the call is dropped.
-    if_dropped: fn(T, Returns) -> BoxedWork<()>,
+    if_dropped: fn(T) -> BoxedWork<()>,
     returns: Returns,
+    /// Room for both.
+    room: Option<OpenWork>,
 }
 
 impl<T: Send + 'static> Outliving<T> {
     fn new(
         returns: &Returns,
+        room: Option<OpenWork>,
         work: impl Future<Output = T> + Send + 'static,
-        if_dropped: fn(T, Returns) -> BoxedWork<()>,
+        if_dropped: fn(T) -> BoxedWork<()>,
     ) -> Self {
         Self {
             work: Some(Box::pin(work)),
             if_dropped,
             returns: returns.clone(),
+            room,
         }
     }
 
@@ -56,9 +60,12 @@ impl<T: Send + 'static> Outliving<T> {
 impl<T: Send + 'static> Drop for Outliving<T> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
-            let (if_dropped, returns) = (self.if_dropped, self.returns.clone());
-            self.returns
-                .take(async move { if_dropped(work.await, returns).await });
+            let if_dropped = self.if_dropped;
+            let followed = async move { if_dropped(work.await).await };
+            match self.room.take() {
+                Some(room) => self.returns.take_in(room, followed),
+                None => _ = self.returns.take(followed),
+            }
         }
     }
 }
@@ -96,7 +103,7 @@ impl<S: Store + Clone> Limiter<S> {
     }
 
     /// Counts hits that no caller would settle if the call was dropped. Then exactly those that were charged are given
-    /// back.
+    /// back. Without room for that, nothing is sent.
     async fn count_lease(
         &self,
         batch: Pooled<Batch>,
@@ -107,9 +114,11 @@ impl<S: Store + Clone> Limiter<S> {
             is_for_lease: true,
             ..deadline
         };
-        let sending = SentLease::send(self.store.clone(), batch, now, deadline);
-        let counting = Outliving::new(&self.returns, sending, |sent, returns| {
-            Box::pin(async move { sent.take_back(&returns).await })
+        let room = self.returns.room();
+        let has_room = room.is_some();
+        let sending = SentLease::send(self.store.clone(), batch, now, deadline, has_room);
+        let counting = Outliving::new(&self.returns, room, sending, |sent| {
+            Box::pin(sent.take_back())
         });
         counting.end().await
     }
@@ -126,7 +135,8 @@ impl<S: Store + Clone> Limiter<S> {
         };
         let outcomes = hits.outcomes;
         let settling = settler.settle(hits.adds, hits.gives_back, hits.frees);
-        let settling = Outliving::new(&self.returns, settling, |_, _| Box::pin(async {}));
+        let room = self.returns.room();
+        let settling = Outliving::new(&self.returns, room, settling, |_| Box::pin(async {}));
         let (adds, added) = settling.end().await;
         self.metrics
             .record_beyond(&rules.stats, &outcomes, &adds, &added);
