@@ -157,16 +157,17 @@ impl StoreBackend {
         });
         let tables = metrics.slices.clone();
         let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
-        tables.set_holders(replicas, worker_count(settings));
-        let store = Slices::new(store, tables, returns.clone());
+        let workers = worker_count(settings);
+        tables.set_holders(replicas, workers);
+        let store = Slices::new(store, tables, returns.clone(), workers);
         let clock = || {
             let clock = self.clock(settings);
             move || clock.now()
         };
         tasks
             .on_worker
-            .push(Box::pin(store.sweeping(clock())));
-        tasks.at_drain.push(Box::pin(store.drain(clock())));
+            .push(Box::pin(store.clone().keep_sweeping(clock())));
+        tasks.at_drain.push(Box::pin(store.clone().drain(clock())));
         let work = returns.clone();
         tasks
             .at_end
