@@ -96,9 +96,9 @@ mod config {
 mod store {
     pub(crate) mod any;
     pub(crate) mod contract;
+    pub(crate) mod known;
     pub(crate) mod loss;
     pub(crate) mod memory;
-    pub(crate) mod over_limit_cache;
     pub(crate) mod per_second;
     /// Counters in Redis.
     pub(crate) mod redis {
@@ -282,6 +282,7 @@ pub use settings::{
 };
 pub use store::{
     contract::{Deadline, Store},
+    known::KnownTables,
     memory::MemoryStore,
     redis::{
         connection::read_replies,

@@ -1,5 +1,5 @@
 //! Workers that hold slices of one counter, event by event: the state machine of the core, driven as
-//! `src/store/slices.rs` drives it, with an over-limit cache and a Redis.
+//! `src/store/slices.rs` drives it, with what a worker knows and a Redis.
 //!
 //! Each holder is the only worker of its replica. A command takes [`HOP`] to Redis, and so does its answer; neither
 //! Redis nor a holder takes time for it.

@@ -21,9 +21,9 @@ use crate::{
     },
     observe::{log_lines::LogStats, metrics::rule_stats::DomainStats, traces::TraceStats},
     store::{
+        known::KnownTables,
         loss::LossStats,
         memory::MemoryStore,
-        over_limit_cache::CacheStats,
         redis::stats::{self as redis, RedisStats},
         returns::ReturnStats,
         slices::SliceTables,
@@ -73,7 +73,7 @@ pub struct Metrics {
     dynamic_names: Mutex<DynamicNames>,
     pub redis: Arc<RedisStats>,
     pub redis_per_second: Arc<RedisStats>,
-    pub over_limit_cache: CacheStats,
+    pub(crate) known: Arc<KnownTables>,
     pub loss: Arc<LossStats>,
     pub(crate) slices: Arc<SliceTables>,
     pub returns: Arc<ReturnStats>,
@@ -240,7 +240,7 @@ impl Metrics {
         self.loss.samples(list);
         self.slices.samples(list);
         self.returns.samples(list);
-        self.over_limit_cache.samples(list);
+        self.known.samples(list);
         if let Some(store) = memory {
             store.samples(list);
         }

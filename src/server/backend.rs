@@ -17,9 +17,9 @@ use crate::{
     settings::serve::Settings,
     store::{
         any::AnyStore,
+        known::KnownFirst,
         loss::{Loss, LostLimits, OnLoss},
         memory::{CounterBounds, MemoryStore},
-        over_limit_cache::{Caches, OverLimitCache},
         per_second::PerSecond,
         redis::{self, options::TimeSource, store::RedisStore, topology::servers::Servers},
         replicas::{ReplicaCount, Replicas},
@@ -34,7 +34,6 @@ pub(super) enum StoreBackend {
     Redis {
         all: RedisBackend,
         per_second: Option<RedisBackend>,
-        caches: Arc<Caches>,
     },
 }
 
@@ -110,14 +109,13 @@ impl StoreBackend {
             per_second: per_second
                 .map(|address| backend("redis_per_second", LostLimits::PerSecond, address, stats))
                 .transpose()?,
-            caches: Arc::default(),
         })
     }
 
     /// Creates the store of one worker.
     pub(super) fn worker_store(&self, settings: &Settings, metrics: &Metrics) -> WorkerStore {
         let mut tasks = StoreTasks::default();
-        let (all, per_second_backend, caches) = match self {
+        let (all, per_second_backend) = match self {
             Self::Memory(store) => {
                 let (returns, task) = Returns::new(metrics.returns.clone());
                 tasks.on_worker.push(Box::pin(task.run()));
@@ -127,17 +125,15 @@ impl StoreBackend {
                     tasks,
                 };
             }
-            Self::Redis {
-                all,
-                per_second,
-                caches,
-            } => (all, per_second, caches),
+            Self::Redis { all, per_second } => (all, per_second),
         };
         let options = settings.redis.options();
         let (returns, task) = Returns::new(metrics.returns.clone());
         tasks.on_worker.push(Box::pin(task.run()));
+        let over_bytes = settings.redis.local_cache_bytes / worker_count(settings);
+        let known = metrics.known.new_worker(over_bytes);
         let mut store = |backend: &RedisBackend| {
-            let (store, batchers) = RedisStore::new(&backend.servers, &options);
+            let (store, batchers) = RedisStore::new(&backend.servers, &options, &known);
             tasks.on_worker.push(Box::pin(batchers.run()));
             // The first Redis is the one for all limits, which also counts the replicas.
             if tasks.once.is_empty() && settings.loss.replicas.fixed().is_none() {
@@ -151,23 +147,27 @@ impl StoreBackend {
         };
         let store_of_all = store(all);
         let per_second = per_second_backend.as_ref().map(&mut store);
-        let cache_bytes = settings.redis.local_cache_bytes / worker_count(settings);
-        let stats = &metrics.over_limit_cache;
-        let both = PerSecond {
-            store: store_of_all,
-            per_second,
-        };
-        let store = Arc::new(OverLimitCache::new(both, cache_bytes, caches, stats));
+        let store = Arc::new(KnownFirst {
+            store: PerSecond {
+                store: store_of_all,
+                per_second,
+            },
+            known,
+            all: metrics.known.clone(),
+        });
         let tables = metrics.slices.clone();
         let replicas = settings.loss.replicas.fixed().map_or(1, NonZeroU32::get);
-        tables.set_holders(replicas, worker_count(settings));
-        let store = Slices::new(store, tables, returns.clone());
+        let workers = worker_count(settings);
+        tables.set_holders(replicas, workers);
+        let store = Slices::new(store, tables, returns.clone(), workers);
         let clock = || {
             let clock = self.clock(settings);
             move || clock.now()
         };
-        tasks.on_worker.push(Box::pin(store.sweeping(clock())));
-        tasks.at_drain.push(Box::pin(store.drain(clock())));
+        tasks
+            .on_worker
+            .push(Box::pin(store.clone().keep_sweeping(clock())));
+        tasks.at_drain.push(Box::pin(store.clone().drain(clock())));
         let work = returns.clone();
         tasks
             .at_end

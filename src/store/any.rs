@@ -10,22 +10,22 @@ use crate::core::{
 };
 
 use super::{
+    known::KnownFirst,
     loss::OnLoss,
     memory::MemoryStore,
-    over_limit_cache::OverLimitCache,
     per_second::PerSecond,
     redis::store::RedisStore,
     slices::{SliceTables, Slices},
 };
 
 /// One Redis or two, behind what is known without asking them.
-type CachedRedis = OverLimitCache<PerSecond<OnLoss<RedisStore>>>;
+type KnownRedis = KnownFirst<PerSecond<OnLoss<RedisStore>>>;
 
 /// The store that the settings chose.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyStore {
     Memory(Arc<MemoryStore>),
-    Redis(Arc<Slices<Arc<CachedRedis>>>),
+    Redis(Arc<Slices<Arc<KnownRedis>>>),
 }
 
 impl Store for AnyStore {

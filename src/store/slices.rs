@@ -17,7 +17,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -48,21 +48,24 @@ pub(crate) const MAX_BYTES: usize = 4 << 20;
 const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 
 /// A store around a store, one for each worker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Slices<S> {
-    pub(super) store: S,
-    own: Arc<WorkerSlices>,
+    store: S,
+    own: Arc<Mutex<WorkerSlices>>,
     all: Arc<SliceTables>,
     returns: Returns,
+    /// This worker's part of [`MAX_BYTES`].
+    max_bytes: usize,
 }
 
 /// The slices of all workers.
 #[derive(Debug, Default)]
 pub(crate) struct SliceTables {
-    all: Mutex<Vec<Arc<WorkerSlices>>>,
+    all: Mutex<Vec<Arc<Mutex<WorkerSlices>>>>,
     /// How many workers of all replicas can hold slices, as far as known.
     holders: AtomicU64,
-    bytes: Arc<AtomicUsize>,
+    /// How often slices were forgotten because counters were reset.
+    resets: AtomicU64,
     stats: SliceStats,
 }
 
@@ -80,59 +83,78 @@ struct SliceStats {
 #[derive(Debug, Default)]
 struct WorkerSlices {
     /// By the part of the keys that names the descriptor.
-    slices: Mutex<HashMap<Box<[u8]>, HeldSlice, RandomState>>,
-    /// From then on no slice is asked for.
-    is_draining: AtomicBool,
-    /// How often slices were forgotten because counters were reset.
-    resets: AtomicU64,
-    calls: RecentCalls,
+    held: HashMap<Box<[u8]>, HeldSlice, RandomState>,
+    /// About the bytes of all slices.
+    bytes: usize,
+    /// Whether the process ends: there are no slices from then on.
+    is_draining: bool,
+    /// The calls of about the last half second, in places that descriptors share: most come too rarely for a slice, and
+    /// need nothing else.
+    calls: Box<[u8]>,
+    sweeps: u64,
 }
 
-/// The calls of about the last half second, in places that descriptors share: most come too rarely for a slice, and
-/// need nothing else.
-#[derive(Debug)]
-struct RecentCalls {
-    hasher: RandomState,
-    places: Box<[AtomicU8]>,
-    sweeps: AtomicU64,
-}
-
-impl Default for RecentCalls {
-    fn default() -> Self {
-        Self {
-            hasher: RandomState::default(),
-            places: std::iter::repeat_with(AtomicU8::default)
-                .take(Self::PLACES)
-                .collect(),
-            sweeps: AtomicU64::new(0),
-        }
-    }
-}
-
-impl RecentCalls {
+impl WorkerSlices {
     const PLACES: usize = 4096;
-    const HALVED_AFTER: u64 = 5;
+    const CALLS_HALVED_AFTER: u64 = 5;
 
     /// Counts a call of a descriptor. Returns whether a slice could pay.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "any part of a hash will do"
     )]
-    fn add(&self, name: &[u8], policy: &SlicePolicy) -> bool {
-        let place = &self.places[self.hasher.hash_one(name) as usize % Self::PLACES];
-        // Only the worker's own thread counts calls.
-        let calls = place.load(Relaxed).saturating_add(1);
-        place.store(calls, Relaxed);
-        policy.may_pay(calls)
+    fn call(&mut self, name: &[u8], policy: &SlicePolicy) -> bool {
+        let place = self.held.hasher().hash_one(name) as usize % Self::PLACES;
+        self.calls[place] = self.calls[place].saturating_add(1);
+        policy.may_pay(self.calls[place])
     }
 
-    /// Is called every [`SlicePolicy::SWEEP`].
-    fn sweep(&self) {
-        if (self.sweeps.fetch_add(1, Relaxed) + 1).is_multiple_of(Self::HALVED_AFTER) {
-            for place in &self.places {
-                place.store(place.load(Relaxed) / 2, Relaxed);
-            }
+    /// Takes out what is not needed, and forgets slices that are not used; or takes out all hits if the process ends.
+    /// Returns them in few batches: a worker can give back only so many at a time.
+    fn sweep(&mut self, steady: SteadyTime) -> Vec<Batch> {
+        /// The most increments of one, about half a pipeline.
+        const MOST: usize = 500;
+        self.sweeps += 1;
+        if self.sweeps.is_multiple_of(Self::CALLS_HALVED_AFTER) {
+            self.calls.iter_mut().for_each(|calls| *calls /= 2);
         }
+        let mut back: Vec<Batch> = Vec::new();
+        self.bytes = 0;
+        self.held.retain(|name, held| {
+            let hits = match self.is_draining {
+                true => Some(held.slice.end()),
+                false => held.slice.surplus(&held.policy, steady),
+            };
+            let hits = hits.filter(|hits| *hits > 0).map(|hits| held.back(hits));
+            match (hits, back.last_mut()) {
+                (None, _) => {}
+                (Some(hits), Some(last)) if last.len() < MOST => last.append(&hits),
+                (Some(hits), _) => back.push(hits),
+            }
+            let is_kept = !self.is_draining && !held.slice.is_idle(&held.policy, steady);
+            self.bytes += if is_kept { held.bytes(name) } else { 0 };
+            is_kept
+        });
+        back
+    }
+
+    /// Takes the answer to an ask over: the counts if there are any, and the hits that are charged. Returns what has to
+    /// be given back, because the slice has ended meanwhile.
+    fn answered(
+        &mut self,
+        asked: &Batch,
+        counts: Option<&[CounterState]>,
+        charged: u64,
+    ) -> Option<Batch> {
+        let held = self.held.get_mut(asked.increment(0).identity());
+        let Some(held) = held.filter(|held| held.has(asked.iter())) else {
+            return (charged > 0).then(|| increments(asked.iter(), Operation::GiveBack, charged));
+        };
+        held.slice.answered(counts.map(|_| charged));
+        if let Some(counts) = counts {
+            held.see(counts, charged);
+        }
+        None
     }
 }
 
@@ -142,14 +164,6 @@ struct HeldSlice {
     slice: Slice,
     policy: SlicePolicy,
     counters: Box<[SlicedCounter]>,
-    bytes: SliceBytes,
-}
-
-/// The part of a slice in the bytes of all slices, until it is dropped.
-#[derive(Debug)]
-struct SliceBytes {
-    all: Arc<AtomicUsize>,
-    own: usize,
 }
 
 /// One of the counters that a slice is of.
@@ -161,50 +175,26 @@ struct SlicedCounter {
     held: u64,
 }
 
-impl SliceBytes {
-    fn set(&mut self, own: usize) {
-        self.all.fetch_add(own, Relaxed);
-        self.all.fetch_sub(self.own, Relaxed);
-        self.own = own;
-    }
-}
-
-impl Drop for SliceBytes {
-    fn drop(&mut self) {
-        self.set(0);
-    }
-}
-
 impl HeldSlice {
     /// Without counters, which a reply of the store brings.
-    fn new(tables: &SliceTables, now: SteadyTime) -> Self {
+    fn new(policy: SlicePolicy, now: SteadyTime) -> Self {
         Self {
             slice: Slice::new(now),
-            policy: tables.policy(0, 0),
+            policy,
             counters: Box::default(),
-            bytes: SliceBytes {
-                all: tables.bytes.clone(),
-                own: 0,
-            },
         }
     }
 
-    /// Makes it a slice of these counters, whose descriptor has a name of this length.
-    fn set_counters(&mut self, counters: Box<[SlicedCounter]>, name: usize, tables: &SliceTables) {
-        let of_counter = |counter: &SlicedCounter| size_of::<SlicedCounter>() + counter.key.len();
-        self.bytes
-            .set(SLICE_BYTES + name + counters.iter().map(of_counter).sum::<usize>());
-        let periods = counters.iter().map(|counter| counter.spec.period_millis);
-        let limits = counters.iter().map(|counter| counter.spec.limit);
-        self.policy = tables.policy(periods.min().unwrap_or(0), limits.min().unwrap_or(0));
-        self.counters = counters;
+    /// About its bytes.
+    fn bytes(&self, name: &[u8]) -> usize {
+        let of_counter = |own: &SlicedCounter| size_of::<SlicedCounter>() + own.key.len();
+        SLICE_BYTES + name.len() + self.counters.iter().map(of_counter).sum::<usize>()
     }
 
     /// Whether these are increments of its counters, under the limits for which it was charged.
-    fn has(&self, batch: &Batch, range: Range<usize>) -> bool {
+    fn has<'b>(&self, increments: impl Iterator<Item = Increment<'b>>) -> bool {
         let own = self.counters.iter();
         let own = own.map(|own| (own.spec.limit, &*own.key));
-        let increments = batch.range(range);
         own.eq(increments.map(|increment| (increment.limit, increment.key)))
     }
 
@@ -261,17 +251,22 @@ impl SliceTables {
             .store(u64::from(replicas.max(1)) * workers, Relaxed);
     }
 
-    fn policy(&self, window_millis: u64, limit: u64) -> SlicePolicy {
+    /// The policy for a descriptor with these increments.
+    fn policy<'b>(&self, increments: impl Iterator<Item = Increment<'b>>) -> SlicePolicy {
+        let least = |(period, limit): (u64, u64), one: Increment<'_>| {
+            (period.min(one.period_millis), limit.min(one.limit))
+        };
+        let (period_millis, limit) = increments.fold((u64::MAX, u64::MAX), least);
         let holders = u32::try_from(self.holders.load(Relaxed)).unwrap_or(u32::MAX);
-        SlicePolicy::new(window_millis, limit, holders)
+        SlicePolicy::new(period_millis, limit, holders)
     }
 
     /// The hits of a counter that the workers of this process hold and have not used.
     pub(crate) fn free(&self, key: &[u8], descriptor_bytes: u32) -> u64 {
         let name = key.get(..descriptor_bytes as usize).unwrap_or(key);
-        let of_worker = |worker: &Arc<WorkerSlices>| {
-            let slices = lock(&worker.slices);
-            let held = slices.get(name);
+        let of_worker = |worker: &Arc<Mutex<WorkerSlices>>| {
+            let slices = lock(worker);
+            let held = slices.held.get(name);
             let held = held.filter(|held| held.counters.iter().any(|own| &*own.key == key));
             held.map_or(0, |held| held.slice.free())
         };
@@ -281,51 +276,31 @@ impl SliceTables {
     /// Forgets the slices of a counter that is reset: their hits are not given back to it.
     pub(crate) fn forget(&self, key: &[u8], descriptor_bytes: u32) {
         let name = key.get(..descriptor_bytes as usize).unwrap_or(key);
+        self.resets.fetch_add(1, Relaxed);
         for worker in lock(&self.all).iter() {
-            worker.resets.fetch_add(1, Relaxed);
-            lock(&worker.slices).remove(name);
+            lock(worker).held.remove(name);
         }
     }
 
     pub(crate) fn samples(&self, list: &mut SampleWriter<'_>) {
-        let SliceStats {
-            asked,
-            refused,
-            passes,
-            taken_hits,
-            returned_hits,
-            expired_hits,
-        } = &self.stats;
+        let stats = &self.stats;
         for (name, total) in [
-            ("slices_asked_total", asked),
-            ("slices_refused_total", refused),
-            ("slice_passes_total", passes),
-            ("slice_hits_total.taken", taken_hits),
-            ("slice_hits_total.returned", returned_hits),
-            ("slice_hits_total.expired", expired_hits),
+            ("slices_asked_total", &stats.asked),
+            ("slices_refused_total", &stats.refused),
+            ("slice_passes_total", &stats.passes),
+            ("slice_hits_total.taken", &stats.taken_hits),
+            ("slice_hits_total.returned", &stats.returned_hits),
+            ("slice_hits_total.expired", &stats.expired_hits),
         ] {
             list.counter(format!("tollgate.{name}"), total.load(Relaxed));
         }
-        let free = |worker: &Arc<WorkerSlices>| -> u64 {
-            lock(&worker.slices)
-                .values()
-                .map(|held| held.slice.free())
-                .sum()
+        let free = |worker: &Arc<Mutex<WorkerSlices>>| -> u64 {
+            let slices = lock(worker);
+            slices.held.values().map(|held| held.slice.free()).sum()
         };
         let free = lock(&self.all).iter().map(free).sum();
         list.gauge("tollgate.slice_free_hits", free);
     }
-}
-
-/// How a request is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// From slices.
-    Slices,
-    /// By a store that adds the hits before they are judged.
-    AddFirst,
-    /// By a store that looks first.
-    Look,
 }
 
 /// Whether a rule with slices charges these hits if the request passes.
@@ -334,14 +309,20 @@ fn is_sliced(spec: &IncrementSpec) -> bool {
 }
 
 impl<S: Store + Clone> Slices<S> {
-    pub(crate) fn new(store: S, all: Arc<SliceTables>, returns: Returns) -> Self {
-        let own: Arc<WorkerSlices> = Arc::default();
+    /// The slices of one of so many `workers`.
+    pub(crate) fn new(store: S, all: Arc<SliceTables>, returns: Returns, workers: usize) -> Self {
+        let own = WorkerSlices {
+            calls: vec![0; WorkerSlices::PLACES].into(),
+            ..WorkerSlices::default()
+        };
+        let own = Arc::new(Mutex::new(own));
         lock(&all.all).push(own.clone());
         Self {
             store,
             own,
             all,
             returns,
+            max_bytes: MAX_BYTES / workers.max(1),
         }
     }
 
@@ -355,46 +336,29 @@ impl<S: Store + Clone> Slices<S> {
         (!batch.all_specs().any(is_sliced)).then_some(&self.store)
     }
 
-    /// A task that gives back what is not used. It never ends.
-    pub(crate) fn sweeping(
-        &self,
-        now: impl Fn() -> Timestamp + Send + 'static,
-    ) -> impl Future<Output = Infallible> + Send + 'static {
-        let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
-        let returns = self.returns.clone();
-        async move {
-            loop {
-                tokio::time::sleep(SlicePolicy::SWEEP).await;
-                for surplus in own.sweep(Instant::now().into()) {
-                    let (store, all, now) = (store.clone(), all.clone(), now());
-                    returns.take(async move { all.give_back(&store, surplus, now).await });
-                }
+    /// Gives back what is not used. It never ends.
+    pub(crate) async fn keep_sweeping(self, now: impl Fn() -> Timestamp) -> Infallible {
+        loop {
+            tokio::time::sleep(SlicePolicy::SWEEP).await;
+            let surplus = lock(&self.own).sweep(Instant::now().into());
+            for hits in surplus {
+                self.return_hits(hits, now());
             }
         }
     }
 
     /// Gives back all free hits, and asks for none any more. Answers that are still on their way are returned by work
     /// of [`Returns`].
-    pub(crate) fn drain(
-        &self,
-        now: impl Fn() -> Timestamp + Send + 'static,
-    ) -> impl Future<Output = ()> + Send + 'static {
-        let (store, own, all) = (self.store.clone(), self.own.clone(), self.all.clone());
-        async move {
-            own.is_draining.store(true, Relaxed);
-            let held = std::mem::take(&mut *lock(&own.slices)).into_values();
-            let free = held.filter_map(|mut held| {
-                let free = held.slice.end();
-                (free > 0).then(|| held.back(free))
-            });
-            for left in gathered(free) {
-                all.give_back(&store, left, now()).await;
-            }
+    pub(crate) async fn drain(self, now: impl Fn() -> Timestamp) {
+        lock(&self.own).is_draining = true;
+        let free = lock(&self.own).sweep(Instant::now().into());
+        for hits in free {
+            self.give_back(hits, now()).await;
         }
     }
 
-    /// Admits a request from slices if it can, and puts the counts into `counts`. `is_whole` is whether all of its hits
-    /// are sliced.
+    /// Admits a request from slices and puts the counts into `counts`, if it can. `is_whole` is whether all of its hits
+    /// are sliced. Otherwise the store is to be asked; returns whether it may add the hits before they are judged.
     fn admit(
         &self,
         counts: &mut CounterStates,
@@ -402,8 +366,8 @@ impl<S: Store + Clone> Slices<S> {
         is_whole: bool,
         now: Timestamp,
         steady: SteadyTime,
-    ) -> Way {
-        let mut slices = lock(&self.own.slices);
+    ) -> Option<bool> {
+        let held_slices = &mut lock(&self.own).held;
         let mut groups = SmallVec::<[Range<usize>; 4]>::new();
         let (mut is_enough, mut may_add_first) = (is_whole, true);
         for group in descriptors(batch) {
@@ -415,10 +379,10 @@ impl<S: Store + Clone> Slices<S> {
             let name = descriptor_name(batch, &group);
             let is_same = |other: &Range<usize>| descriptor_name(batch, other) == name;
             if groups.iter().any(is_same) {
-                return Way::Look;
+                return Some(false);
             }
-            let held = slices.get(name);
-            match held.filter(|held| held.has(batch, group.clone())) {
+            let held = held_slices.get(name);
+            match held.filter(|held| held.has(batch.range(group.clone()))) {
                 Some(held) => {
                     is_enough &= held.slice.free() >= spec.hits;
                     may_add_first &= held.slice.may_add_first(spec.hits, &held.policy);
@@ -433,14 +397,11 @@ impl<S: Store + Clone> Slices<S> {
             groups.push(group);
         }
         if !is_enough {
-            return match may_add_first {
-                true => Way::AddFirst,
-                false => Way::Look,
-            };
+            return Some(may_add_first);
         }
         for group in &groups {
-            let Some(held) = slices.get_mut(descriptor_name(batch, group)) else {
-                return Way::Look;
+            let Some(held) = held_slices.get_mut(descriptor_name(batch, group)) else {
+                return Some(false);
             };
             let hits = batch.spec(group.start).hits;
             held.slice.call(true, &held.policy, steady);
@@ -452,7 +413,7 @@ impl<S: Store + Clone> Slices<S> {
             self.serve(held, hits, now, steady);
         }
         self.all.stats.passes.fetch_add(1, Relaxed);
-        Way::Slices
+        None
     }
 
     /// Judges a request whose hits were added first, by the counts after them, and gives back those that are refused.
@@ -490,11 +451,11 @@ impl<S: Store + Clone> Slices<S> {
         now: Timestamp,
         steady: SteadyTime,
     ) {
+        let slices = &mut *lock(&self.own);
         let is_of_store = |count: &CounterState| !count.is_cached && !count.is_degraded;
-        if self.own.is_draining.load(Relaxed) || !counts.iter().all(is_of_store) {
+        if slices.is_draining || !counts.iter().all(is_of_store) {
             return;
         }
-        let mut slices = lock(&self.own.slices);
         // The descriptors whose hits were charged, each with whether it is hot.
         let mut charged = SmallVec::<[(Range<usize>, bool); 4]>::new();
         let mut may_serve = is_whole;
@@ -503,33 +464,41 @@ impl<S: Store + Clone> Slices<S> {
             if !is_sliced(spec) {
                 continue;
             }
-            let counts = &counts[group.clone()];
-            let held = match slices.get_mut(name) {
+            let (increments, counts) = (batch.range(group.clone()), &counts[group.clone()]);
+            let held = match slices.held.get_mut(name) {
                 Some(held) => held,
-                None if self.needs_no_slice(name, batch.range(group.clone()), counts)
-                    || self.all.bytes.load(Relaxed) >= MAX_BYTES =>
-                {
-                    may_serve = false;
-                    continue;
-                }
                 None => {
-                    let new = || HeldSlice::new(&self.all, steady);
-                    slices.entry(name.into()).or_insert_with(new)
+                    let policy = self.all.policy(increments.clone());
+                    let mut each = increments.clone().zip(counts);
+                    let is_roomy = each.all(|(increment, count)| {
+                        count.is_charged && count.after <= increment.limit / 2
+                    });
+                    // One that is called seldom, and whose hits can be added before they are judged, needs no slice.
+                    let is_needed = slices.call(name, &policy) || !is_roomy;
+                    if !is_needed || slices.bytes >= self.max_bytes {
+                        may_serve = false;
+                        continue;
+                    }
+                    let held = slices.held.entry(name.into());
+                    held.or_insert_with(|| HeldSlice::new(policy, steady))
                 }
             };
-            if !held.has(batch, group.clone()) {
+            if !held.has(increments.clone()) {
                 // A window has ended, or the rule has changed.
                 let free = held.slice.turn();
                 if free > 0 {
                     self.return_hits(held.back(free), now);
                 }
-                let increments = batch.range(group.clone()).zip(counts);
-                let counters = increments.map(|(Increment { key, spec }, count)| SlicedCounter {
-                    key: key.into(),
-                    spec,
-                    held: count.after,
-                });
-                held.set_counters(counters.collect(), name.len(), &self.all);
+                held.policy = self.all.policy(increments.clone());
+                let counters = increments
+                    .zip(counts)
+                    .map(|(increment, count)| SlicedCounter {
+                        key: increment.key.into(),
+                        spec: increment.spec,
+                        held: count.after,
+                    });
+                held.counters = counters.collect();
+                slices.bytes += held.bytes(name);
             }
             let is_charged = counts.iter().all(|count| count.is_charged);
             held.slice.call(is_charged, &held.policy, steady);
@@ -543,159 +512,75 @@ impl<S: Store + Clone> Slices<S> {
                 charged.push((group, held.slice.is_hot(&held.policy)));
             }
         }
-        if !may_serve {
-            return;
-        }
-        for (index, (group, _)) in charged.iter().enumerate() {
+        for (index, (group, _)) in charged.iter().enumerate().filter(|_| may_serve) {
             // Otherwise such a request asks the store anyway, whatever slice this descriptor has.
             let mut others = charged.iter().enumerate().filter(|(at, _)| *at != index);
             if others.all(|(_, (_, is_hot))| *is_hot)
-                && let Some(held) = slices.get_mut(descriptor_name(batch, group))
+                && let Some(held) = slices.held.get_mut(descriptor_name(batch, group))
             {
                 self.serve(held, batch.spec(group.start).hits, now, steady);
             }
         }
     }
 
-    /// Counts a call of a descriptor. Returns whether it needs no slice: it is called rarely, and its hits can be added
-    /// before they are judged, as its counters are at most half full.
-    fn needs_no_slice<'b>(
-        &self,
-        name: &[u8],
-        increments: impl Iterator<Item = Increment<'b>>,
-        counts: &[CounterState],
-    ) -> bool {
-        let (mut period_millis, mut is_empty) = (u64::MAX, true);
-        for (increment, count) in increments.zip(counts) {
-            period_millis = period_millis.min(increment.period_millis);
-            is_empty &= count.is_charged && count.after <= increment.limit / 2;
-        }
-        !self.own.calls.add(name, &self.all.policy(period_millis, 0)) && is_empty
-    }
-
     /// Takes charged hits into account that a slice can serve, gives back what is too much, and asks for more if it is
-    /// time to.
+    /// time to. The answer is used or returned, however late it comes.
     fn serve(&self, held: &mut HeldSlice, hits: u64, now: Timestamp, steady: SteadyTime) {
         held.slice.demand(hits, &held.policy, steady);
-        self.return_surplus(held, now, steady);
-        self.ask(held, now);
-    }
-
-    /// Gives back what is too much.
-    fn return_surplus(&self, held: &mut HeldSlice, now: Timestamp, steady: SteadyTime) {
         if let Some(surplus) = held.slice.surplus(&held.policy, steady) {
             self.return_hits(held.back(surplus), now);
-        }
-    }
-
-    /// Asks for more hits if it is time to. The answer is used or returned, however late it comes.
-    fn ask(&self, held: &mut HeldSlice, now: Timestamp) {
-        if self.own.is_draining.load(Relaxed) {
-            return;
         }
         let Some(hits) = held.slice.ask(&held.policy) else {
             return;
         };
         self.all.stats.asked.fetch_add(1, Relaxed);
         let asked = increments(held.increments(), Operation::Add(Charge::Admitted), hits);
-        let store = self.store.clone();
-        let (own, all) = (self.own.clone(), self.all.clone());
-        let resets = own.resets.load(Relaxed);
-        let is_taken = self.returns.take(async move {
-            // However late its answer comes, it is followed.
-            let deadline = Deadline {
-                is_for_lease: true,
-                ..Deadline::of_store_itself()
-            };
-            let mut counts = CounterStates::new();
-            let answer = store.add_into(&mut counts, &asked, now, &deadline).await;
-            let answer = answer.map(|()| counts);
-            let is_charged = answer.as_ref().is_ok_and(|counts| {
-                let mut counts = counts.iter().zip(asked.all_specs());
-                counts.all(|(count, spec)| count.was_counted(spec))
-            });
-            let charged = if is_charged { hits } else { 0 };
-            let stats = &all.stats;
-            stats.refused.fetch_add(u64::from(!is_charged), Relaxed);
-            stats.taken_hits.fetch_add(charged, Relaxed);
-            let left = own.answered(&asked, answer.ok().as_deref(), charged);
-            // Of a counter that was reset nothing is given back that was charged before.
-            if let Some(left) = left.filter(|_| own.resets.load(Relaxed) == resets) {
-                all.give_back(&store, left, now).await;
-            }
-        });
+        let (slices, resets) = (self.clone(), self.all.resets.load(Relaxed));
+        let work = async move { slices.ask(asked, hits, resets, now).await };
+        let is_taken = self.returns.take(work);
         if !is_taken {
             held.slice.answered(Some(0));
         }
     }
 
-    fn return_hits(&self, hits: Batch, now: Timestamp) {
-        let (store, all) = (self.store.clone(), self.all.clone());
-        self.returns
-            .take(async move { all.give_back(&store, hits, now).await });
-    }
-}
-
-impl WorkerSlices {
-    /// Takes the answer to an ask over: the counts if there are any, and the hits that are charged. Returns what has to
-    /// be given back, because the slice has ended meanwhile.
-    fn answered(
-        &self,
-        asked: &Batch,
-        counts: Option<&[CounterState]>,
-        charged: u64,
-    ) -> Option<Batch> {
-        let mut slices = lock(&self.slices);
-        let range = 0..asked.len();
-        let held = slices.get_mut(descriptor_name(asked, &range));
-        let is_draining = self.is_draining.load(Relaxed);
-        let Some(held) = held.filter(|held| !is_draining && held.has(asked, range)) else {
-            drop(slices);
-            return (charged > 0).then(|| increments(asked.iter(), Operation::GiveBack, charged));
+    /// Asks for more hits, after so many `resets`.
+    async fn ask(&self, asked: Batch, hits: u64, resets: u64, now: Timestamp) {
+        // However late its answer comes, it is followed.
+        let deadline = Deadline {
+            is_for_lease: true,
+            ..Deadline::of_store_itself()
         };
-        held.slice.answered(counts.map(|_| charged));
-        if let Some(counts) = counts {
-            held.see(counts, charged);
-        }
-        None
-    }
-
-    /// Takes out what is not needed, and forgets slices that are not used.
-    fn sweep(&self, steady: SteadyTime) -> Vec<Batch> {
-        self.calls.sweep();
-        let mut slices = lock(&self.slices);
-        let mut surplus = Vec::new();
-        slices.retain(|_, held| {
-            if let Some(hits) = held.slice.surplus(&held.policy, steady) {
-                surplus.push(held.back(hits));
-            }
-            !held.slice.is_idle(&held.policy, steady)
+        let mut counts = CounterStates::new();
+        let answer = self.store.add_into(&mut counts, &asked, now, &deadline);
+        let counts = answer.await.ok().map(|()| counts);
+        let is_charged = counts.as_ref().is_some_and(|counts| {
+            let mut counts = counts.iter().zip(asked.all_specs());
+            counts.all(|(count, spec)| count.was_counted(spec))
         });
-        gathered(surplus.into_iter())
-    }
-}
-
-/// All increments of `batches`, in few batches: a worker can give back only so many at a time.
-fn gathered(batches: impl Iterator<Item = Batch>) -> Vec<Batch> {
-    /// The most increments of one, about half a pipeline.
-    const MOST: usize = 500;
-    let mut all: Vec<Batch> = Vec::new();
-    for batch in batches {
-        match all.last_mut() {
-            Some(last) if last.len() < MOST => last.append(&batch),
-            _ => all.push(batch),
+        let charged = if is_charged { hits } else { 0 };
+        let stats = &self.all.stats;
+        stats.refused.fetch_add(u64::from(!is_charged), Relaxed);
+        stats.taken_hits.fetch_add(charged, Relaxed);
+        let left = lock(&self.own).answered(&asked, counts.as_deref(), charged);
+        // Of a counter that was reset nothing is given back that was charged before.
+        if let Some(left) = left.filter(|_| self.all.resets.load(Relaxed) == resets) {
+            self.give_back(left, now).await;
         }
     }
-    all
-}
 
-impl SliceTables {
+    fn return_hits(&self, hits: Batch, now: Timestamp) {
+        let slices = self.clone();
+        self.returns
+            .take(async move { slices.give_back(hits, now).await });
+    }
+
     /// Gives back hits of slices.
-    async fn give_back<S: Store>(&self, store: &S, hits: Batch, now: Timestamp) {
+    async fn give_back(&self, hits: Batch, now: Timestamp) {
         let all: u64 = hits.all_specs().map(|spec| spec.hits).sum();
-        let returned = give_back(store, hits, now).await;
-        self.stats.returned_hits.fetch_add(returned, Relaxed);
-        self.stats.expired_hits.fetch_add(all - returned, Relaxed);
+        let returned = give_back(&self.store, hits, now).await;
+        let stats = &self.all.stats;
+        stats.returned_hits.fetch_add(returned, Relaxed);
+        stats.expired_hits.fetch_add(all - returned, Relaxed);
     }
 }
 
@@ -736,9 +621,7 @@ fn descriptors(batch: &Batch) -> impl Iterator<Item = Range<usize>> {
 
 /// The part of the keys that names the descriptor of these increments.
 fn descriptor_name<'b>(batch: &'b Batch, group: &Range<usize>) -> &'b [u8] {
-    let key = batch.key(group.start);
-    let length = batch.spec(group.start).descriptor_bytes as usize;
-    key.get(..length).unwrap_or(key)
+    batch.increment(group.start).identity()
 }
 
 impl<S: Store + Clone> Store for Slices<S> {
@@ -754,16 +637,17 @@ impl<S: Store + Clone> Store for Slices<S> {
         }
         let steady = deadline.steady();
         let is_whole = batch.all_specs().all(is_sliced);
-        match self.admit(counts, batch, is_whole, now, steady) {
-            Way::Slices => return Ok(()),
-            Way::Look => self.store.add_into(counts, batch, now, deadline).await?,
-            Way::AddFirst => {
-                let mut first = Pooled::<Batch>::default();
-                first.append(batch);
-                first.add_first();
-                self.store.add_into(counts, &first, now, deadline).await?;
-                self.judge(counts, batch, now);
-            }
+        let Some(may_add_first) = self.admit(counts, batch, is_whole, now, steady) else {
+            return Ok(());
+        };
+        if may_add_first {
+            let mut first = Pooled::<Batch>::default();
+            first.append(batch);
+            first.add_first();
+            self.store.add_into(counts, &first, now, deadline).await?;
+            self.judge(counts, batch, now);
+        } else {
+            self.store.add_into(counts, batch, now, deadline).await?;
         }
         self.learn(counts, batch, is_whole, now, steady);
         Ok(())

@@ -1,4 +1,4 @@
-//! Cases with one counter in two places, and with one request on two stores: the over-limit cache of each worker, a
+//! Cases with one counter in two places, and with one request on two stores: what each worker knows, a
 //! Redis for limits per second, the slots of a cluster.
 
 use ::tollgate::proto::envoy::{

@@ -12,9 +12,9 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Address, Batch, Charge, ClientTls, CounterState, Entry, Hits, Identity, IncrementSpec, Limit,
-    MemoryStore, Period, RedisOptions, RedisStore, Secret, Servers, Store as _, TimeSource,
-    Timestamp, TopologyWatcher, Unit,
+    Address, Batch, Charge, ClientTls, CounterState, Entry, Hits, Identity, IncrementSpec,
+    KnownTables, Limit, MemoryStore, Period, RedisOptions, RedisStore, Secret, Servers, Store as _,
+    TimeSource, Timestamp, TopologyWatcher, Unit,
 };
 
 use crate::support::{cluster::Cluster, redis::Redis};
@@ -132,7 +132,8 @@ async fn connect(url: String, beside: &mut JoinSet<Infallible>) -> Handle {
         tls: ClientTls::default(),
     };
     let servers = Servers::new(&address, Arc::default(), tollgate::now).unwrap();
-    let (store, batchers) = RedisStore::new(&servers, &options);
+    let (store, batchers) =
+        RedisStore::new(&servers, &options, &KnownTables::default().new_worker(0));
     beside.spawn(TopologyWatcher::new(servers.clone(), &options).run());
     beside.spawn(batchers.run());
     let mut health = servers.health();

@@ -1,6 +1,6 @@
 //! `/counters`: the hits that counters hold now, and their resets.
 //!
-//! Counters are read by peeks, which go past the over-limit cache and neither count a hit nor create a counter.
+//! Counters are read by peeks, which go past what workers know and neither count a hit nor create a counter.
 
 use std::sync::Arc;
 

@@ -26,6 +26,7 @@ use crate::{
     foundation::lock::lock,
     store::{
         contract::{Deadline, Store, StoreError, StoreState},
+        known::Known,
         redis::{
             batch::{
                 batchers::{Batchers, QueueView},
@@ -51,8 +52,8 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// A store, and the task that has to run on the same worker to answer its requests.
-    pub fn new(servers: &Servers, options: &Options) -> (Self, Batchers) {
-        let batchers = Batchers::new(servers.clone(), options.clone());
+    pub fn new(servers: &Servers, options: &Options, known: &Arc<Known>) -> (Self, Batchers) {
+        let batchers = Batchers::new(servers.clone(), options.clone(), known.clone());
         let store = Self {
             view: batchers.view.clone(),
             key_prefix: options.key_prefix.as_bytes().into(),
@@ -190,6 +191,7 @@ impl Store for RedisStore {
 mod tests {
     use super::*;
     use crate::net::tls::client::ClientTls;
+    use crate::store::known::KnownTables;
     use crate::store::redis::options::TimeSource;
     use crate::store::redis::topology::address::Address;
     use crate::store::redis::topology::address::Secret;
@@ -218,7 +220,7 @@ mod tests {
             clock: TimeSource::Redis,
         };
         let topology = TopologyWatcher::new(servers.clone(), &options);
-        let store = RedisStore::new(&servers, &options);
+        let store = RedisStore::new(&servers, &options, &KnownTables::default().new_worker(0));
         let printed = format!("{address:?} {servers:?} {topology:?} {store:?}");
         assert!(printed.contains("Connector"), "{printed}");
         assert!(!printed.contains("sesame"), "{printed}");

@@ -113,8 +113,8 @@ impl CounterAnswer {
 
     /// Takes all hits off the counters, and frees all slots.
     ///
-    /// A reset goes through the stores like any give-back: in one step with the peek at the counter, and past the
-    /// over-limit caches, which then no longer trust what they know of the counter.
+    /// A reset goes through the stores like any give-back: in one step with the peek at the counter, and workers
+    /// forget that it is over.
     async fn reset(
         &mut self,
         counters: &Counters,

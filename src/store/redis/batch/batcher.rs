@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    hash::BuildHasher as _,
     mem,
     pin::pin,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
@@ -10,7 +9,6 @@ use std::{
 };
 
 use bb8_redis::redis::Value;
-use foldhash::{fast, quality};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
@@ -25,10 +23,11 @@ use super::{
     step::{load_step, push_with_text},
 };
 use crate::{
-    foundation::{generations::Generations, lock::lock, log_throttle::LogThrottle},
+    foundation::{lock::lock, log_throttle::LogThrottle},
     net::endpoint::Endpoint,
     store::{
         contract::StoreError,
+        known::Known,
         redis::{
             connection::Connection,
             failure::{NodeFailure, SetbackPauses, advice, is_unserved_slot, words},
@@ -83,7 +82,9 @@ pub(crate) struct Batcher {
     next: Option<QueuedRequest>,
     servers: Servers,
     options: Arc<Options>,
-    known: KeysWithTtl,
+    known: Arc<Known>,
+    /// Where keys are known to have a time to live: on the connection of now.
+    place: u64,
     owed: OwedExpiries,
     /// Connections to servers that commands were redirected to.
     redirected: HashMap<Endpoint, Connection>,
@@ -110,6 +111,7 @@ impl Batcher {
         requests: mpsc::Receiver<QueuedRequest>,
         servers: Servers,
         options: Arc<Options>,
+        known: Arc<Known>,
         owed: OwedExpiries,
     ) -> Self {
         Self {
@@ -118,7 +120,8 @@ impl Batcher {
             next: None,
             servers,
             options,
-            known: KeysWithTtl::new(Instant::now()),
+            place: known.new_place(),
+            known,
             owed,
             redirected: HashMap::new(),
             is_busy: false,
@@ -142,7 +145,7 @@ impl Batcher {
                 self.pause().await;
             }
             // Another server may have taken the node's place, without its last seconds.
-            self.known = KeysWithTtl::new(Instant::now());
+            self.place = self.known.new_place();
             self.redirected.clear();
         }
     }
@@ -483,9 +486,7 @@ impl Batcher {
             self.node.scripts.record_answer();
         }
         self.judge(&mut connection.connection, &commands.packed, &replies);
-        for hash in commands.expiring(&replies) {
-            self.known.insert(hash);
-        }
+        self.known.set_ends(self.place, commands.expiring(&replies));
         self.owe(&commands.undone(&replies));
         let [answered, late] = commands.answer(&replies, &mut batch.requests);
         let stats = &self.node.stats;
@@ -694,7 +695,7 @@ impl Batcher {
             return Commands::ping();
         };
         let began = Instant::now();
-        self.known.forget_old(began);
+        let ends = self.known.ends(began.into());
         let script = match connection.knows_script {
             _ if self.node.scripts.holds(began) => ScriptForm::None,
             true => ScriptForm::Digest,
@@ -706,8 +707,8 @@ impl Batcher {
             last.now,
             requests.len(),
             script,
-            |key| self.known.hasher.hash_one(key),
-            |hash| self.known.contains(hash),
+            |key| self.known.hash(key),
+            |hash| ends.contains(self.place, hash),
         );
         for request in requests {
             let leaves = request.is_lease.then_some(request.ends).and_then(|ends| {
@@ -717,99 +718,5 @@ impl Batcher {
             builder.request(request.batch.iter(), leaves);
         }
         builder.finish()
-    }
-}
-
-/// Hashes of keys that are known to have a time to live. A key that is forgotten although it is still in
-/// use costs one more EXPIRE. Each is forgotten after a while: another worker, or a failover, may have taken the time
-/// to live without notice.
-#[derive(Debug)]
-struct KeysWithTtl {
-    /// Random for each process, because values come from outside.
-    hasher: quality::RandomState,
-    hashes: Generations<u64, (), fast::RandomState>,
-    /// When the young generation began.
-    since: Instant,
-}
-
-impl KeysWithTtl {
-    /// About 5 MB per generation at most, for 130,000 descriptors with two windows.
-    const GENERATION: usize = 1 << 18;
-
-    /// A key is trusted for once to twice as long.
-    const TRUSTED: Duration = Duration::from_secs(15);
-
-    fn new(now: Instant) -> Self {
-        Self {
-            hasher: quality::RandomState::default(),
-            hashes: Generations::new(Self::GENERATION),
-            since: now,
-        }
-    }
-
-    fn forget_old(&mut self, now: Instant) {
-        let passed = now.saturating_duration_since(self.since);
-        if passed < Self::TRUSTED {
-            return;
-        }
-        self.hashes.age();
-        if passed >= 2 * Self::TRUSTED {
-            self.hashes.age();
-        }
-        self.since = now;
-    }
-
-    fn contains(&self, hash: u64) -> bool {
-        self.hashes.get(&hash).is_some()
-    }
-
-    fn insert(&mut self, hash: u64) {
-        self.hashes.insert(&hash, (), 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn known_keys_are_bounded_and_the_recent_ones_kept() {
-        let mut known = KeysWithTtl::new(Instant::now());
-        for hash in 0..3 * KeysWithTtl::GENERATION as u64 + 5 {
-            known.insert(hash);
-        }
-        assert!(known.hashes.len() <= 2 * KeysWithTtl::GENERATION);
-        assert!(known.contains(3 * KeysWithTtl::GENERATION as u64 + 4));
-        assert!(known.contains(2 * KeysWithTtl::GENERATION as u64));
-        assert!(!known.contains(0));
-    }
-
-    #[test]
-    fn no_key_is_trusted_for_longer_than_half_a_minute() {
-        let start = Instant::now();
-        for first in [0, 14, 16, 44] {
-            let mut known = KeysWithTtl::new(start);
-            let mut trusted_for = None;
-            for second in 0..200 {
-                let now = start + Duration::from_secs(second);
-                known.forget_old(now);
-                if second == first {
-                    known.insert(7);
-                }
-                if second >= first && known.contains(7) {
-                    trusted_for = Some(second - first);
-                }
-            }
-            let range = 14..30;
-            assert!(
-                range.contains(&trusted_for.unwrap()),
-                "{first}: {trusted_for:?}"
-            );
-        }
-        // After a pause too.
-        let mut known = KeysWithTtl::new(start);
-        known.insert(7);
-        known.forget_old(start + 2 * KeysWithTtl::TRUSTED);
-        assert!(!known.contains(7));
     }
 }

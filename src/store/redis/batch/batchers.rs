@@ -6,10 +6,13 @@ use super::{
 };
 use crate::{
     foundation::lock::lock,
-    store::redis::{
-        options::Options,
-        pool::ConnectionFactory,
-        topology::{servers::Servers, slot_map::SlotMap},
+    store::{
+        known::Known,
+        redis::{
+            options::Options,
+            pool::ConnectionFactory,
+            topology::{servers::Servers, slot_map::SlotMap},
+        },
     },
 };
 
@@ -33,16 +36,18 @@ pub struct Batchers {
     servers: Servers,
     options: Arc<Options>,
     pub(crate) view: Arc<Mutex<Arc<QueueView>>>,
+    known: Arc<Known>,
     owed: OwedExpiries,
     /// Loops that do not run yet.
     new: Vec<Batcher>,
 }
 
 impl Batchers {
-    pub(crate) fn new(servers: Servers, options: Options) -> Self {
+    pub(crate) fn new(servers: Servers, options: Options, known: Arc<Known>) -> Self {
         let mut batchers = Self {
             options: Arc::new(options),
             view: Arc::default(),
+            known,
             owed: Arc::default(),
             new: Vec::new(),
             servers,
@@ -93,9 +98,15 @@ impl Batchers {
             queues.push(known.cloned().unwrap_or_else(|| {
                 let (queue, requests) = NodeQueue::new(node.clone(), self.options.deadline);
                 let (servers, options) = (self.servers.clone(), self.options.clone());
-                let owed = self.owed.clone();
-                self.new
-                    .push(Batcher::new(node.clone(), requests, servers, options, owed));
+                let (known, owed) = (self.known.clone(), self.owed.clone());
+                self.new.push(Batcher::new(
+                    node.clone(),
+                    requests,
+                    servers,
+                    options,
+                    known,
+                    owed,
+                ));
                 queue
             }));
         }
