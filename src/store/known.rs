@@ -226,8 +226,8 @@ impl KnownTables {
     }
 
     /// Makes all workers ask the store about the counters to which `batch` gives back, and not believe the answers to
-    /// older questions. Returns that none of its counters is known, and that there are entries.
-    fn forget(&self, batch: &Batch) -> (usize, bool) {
+    /// older questions.
+    fn forget(&self, batch: &Batch) {
         let number = self.forgotten.fetch_add(1, SeqCst) + 1;
         for known in lock(&self.all).iter() {
             for increment in batch.iter().filter(|one| one.taken_off() > 0) {
@@ -236,7 +236,6 @@ impl KnownTables {
                 });
             }
         }
-        (0, true)
     }
 
     /// `batch`, in which hits that are given back are first taken off those that were refused here. It looks at a
@@ -351,9 +350,11 @@ impl<S: Store> Store for KnownFirst<S> {
         let batch = rest.as_deref().unwrap_or(batch);
         let (forgotten, at) = (self.all.forgotten.load(SeqCst), deadline.steady());
         let gives_back = rest.is_some() && has_give_backs(batch);
-        let (known, has_entries) = match gives_back {
-            true => self.all.forget(batch),
-            false => self.look_up(counts, batch, at),
+        let (known, has_entries) = if gives_back {
+            self.all.forget(batch);
+            (0, true)
+        } else {
+            self.look_up(counts, batch, at)
         };
         if known == 0 {
             let answered = self.store.add_into(counts, batch, now, deadline).await;

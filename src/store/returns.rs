@@ -134,13 +134,12 @@ impl Returns {
 
     /// Takes a piece of work. Returns whether there was room; what is dropped stays charged until its window ends.
     pub(crate) fn take(&self, work: impl Future<Output = ()> + Send + 'static) -> bool {
-        let room = self.room();
-        let has_room = room.is_some();
-        match room {
-            Some(room) => self.take_in(room, work),
-            None => _ = self.stats.dropped.fetch_add(1, Relaxed),
-        }
-        has_room
+        let Some(room) = self.room() else {
+            self.stats.dropped.fetch_add(1, Relaxed);
+            return false;
+        };
+        self.take_in(room, work);
+        true
     }
 
     /// Follows leased hits whose caller has left already.
