@@ -38,12 +38,7 @@ impl Store for AnyStore {
     ) -> Result<(), StoreError> {
         match self {
             Self::Memory(store) => store.add_into(counts, batch, now, deadline).await,
-            // Boxed, or the future of every call in memory would reserve the space, too.
-            Self::Redis(store) => match store.beside(batch) {
-                // A layer costs instructions whenever the future of a request is polled.
-                Some(store) => Box::pin(store.add_into(counts, batch, now, deadline)).await,
-                None => Box::pin(store.add_into(counts, batch, now, deadline)).await,
-            },
+            Self::Redis(store) => store.add_into(counts, batch, now, deadline).await,
         }
     }
 

@@ -330,12 +330,6 @@ impl<S: Store + Clone> Slices<S> {
         &self.all
     }
 
-    /// The store that answers a request in which no hits are sliced.
-    #[inline]
-    pub(super) fn beside(&self, batch: &Batch) -> Option<&S> {
-        (!batch.all_specs().any(is_sliced)).then_some(&self.store)
-    }
-
     /// Gives back what is not used. It never ends.
     pub(crate) async fn keep_sweeping(self, now: impl Fn() -> Timestamp) -> Infallible {
         loop {
@@ -632,25 +626,29 @@ impl<S: Store + Clone> Store for Slices<S> {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
-        if let Some(store) = self.beside(batch) {
-            return store.add_into(counts, batch, now, deadline).await;
+        if !batch.all_specs().any(is_sliced) {
+            // Boxed, or the future of every call would reserve room for the way to Redis.
+            return Box::pin(self.store.add_into(counts, batch, now, deadline)).await;
         }
         let steady = deadline.steady();
         let is_whole = batch.all_specs().all(is_sliced);
         let Some(may_add_first) = self.admit(counts, batch, is_whole, now, steady) else {
             return Ok(());
         };
-        if may_add_first {
-            let mut first = Pooled::<Batch>::default();
-            first.append(batch);
-            first.add_first();
-            self.store.add_into(counts, &first, now, deadline).await?;
-            self.judge(counts, batch, now);
-        } else {
-            self.store.add_into(counts, batch, now, deadline).await?;
-        }
-        self.learn(counts, batch, is_whole, now, steady);
-        Ok(())
+        Box::pin(async {
+            if may_add_first {
+                let mut first = Pooled::<Batch>::default();
+                first.append(batch);
+                first.add_first();
+                self.store.add_into(counts, &first, now, deadline).await?;
+                self.judge(counts, batch, now);
+            } else {
+                self.store.add_into(counts, batch, now, deadline).await?;
+            }
+            self.learn(counts, batch, is_whole, now, steady);
+            Ok(())
+        })
+        .await
     }
 
     fn state(&self) -> StoreState {
