@@ -87,13 +87,14 @@ async function keyboard(browser, url) {
   await page.run(() => document.activeElement.select());
   await page.call("Input.insertText", { text: "remote" });
   await page.until("a rule is found", () => document.querySelector("#rule-tree .rule"));
-  await walk("Counters ");
+  // The value with the most hits over a limit comes first.
+  const [key] = (await walk("Counters ")).name.slice("Counters ".length).split("=");
   await page.press("Enter");
   await page.until("counters are shown", () => document.querySelector("#counter-list .actions"));
-  await walk("Explain ");
+  await walk(`Explain ${key}=`);
   await page.press("Enter");
   await page.until("the focus is at the explanation", () => document.activeElement.id === "explanation");
-  assert.match(await page.text("#explanation"), /api_key|remote_address/);
+  assert.ok((await page.text("#explanation")).includes(`${key}=`));
   await walk("Show");
   await walk("Admin token");
   await walk("Reset ");
