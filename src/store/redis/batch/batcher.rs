@@ -157,6 +157,8 @@ impl Batcher {
                 return true;
             }
             tokio::select! {
+                // A request that came after its return is sent.
+                biased;
                 // The node keeps the sender.
                 _ = failure.changed() => {}
                 request = Self::receive(&mut self.next, &mut self.requests) => match request {
