@@ -323,7 +323,7 @@ impl CounterState {
 }
 
 /// The counts after a batch's increments, in their order.
-pub type CounterStates = SmallVec<[CounterState; 8]>;
+pub type CounterStates = SmallVec<[CounterState; 2]>;
 
 thread_local! {
     static COUNT_LISTS: IdleList<CounterStates> = const { RefCell::new(Vec::new()) };
