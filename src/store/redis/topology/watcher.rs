@@ -61,8 +61,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 pub struct TopologyWatcher {
     servers: Arc<Servers>,
     options: Options,
-    /// Connections to the sentinels, or to the node of a cluster that answered last.
-    connections: HashMap<Endpoint, Connection>,
+    /// Connections to the sentinels.
+    sentinels: HashMap<Endpoint, Connection>,
     /// The masters and replicas of a cluster, by its last answer.
     known: HashSet<Endpoint>,
     probes: JoinSet<()>,
@@ -75,7 +75,7 @@ impl TopologyWatcher {
         Self {
             servers,
             options: options.clone(),
-            connections: HashMap::new(),
+            sentinels: HashMap::new(),
             known: HashSet::new(),
             probes: JoinSet::new(),
         }
@@ -152,7 +152,7 @@ impl TopologyWatcher {
     async fn named_master(&mut self) -> Result<Endpoint, String> {
         let mut asking = JoinSet::new();
         for (order, sentinel) in self.servers.address.seeds.iter().cloned().enumerate() {
-            let connection = self.connections.remove(&sentinel);
+            let connection = self.sentinels.remove(&sentinel);
             let servers = self.servers.clone();
             asking.spawn(async move {
                 let name = servers.address.master.as_bytes();
@@ -173,7 +173,7 @@ impl TopologyWatcher {
                         Err(_) => failures
                             .push(format!("sentinel {sentinel} knows no master of this name")),
                     }
-                    self.connections.insert(sentinel, connection);
+                    self.sentinels.insert(sentinel, connection);
                 }
                 Err(failure) => failures.push(format!("sentinel {sentinel} {failure}")),
             }
@@ -193,26 +193,18 @@ impl TopologyWatcher {
             let new = || Arc::new(Node::new(endpoint.clone(), servers.node_events.clone()));
             known.map_or_else(new, Arc::clone)
         };
-        // The order of a set is random, so not all processes begin with the same node. One that answered goes on: looks
-        // follow each other quickly while something is wrong.
+        // The order of a set is random, so not all looks and processes begin with the same node.
         let seeds = &servers.address.seeds;
-        let all: HashSet<_> = self.known.iter().chain(seeds).cloned().collect();
-        let mut asked: Vec<_> = all.into_iter().collect();
-        asked.sort_by_key(|endpoint| !self.connections.contains_key(endpoint));
+        let asked: HashSet<_> = self.known.iter().chain(seeds).cloned().collect();
         let mut failures = Vec::new();
         for endpoint in asked {
             let words: [&[u8]; 2] = [b"CLUSTER", b"SLOTS"];
-            let kept = self.connections.remove(&endpoint);
-            let answer = ask(&servers.connector, &endpoint, kept, PATIENCE, &words).await;
-            let read = answer.and_then(|(connection, reply)| {
-                Ok((connection, SlotMap::read(&reply, &endpoint, node)?))
-            });
-            match read {
-                Ok((_, (map, _))) if map.nodes.is_empty() => {
+            let answer = ask(&servers.connector, &endpoint, None, PATIENCE, &words).await;
+            match answer.and_then(|(_, reply)| SlotMap::read(&reply, &endpoint, node)) {
+                Ok((map, _)) if map.nodes.is_empty() => {
                     failures.push(format!("{endpoint} knows of no slots"));
                 }
-                Ok((connection, (map, known))) => {
-                    self.connections.insert(endpoint, connection);
+                Ok((map, known)) => {
                     self.known = known;
                     if !map.equals(&current) {
                         tracing::info!(
