@@ -126,9 +126,6 @@ mod store {
         /// Which nodes there are, and which keys they have.
         pub(crate) mod topology {
             pub(crate) mod address;
-            pub(crate) mod cluster;
-            pub(crate) mod parsed_address;
-            mod sentinel;
             pub(crate) mod servers;
             pub(crate) mod slot_map;
             pub(crate) mod watcher;
@@ -290,8 +287,8 @@ pub use store::{
         store::RedisStore,
         topology::{
             address::{Address, Secret},
-            cluster::slot_owners,
             servers::Servers,
+            slot_map::slot_owners,
             watcher::TopologyWatcher,
         },
     },

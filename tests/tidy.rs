@@ -955,8 +955,8 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 43_952),
-    ("files in src", 312),
+    ("lines of code in src", 43_637),
+    ("files in src", 309),
     ("flags of serve", 147),
     ("files in tests and fuzz", 552),
 ];

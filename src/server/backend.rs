@@ -39,7 +39,7 @@ pub(super) enum StoreBackend {
 
 /// One Redis, and the state that its workers share.
 pub(super) struct RedisBackend {
-    pub(super) servers: Servers,
+    pub(super) servers: Arc<Servers>,
     pub(super) loss: Arc<Loss>,
 }
 
@@ -208,7 +208,7 @@ impl StoreBackend {
     }
 
     /// The servers of each Redis.
-    pub(super) fn servers(&self) -> impl Iterator<Item = &Servers> {
+    pub(super) fn servers(&self) -> impl Iterator<Item = &Arc<Servers>> {
         self.each().map(|backend| &backend.servers)
     }
 
@@ -233,7 +233,7 @@ impl StoreBackend {
     /// The name of the store, and whether it is reachable. Waits up to a second for its servers to answer.
     pub(super) async fn first_state(&self) -> String {
         let asked = async {
-            while !self.servers().all(Servers::is_known) {
+            while !self.servers().all(|servers| servers.is_known()) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -248,7 +248,7 @@ impl StoreBackend {
     pub(super) fn clock(&self, settings: &Settings) -> grpc::RequestClock {
         match (self, settings.redis.clock) {
             (Self::Redis { all, .. }, TimeSource::Redis) => {
-                grpc::RequestClock::of_redis(all.servers.clock())
+                grpc::RequestClock::of_redis(all.servers.clock.clone())
             }
             (Self::Redis { .. }, TimeSource::Local) | (Self::Memory(_), _) => {
                 grpc::RequestClock::default()

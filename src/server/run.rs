@@ -33,7 +33,6 @@ use crate::{
     },
     service::{grpc::unary::Phase, held_bytes::HeldBound},
     settings::{listen::Listen, process::Process, serve::Settings},
-    store::redis::topology::servers::Servers,
 };
 
 /// Serves until a stop signal arrives, then drains.
@@ -141,9 +140,10 @@ fn conditions(parts: &Parts<'_>, is_open: watch::Receiver<bool>) -> Vec<watch::R
         conditions.push(parts.intake.follow_domains());
     }
     // A process that never reached its Redis has a wrong address or password, and takes no place in rotation.
-    conditions.extend(parts.backend.servers().map(Servers::has_answered));
+    let servers = || parts.backend.servers();
+    conditions.extend(servers().map(|servers| servers.has_answered()));
     if parts.settings.redis.health_follows_redis {
-        conditions.extend(parts.backend.servers().map(Servers::health));
+        conditions.extend(servers().map(|servers| servers.health()));
     }
     conditions
 }

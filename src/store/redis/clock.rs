@@ -42,7 +42,7 @@ impl ProcessClock {
 /// The time of day of a Redis. A step of this machine's clock does not change it, and one of Redis' clock is followed
 /// with the next measurements.
 #[derive(Clone, Debug)]
-pub struct RedisClock {
+pub(crate) struct RedisClock {
     pub(crate) process: ProcessClock,
     /// How far Redis is ahead of `process`, in milliseconds; [`UNKNOWN`] before the first measurement.
     ahead_millis: Arc<AtomicI64>,

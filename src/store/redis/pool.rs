@@ -36,10 +36,7 @@ use crate::{
     store::redis::{
         batch::packed::PackedCommands,
         failure::NodeFailure,
-        topology::{
-            address::{BadUrl, Secret},
-            parsed_address::Login,
-        },
+        topology::address::{BadUrl, Login, Secret},
         wait::within,
     },
 };

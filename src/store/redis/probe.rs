@@ -26,8 +26,12 @@ use crate::{
         log_throttle::LogThrottle,
     },
     store::redis::{
-        batch::packed::PackedCommands, connection::Connection, node::Node, options::Options,
+        batch::packed::PackedCommands,
+        connection::Connection,
+        node::Node,
+        options::Options,
         pool::Connector,
+        topology::{address::TopologyKind, servers::Servers},
     },
 };
 
@@ -118,22 +122,15 @@ fn is_slow(answered: u64, late: u64) -> bool {
 }
 
 impl Probe {
-    pub(crate) fn new(
-        node: Arc<Node>,
-        connector: Arc<Connector>,
-        must_be_master: bool,
-        options: &Options,
-        now: fn() -> Timestamp,
-        process: ProcessClock,
-    ) -> Self {
+    pub(crate) fn new(node: Arc<Node>, servers: &Servers, options: &Options) -> Self {
         Self {
             node,
-            connector,
-            must_be_master,
+            connector: servers.connector.clone(),
+            must_be_master: servers.address.kind != TopologyKind::Single,
             deadline: options.deadline,
             lose_after: options.lose_after,
-            now,
-            process,
+            now: servers.now,
+            process: servers.clock.process,
             connection: None,
             skew: Skew::default(),
             time_failures: 0,

@@ -32,10 +32,7 @@ use crate::{
                 batchers::{Batchers, QueueView},
                 queue::{NodeQueue, PendingReply},
             },
-            topology::{
-                cluster::{self, NodeParts, StepScope},
-                servers::Servers,
-            },
+            topology::servers::Servers,
         },
         split,
     },
@@ -52,7 +49,7 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// A store, and the task that has to run on the same worker to answer its requests.
-    pub fn new(servers: &Servers, options: &Options, known: &Arc<Known>) -> (Self, Batchers) {
+    pub fn new(servers: &Arc<Servers>, options: &Options, known: &Arc<Known>) -> (Self, Batchers) {
         let batchers = Batchers::new(servers.clone(), options.clone(), known.clone());
         let store = Self {
             view: batchers.view.clone(),
@@ -68,30 +65,25 @@ impl RedisStore {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<CounterStates, StoreError> {
-        let parts = cluster::parts(&view.map, key_prefix, batch, StepScope::Slots)?;
-        let nodes = |parts: &NodeParts| ClusterNodes {
+        let (split, nodes) = view.map.parts(key_prefix, batch, false)?;
+        let cluster = |nodes| ClusterNodes {
             view: view.clone(),
-            nodes: parts.nodes.clone(),
+            nodes,
             now,
         };
-        let added = match parts.split.only() {
+        let added = match split.only() {
             Some(only) => {
-                view.queues[parts.nodes[only]]
-                    .push(batch, now, deadline)?
-                    .fetch()
-                    .await
+                let queue = &view.queues[nodes[only]];
+                queue.push(batch, now, deadline)?.fetch().await
             }
-            None => parts.split.add(batch, &nodes(&parts), deadline).await,
+            None => split.add(batch, &cluster(nodes), deadline).await,
         };
-        match added {
-            Err(StoreError::Moving) => {
-                let parts = cluster::parts(&view.map, key_prefix, batch, StepScope::Keys)?;
-                let nodes = nodes(&parts);
-                // Boxed, because slots hardly ever move.
-                Box::pin(parts.split.add(batch, &nodes, deadline)).await
-            }
-            added => added,
+        if added != Err(StoreError::Moving) {
+            return added;
         }
+        let (split, nodes) = view.map.parts(key_prefix, batch, true)?;
+        // Boxed, because slots hardly ever move.
+        Box::pin(split.add(batch, &cluster(nodes), deadline)).await
     }
 }
 
@@ -181,7 +173,7 @@ impl Store for RedisStore {
     fn state(&self) -> StoreState {
         let map = lock(&self.view).map.clone();
         StoreState {
-            is_well: map.is_complete() && map.nodes.iter().all(|node| !node.is_lost()),
+            is_well: map.is_complete && map.nodes.iter().all(|node| !node.is_lost()),
             is_one_step: !map.is_cluster(),
         }
     }

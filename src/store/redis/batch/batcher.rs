@@ -80,7 +80,7 @@ pub(crate) struct Batcher {
     requests: mpsc::Receiver<QueuedRequest>,
     /// A request that was received and is in no batch yet.
     next: Option<QueuedRequest>,
-    servers: Servers,
+    servers: Arc<Servers>,
     options: Arc<Options>,
     known: Arc<Known>,
     /// Where keys are known to have a time to live: on the connection of now.
@@ -109,7 +109,7 @@ impl Batcher {
     pub(crate) fn new(
         node: Arc<Node>,
         requests: mpsc::Receiver<QueuedRequest>,
-        servers: Servers,
+        servers: Arc<Servers>,
         options: Arc<Options>,
         known: Arc<Known>,
         owed: OwedExpiries,
@@ -500,7 +500,7 @@ impl Batcher {
         connection.knows_script |= commands.has_script;
         let reset_counters = Commands::reset_counters(&replies);
         if reset_counters > 0 {
-            self.servers.0.stats.record_reset_counters(reset_counters);
+            self.servers.stats.record_reset_counters(reset_counters);
         }
         // No request waits for these. Without them, the next hits try again.
         self.ask(&mut connection.connection, &commands.lifts(&replies))
@@ -640,14 +640,14 @@ impl Batcher {
             if self.redirected.len() >= MAX_REDIRECT_CONNECTIONS {
                 self.redirected.clear();
             }
-            let mut connection = self.servers.0.connector.connect(target).await?;
+            let mut connection = self.servers.connector.connect(target).await?;
             // A server that refuses it is sent the text when it has to run it.
             connection.ask(&load_step()).await?;
             self.redirected.insert(target.clone(), connection);
         }
         let connection = self.redirected.get_mut(target);
         let connection = connection.expect("it was put there a line above");
-        self.servers.0.stats.record_pipeline(commands.len());
+        self.servers.stats.record_pipeline(commands.len());
         connection.ask(commands).await
     }
 
@@ -667,7 +667,7 @@ impl Batcher {
                 return;
             }
             if is_unserved_slot(reply) {
-                self.servers.refresh();
+                self.servers.refresh_requested.notify_one();
             }
             refusal = Some((commands.name(command), error));
         }
@@ -682,12 +682,12 @@ impl Batcher {
     }
 
     fn record_pipeline(&self, commands: usize) {
-        self.servers.0.stats.record_pipeline(commands);
+        self.servers.stats.record_pipeline(commands);
         self.node.stats.batches.fetch_add(1, Relaxed);
     }
 
     fn record_failure(&self) {
-        self.servers.0.stats.record_failure();
+        self.servers.stats.record_failure();
         self.node.stats.failures.fetch_add(1, Relaxed);
     }
 
@@ -703,7 +703,7 @@ impl Batcher {
             true => ScriptForm::Digest,
             false => ScriptForm::Text,
         };
-        let process = self.servers.clock().process;
+        let process = self.servers.clock.process;
         let mut builder = PipelineBuilder::new(
             &self.options,
             last.now,

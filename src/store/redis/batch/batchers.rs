@@ -33,7 +33,7 @@ pub(crate) struct QueueView {
 /// The loops of one worker, one for each node: more connections would make batches smaller.
 #[derive(Debug)]
 pub struct Batchers {
-    servers: Servers,
+    servers: Arc<Servers>,
     options: Arc<Options>,
     pub(crate) view: Arc<Mutex<Arc<QueueView>>>,
     known: Arc<Known>,
@@ -43,7 +43,7 @@ pub struct Batchers {
 }
 
 impl Batchers {
-    pub(crate) fn new(servers: Servers, options: Options, known: Arc<Known>) -> Self {
+    pub(crate) fn new(servers: Arc<Servers>, options: Options, known: Arc<Known>) -> Self {
         let mut batchers = Self {
             options: Arc::new(options),
             view: Arc::default(),
@@ -58,16 +58,16 @@ impl Batchers {
 
     /// Serves the queues of all nodes of the map, also when it changes.
     pub async fn run(mut self) -> Infallible {
-        let mut maps = self.servers.0.map.subscribe();
+        let mut maps = self.servers.map.subscribe();
         let mut running = JoinSet::new();
         loop {
             let map = maps.borrow_and_update().clone();
             self.follow(map);
             for batcher in std::mem::take(&mut self.new) {
                 let factory = ConnectionFactory {
-                    connector: self.servers.0.connector.clone(),
+                    connector: self.servers.connector.clone(),
                     node: batcher.node.clone(),
-                    stats: self.servers.0.stats.clone(),
+                    stats: self.servers.stats.clone(),
                 };
                 running.spawn(batcher.run(factory.pool()));
             }
