@@ -598,7 +598,7 @@ fn libraries_are_named_in_their_folders_only() {
 }
 
 /// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 28] = [
+const TIMES_OF_DAY: [(&str, &str, Lives); 27] = [
     (
         "core/counter/increment.rs",
         "IncrementSpec",
@@ -636,10 +636,9 @@ const TIMES_OF_DAY: [(&str, &str, Lives); 28] = [
     ),
     ("service/explain.rs", "LookedAt", Lives::InRequest),
     ("service/grpc.rs", "LAST_READ", Lives::Longer),
-    ("store/memory/cursor.rs", "Cursor", Lives::InRequest),
+    ("store/memory.rs", "Locked", Lives::InRequest),
+    ("store/memory/shard.rs", "Counter", Lives::Longer),
     ("store/memory/shard.rs", "Shard", Lives::Longer),
-    ("store/memory/slot.rs", "CounterSlot", Lives::Longer),
-    ("store/memory/slot.rs", "StateSlot", Lives::Longer),
     ("store/per_second.rs", "BothStores", Lives::InRequest),
     ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
     ("store/redis/batch/pipeline.rs", "Group", Lives::InRequest),
@@ -955,8 +954,8 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 43_637),
-    ("files in src", 309),
+    ("lines of code in src", 43_176),
+    ("files in src", 304),
     ("flags of serve", 147),
     ("files in tests and fuzz", 552),
 ];

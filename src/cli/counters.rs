@@ -99,7 +99,7 @@ fn standing(counter: &CounterDocument) -> String {
     }
     if counter.hits_before.is_some() && counter.hits > Some(0) {
         text.push_str(
-            " (counted in a sketch, because there is no room for a counter; it cannot be reset)",
+            " (counted with others, because there is no room for a counter of its own; it cannot be reset)",
         );
     }
     if let Some(algorithm) = &counter.algorithm {

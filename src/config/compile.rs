@@ -23,7 +23,7 @@ use crate::{
         short_form::unit_fault,
     },
     core::{
-        counter::KeyFormat,
+        counter::{KeyFormat, number},
         kind::Algorithm,
         lease::order,
         limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, OnStoreLoss, Rule},
@@ -290,6 +290,7 @@ impl<'a> Compiler<'a, '_> {
         self.matcher.set_rule(node, |id| Rule {
             id,
             path: path.clone(),
+            number: number(path.as_bytes()),
             allows: if is_unlimited {
                 Allows::Unlimited
             } else {

@@ -81,7 +81,7 @@ mod tests {
             reserved: bounds.reserved.clone(),
         };
         memory.reserve(2_000_000);
-        assert_eq!(bounds.fixed_windows(), before / 3 * 2);
+        assert_eq!(bounds.fixed_windows(), before / 4 * 3);
         memory.reserve(900_000);
         assert_eq!(bounds.fixed_windows(), before);
     }

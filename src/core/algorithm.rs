@@ -178,12 +178,14 @@ impl AlgorithmState {
     }
 
     /// Makes room for one more hit without more bytes: a log that has no free place forgets every other moment, and
-    /// then takes those hits for later ones. So it never counts less than before.
-    pub(crate) fn make_room(&mut self) {
-        if let Self::SlidingLog(log) = self
-            && log.entries.len() == log.entries.capacity()
-        {
-            log.merge_pairs();
+    /// then takes those hits for later ones. So it never counts less than before, and at `now` no more.
+    pub(crate) fn make_room(&mut self, spec: &IncrementSpec, now: u64) {
+        let now = self.present(spec, now);
+        if let Self::SlidingLog(log) = self {
+            log.drop_left(spec, now);
+            if log.entries.len() == log.entries.capacity() {
+                log.merge_pairs();
+            }
         }
     }
 
@@ -316,13 +318,18 @@ impl SlidingLog {
         self.total - left.map(|(_, hits)| hits).sum::<u64>()
     }
 
-    fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+    /// Forgets the hits that are a period old.
+    fn drop_left(&mut self, spec: &IncrementSpec, now: u64) {
         while let Some(&(at, hits)) = self.entries.front()
             && at.saturating_add(spec.period_millis) <= now
         {
             self.total -= hits;
             self.entries.pop_front();
         }
+    }
+
+    fn charge(&mut self, spec: &IncrementSpec, now: u64) {
+        self.drop_left(spec, now);
         let added = spec.added();
         let mut back = spec.taken_off().min(self.total);
         self.total = self.total + added - back;

@@ -13,4 +13,5 @@ pub use batch::Batch;
 pub(crate) use batch::Increment;
 pub(crate) use increment::{BucketPlace, Enforcement, Reservation, ResetTimes};
 pub use increment::{Charge, CounterState, CounterStates, IncrementSpec, Operation};
+pub(crate) use key::number;
 pub use key::{Identity, Joined, KeyFormat};

@@ -219,16 +219,6 @@ impl CounterKind {
         }
     }
 
-    /// The kind for hits that no known request holds.
-    pub(crate) const fn unleased(self) -> Self {
-        match self {
-            Self::Slots { .. } => Self::Slots {
-                lease: Halves::new(0),
-            },
-            other => other,
-        }
-    }
-
     /// The kind of one of `parts` counters that share a limit.
     pub(crate) const fn divided(self, parts: u32) -> Self {
         match self {

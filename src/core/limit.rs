@@ -17,6 +17,8 @@ pub struct Rule {
     /// The domain and the joined texts of the nodes that lead here; `/rlconfig` and metrics name the
     /// rule by it.
     pub path: Arc<str>,
+    /// The number of its path. Two rules can have one number.
+    pub number: u32,
     pub allows: Allows,
     /// Names of limits that do not apply when this rule matches in the same request.
     pub replaces: Box<[Arc<str>]>,
@@ -45,6 +47,7 @@ impl Rule {
         Self {
             id,
             path: path.into(),
+            number: 0,
             allows,
             replaces: Box::default(),
             shadow_mode: false,

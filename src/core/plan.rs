@@ -254,6 +254,7 @@ impl<'a> PlanBuilder<'a, '_> {
             enforcement: self.enforcement(rule),
             on_loss: rule.map_or(self.modes.on_store_loss, |rule| rule.on_store_loss),
             descriptor: index,
+            rule: rule.map_or(0, |rule| rule.number),
             is_sliced,
             ..IncrementSpec::charged(hits, self.charge(rule))
         };

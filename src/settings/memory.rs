@@ -20,13 +20,12 @@ pub(crate) struct MemorySettings {
     #[arg(long, env = "TOLLGATE_MAX_MEMORY_BYTES", value_parser = number::<usize>(32 << 20..), value_name = "N")]
     pub max_memory_bytes: Option<usize>,
 
-    /// Most counters in memory. Beyond it, new values share counters that never count too few hits, so that some are
-    /// refused early
+    /// Most counters in memory. Beyond it, new values of a rule share one counter, so that they are refused early
     #[arg(long, env = "TOLLGATE_MAX_COUNTERS", text = ("N", "1000000"), value_parser = number::<usize>(1..))]
     pub max_counters: usize,
 
-    /// Most bytes of counters in memory, a quarter of them for values that share counters. A sliding log takes up to 32
-    /// bytes for each hit [default: 192 MiB, or the share of --max-memory-bytes: six tenths or more]
+    /// Most bytes of counters in memory. A sliding log takes up to 32 bytes for each hit [default: 192 MiB, or the share
+    /// of --max-memory-bytes: six tenths or more]
     #[arg(long, env = "TOLLGATE_MAX_COUNTER_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_counter_bytes: Option<usize>,
 }
@@ -328,8 +327,8 @@ mod tests {
             let windows = shares.counters.fixed_windows();
             (windows, shares.connections, shares.http_connections)
         };
-        assert_eq!(of_table(Some(256 * MIB)), (514_814, 789, 789));
-        assert_eq!(of_table(Some(512 * MIB)), (911_176, 3_264, 1_000));
+        assert_eq!(of_table(Some(256 * MIB)), (796_246, 789, 789));
+        assert_eq!(of_table(Some(512 * MIB)), (1_000_000, 3_264, 1_000));
     }
 
     #[test]

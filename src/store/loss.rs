@@ -211,7 +211,6 @@ struct LocalCounters {
     counters: MemoryStore,
 }
 
-static NO_ROOM: LogThrottle = LogThrottle::new();
 static NO_NUMBER: LogThrottle = LogThrottle::new();
 
 /// How often a lost store is checked. A check sends nothing.
@@ -379,12 +378,6 @@ impl Loss {
         }
         let local = self.local();
         local.counters.apply_into(&mut counts, &shares, now);
-        if local.counters.sketched_hits() > 0 && NO_ROOM.may_log() {
-            tracing::warn!(
-                counters = local.counters.live_counters(),
-                "no room for more local counters: others are counted in a sketch, with which they may be refused early"
-            );
-        }
         let answers = increments.zip(shares.all_specs()).zip(counts);
         answers
             .map(|((whole, share), count)| scaled_to_limit(whole.limit, share, count))

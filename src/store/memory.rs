@@ -1,10 +1,21 @@
-//! Counters in this process: a map in shards, each behind its own lock.
+//! Counters in this process: maps in shards, each behind its own lock.
+//!
+//! A full store drops no counter that has an effect: its client would get a fresh limit, and a flood of invented values
+//! could do that to all clients. The values of a rule that have no counter then share one *common counter* for each
+//! limit and window. It holds at least the hits that each of them had without a counter of its own, so none passes more
+//! often than its limit allows, and all together pass no more often either. A counter that finds room again begins as
+//! a copy of it.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     future,
     hash::BuildHasher as _,
-    sync::{Mutex, MutexGuard},
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use foldhash::quality::RandomState;
@@ -12,52 +23,54 @@ use foldhash::quality::RandomState;
 use super::contract::{Deadline, Store, StoreError, StoreState};
 use crate::core::{
     charging::{BatchCharging, charges_alone},
-    counter::{Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec},
+    counter::{
+        Batch, CounterKind, CounterState, CounterStates, Increment, IncrementSpec, Operation,
+        Reservation,
+    },
     request::Hits,
     window::Timestamp,
 };
-use crate::foundation::{lock::lock, sample::SampleWriter};
+use crate::foundation::{lock::lock, log_throttle::LogThrottle, sample::SampleWriter};
 
 mod capacity;
-mod cursor;
-mod key;
 mod shard;
-pub(super) mod sketch;
-mod slot;
-mod table;
 #[cfg(test)]
 mod tests;
 
 use capacity::Capacity;
 pub(crate) use capacity::{CounterBounds, ReservedBytes};
-use cursor::Cursor;
-use key::SplitKey;
-use shard::Shard;
+use shard::{CounterValue, Shard};
 
 /// Counts in memory, up to bounds on counters and bytes.
-///
-/// A full store still counts on the counters that it has, and counts all other keys in a sketch: dropping a live
-/// counter to make room would give its client a fresh limit, and a flood of invented values could do that to all
-/// clients.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[PaddedShard]>,
+    /// [`SHARDS`], and the one of common counters.
+    shards: Box<[Mutex<Shard>]>,
     /// Random for each process: values come from outside, and must not be able to pick a shard or to
     /// collide. Its hashes never leave the process, so they need not be cryptographic.
     hasher: RandomState,
-    capacity: Capacity,
+    capacity: Arc<Capacity>,
+    /// Hits that were counted in common counters, since the start.
+    overflow_hits: AtomicU64,
 }
-
-/// A shard that shares no cache line with its neighbours; processors fetch lines in pairs.
-#[derive(Debug)]
-#[repr(align(128))]
-struct PaddedShard(Mutex<Shard>);
 
 /// Many more than there are cores, so that two of them rarely need the same shard.
 const SHARDS: usize = 256;
 
-/// Locked shards, by index.
-type Locked<'a> = BTreeMap<usize, MutexGuard<'a, Shard>>;
+/// The index of the shard of common counters. It is the last one that a request locks.
+const COMMON: usize = SHARDS;
+
+/// The first byte of the keys of common counters. Those of others begin with a brace or a domain.
+const COMMON_MARK: u8 = 0;
+
+/// Bounds on the number and bytes of common counters, beside all others.
+const MOST_COMMON: usize = 1_024;
+const COMMON_BYTES: usize = 4 << 20;
+
+/// The key of increments that no counter counts: there is no room for one, and they share none.
+const NOWHERE: &[u8] = b"";
+
+static NO_ROOM: LogThrottle = LogThrottle::new();
 
 impl MemoryStore {
     /// A store of at most `max_counters` counters, within the default bound on bytes.
@@ -65,170 +78,250 @@ impl MemoryStore {
         Self::bounded(&CounterBounds {
             counters: max_counters,
             bytes: CounterBounds::DEFAULT_BYTES,
-            reserved: ReservedBytes::default(),
+            ..CounterBounds::default()
         })
     }
 
     /// A store within `bounds`.
     pub(crate) fn bounded(bounds: &CounterBounds) -> Self {
-        let width = bounds.sketch_width() / SHARDS;
-        let shard = |_| PaddedShard(Mutex::new(Shard::new(width)));
+        let hasher = RandomState::default();
+        let shard = |capacity: &Arc<Capacity>| Mutex::new(Shard::new(hasher, capacity.clone()));
+        let of_common = CounterBounds {
+            counters: MOST_COMMON,
+            bytes: COMMON_BYTES,
+            ..CounterBounds::default()
+        };
+        let [capacity, common] = [bounds, &of_common].map(|one| Arc::new(Capacity::new(one)));
+        let own = (0..SHARDS).map(|_| shard(&capacity));
         Self {
-            shards: (0..SHARDS).map(shard).collect(),
-            hasher: RandomState::default(),
-            capacity: Capacity::new(bounds),
+            shards: own.chain([shard(&common)]).collect(),
+            hasher,
+            capacity,
+            overflow_hits: AtomicU64::new(0),
         }
     }
 
     /// How many counters are held, including those that expired since the last sweep.
     pub fn live_counters(&self) -> usize {
-        self.capacity.live()
+        self.capacity.live.load(Relaxed)
     }
 
     /// Drops expired counters. It locks one shard at a time, and searches only those that may have some.
     pub fn sweep(&self, now: Timestamp) {
-        for shard in &*self.shards {
-            let mut shard = lock(&shard.0);
-            self.capacity.give_back(shard.sweep(&self.hasher, now));
-            shard.is_full &= !self.capacity.has_room();
+        for shard in &self.shards {
+            lock(shard).sweep(usize::MAX, now);
         }
     }
 
-    fn hash(&self, family: &[u8]) -> u64 {
-        self.hasher.hash_one(family)
-    }
-
-    /// The index of the shard that holds families of this hash.
-    fn shard(&self, hash: u64) -> usize {
-        #[expect(clippy::cast_possible_truncation, reason = "16 bits are left")]
-        let bits = (hash >> 40) as u16;
-        // Not the bits that the hash tables use.
-        usize::from(bits) % SHARDS
-    }
-
-    /// [`Self::apply_into`] with counts of its own.
-    #[cfg(test)]
-    pub(crate) fn apply_all(&self, batch: &Batch, now: Timestamp) -> CounterStates {
-        let mut counts = CounterStates::new();
-        self.apply_into(&mut counts, batch, now);
-        counts
+    /// The hash of a key, and the index of its shard.
+    fn place(&self, key: &[u8]) -> (u64, usize) {
+        let hash = self.hasher.hash_one(key);
+        // Not the bits that the maps use.
+        let [_, _, bits, ..] = hash.to_be_bytes();
+        let is_common = key.first() == Some(&COMMON_MARK);
+        (hash, if is_common { COMMON } else { bits.into() })
     }
 
     /// [`Store::add_into`] without a future or an error, because nothing here waits or fails. `counts` must be empty.
     pub fn apply_into(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
         if batch.all_specs().all(IncrementSpec::stands_alone) {
-            self.add_alone(counts, batch, now);
+            let add = |increment| self.add_alone(&increment, now);
+            counts.extend(batch.iter().map(add));
         } else {
             *counts = self.add_together(batch, now);
         }
     }
 
-    /// Hits on keys that had no room, since the start.
-    pub(super) fn sketched_hits(&self) -> u64 {
-        self.capacity.sketched_hits()
-    }
-
-    /// Applies each increment by itself. Increments of one family in a row find and lock it once.
-    fn add_alone(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
-        let name = |index| SplitKey::new(batch.key(index), batch.spec(index).descriptor_bytes);
-        let mut names = (0..batch.len()).map(|index| (index, name(index)));
-        let mut next = names.next();
-        while let Some((_, first)) = next {
-            let hash = self.hash(first.family);
-            let shard = &mut *lock(&self.shards[self.shard(hash)].0);
-            let mut known = shard.family(hash, first.family);
-            while let Some((index, name)) = next
-                && name.is_sibling(first)
-            {
-                let spec = batch.spec(index);
-                let slot = known.as_mut().and_then(|family| family.slot(name.own));
-                let Some(slot) = slot.filter(|_| spec.method == CounterKind::Window) else {
-                    break;
-                };
-                let is_charged = charges_alone(spec, || slot.count);
-                counts.push(slot.add(spec, is_charged));
-                next = names.next();
-            }
-            while let Some((index, name)) = next
-                && name.is_sibling(first)
-            {
-                let mut cursor = self.cursor(shard, hash, name, now);
-                counts.push(cursor.add(&batch.increment(index)));
-                next = names.next();
-            }
-        }
+    fn add_alone(&self, increment: &Increment<'_>, now: Timestamp) -> CounterState {
+        let (hash, index) = self.place(increment.key);
+        let known = lock(&self.shards[index]).apply(hash, increment, now, |value| {
+            charges_alone(increment, || value.held(increment, now))
+        });
+        known.unwrap_or_else(|| {
+            let mut batch = Batch::default();
+            batch.append_one(*increment);
+            self.add_together(&batch, now)[0]
+        })
     }
 
     /// Applies all increments as one step: whether one is charged depends on all counters.
     fn add_together(&self, batch: &Batch, now: Timestamp) -> CounterStates {
-        let mut shards = self.lock_all(batch);
-        let charging = BatchCharging::new(batch, |increment, ahead| {
-            self.locked(&mut shards, increment, now)
-                .look(increment, ahead)
+        let mut locked = self.lock_all(batch, now);
+        let mut counted = Batch::default();
+        for increment in batch.iter() {
+            let key = &locked.counting_key(&increment);
+            counted.append_one(Increment { key, ..increment });
+        }
+        let charging = BatchCharging::new(&counted, |increment, ahead| {
+            locked.read(increment, |value| value.look(increment, ahead, now))
         });
         let apply = |(index, increment): (usize, Increment<'_>)| {
             let judged = charging.judged[index];
             let is_charged = charging.charges(index, &increment);
-            let mut cursor = self.locked(&mut shards, &increment, now);
             if !judged.is_over || is_charged {
-                return cursor.apply(&increment, is_charged);
+                return locked.apply(&increment, is_charged);
             }
-            let waiting = judged.waiting(cursor.held(&increment));
+            let held = locked.read(&increment, |value| value.held(&increment, now));
+            let waiting = judged.waiting(held);
             let mut spec = increment.look();
             spec.hits = spec.hits.saturating_add(waiting).min(Hits::MAX);
-            let count = cursor.apply(&Increment { spec, ..increment }, false);
+            let count = locked.apply(&Increment { spec, ..increment }, false);
             CounterState {
                 after: count.after.saturating_add(waiting),
                 ..count
             }
         };
-        batch.iter().enumerate().map(apply).collect()
+        let counts = counted.iter().enumerate().map(apply).collect();
+        locked.unlock();
+        counts
     }
 
-    /// Locks the shards of all counters of `batch` in ascending order, so that two requests cannot wait
-    /// for each other.
-    fn lock_all(&self, batch: &Batch) -> Locked<'_> {
-        let shard = |increment: Increment<'_>| {
-            let name = SplitKey::of(&increment);
-            self.shard(self.hash(name.family))
-        };
-        let wanted: BTreeSet<usize> = batch.iter().map(shard).collect();
-        wanted
-            .into_iter()
-            .map(|index| (index, lock(&self.shards[index].0)))
-            .collect()
-    }
-
-    /// The counter of `increment`, whose shard is locked.
-    fn locked<'s, 'k>(
-        &'s self,
-        shards: &'s mut Locked<'_>,
-        increment: &Increment<'k>,
-        now: Timestamp,
-    ) -> Cursor<'s, 'k> {
-        let name = SplitKey::of(increment);
-        let hash = self.hash(name.family);
-        let shard = shards.get_mut(&self.shard(hash));
-        let shard = shard.expect("every shard of the batch is locked");
-        self.cursor(shard, hash, name, now)
-    }
-
-    fn cursor<'s, 'k>(
-        &'s self,
-        shard: &'s mut Shard,
-        hash: u64,
-        name: SplitKey<'k>,
-        now: Timestamp,
-    ) -> Cursor<'s, 'k> {
-        Cursor {
-            shard,
-            capacity: &self.capacity,
-            hasher: &self.hasher,
-            hash,
-            name,
+    /// Locks the shards of all counters of `batch` in ascending order, so that two requests cannot wait for each other.
+    /// That of common counters is the last one, if a key has no counter.
+    fn lock_all(&self, batch: &Batch, now: Timestamp) -> Locked<'_> {
+        let index = |increment: Increment<'_>| self.place(increment.key).1;
+        let wanted: BTreeSet<usize> = batch.iter().map(index).collect();
+        let shard = |index: usize| (index, lock(&self.shards[index]));
+        let mut locked = Locked {
+            store: self,
+            shards: wanted.into_iter().map(shard).collect(),
+            uncharged: BTreeSet::new(),
+            lacks_room: false,
             now,
+        };
+        if batch.iter().any(|increment| !locked.has(increment.key)) {
+            let common = || lock(&self.shards[COMMON]);
+            locked.shards.entry(COMMON).or_insert_with(common);
+        }
+        locked
+    }
+}
+
+/// The shards that a request needs, locked.
+struct Locked<'s> {
+    store: &'s MemoryStore,
+    shards: BTreeMap<usize, MutexGuard<'s, Shard>>,
+    /// The keys of counters that the request has made and not charged.
+    uncharged: BTreeSet<Box<[u8]>>,
+    /// Whether there was no room for a counter.
+    lacks_room: bool,
+    now: Timestamp,
+}
+
+impl Locked<'_> {
+    /// The key of the counter that counts `increment`. The counter is made if hits are to be added.
+    fn counting_key<'k>(&mut self, increment: &Increment<'k>) -> Cow<'k, [u8]> {
+        let own = Cow::Borrowed(increment.key);
+        let is_add = matches!(increment.operation, Operation::Add(_)) && increment.hits > 0;
+        if !is_add || self.has(increment.key) {
+            return own;
+        }
+        // Once there was no room, the request takes none: hits on one key belong in one counter.
+        if !self.lacks_room && self.makes(increment.key, increment) {
+            return own;
+        }
+        self.lacks_room = true;
+        // These are given back, and a common counter takes nothing back.
+        let is_leased = increment.takes_slots() || increment.reservation == Reservation::Begins;
+        let common = common_key(increment);
+        if !is_leased && (self.has(&common) || self.makes(&common, increment)) {
+            return Cow::Owned(common);
+        }
+        Cow::Owned(NOWHERE.to_vec())
+    }
+
+    /// Makes a counter of `key` for `increment` if there is room, and returns whether there was any.
+    fn makes(&mut self, key: &[u8], increment: &Increment<'_>) -> bool {
+        let now = self.now;
+        if !self.shard(key).1.takes_room(now) {
+            return false;
+        }
+        let value = self.read(increment, |value| value.clone());
+        let (hash, shard) = self.shard(key);
+        shard.insert(hash, key, value);
+        self.uncharged.insert(key.into());
+        true
+    }
+
+    /// Applies `increment`, which is charged or not.
+    fn apply(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
+        let now = self.now;
+        if !self.has(increment.key) {
+            // Nothing stays of a look, or of hits that are given back.
+            return self.read(increment, |value| CounterState {
+                is_charged: is_charged && increment.added() == 0,
+                ..value.apply(&increment.look(), false, now)
+            });
+        }
+        if is_charged {
+            self.uncharged.remove(increment.key);
+            if increment.key[0] == COMMON_MARK {
+                let hits = &self.store.overflow_hits;
+                hits.fetch_add(increment.added(), Relaxed);
+            }
+        }
+        let (hash, shard) = self.shard(increment.key);
+        let count = shard.apply(hash, increment, now, |_| is_charged);
+        count.expect("it has a counter")
+    }
+
+    /// Calls `act` with the value of the counter of `increment`, or with that as which it would begin.
+    fn read<R>(
+        &mut self,
+        increment: &Increment<'_>,
+        act: impl FnOnce(&mut CounterValue) -> R,
+    ) -> R {
+        if increment.key == NOWHERE {
+            return act(&mut CounterValue::Number(increment.limit));
+        }
+        let keys = [increment.key, &common_key(increment)];
+        let Some(key) = keys.into_iter().find(|key| self.has(key)) else {
+            return act(&mut CounterValue::new(increment.method));
+        };
+        let (hash, shard) = self.shard(key);
+        let read = shard.with(hash, key, |counter, _| act(&mut counter.value));
+        read.expect("it has a counter")
+    }
+
+    /// Whether `key` has a counter.
+    fn has(&mut self, key: &[u8]) -> bool {
+        let (hash, index) = self.store.place(key);
+        let shard = self.shards.get_mut(&index);
+        shard.is_some_and(|shard| shard.with(hash, key, |_, _| ()).is_some())
+    }
+
+    /// The hash of `key`, and its shard.
+    fn shard(&mut self, key: &[u8]) -> (u64, &mut Shard) {
+        let (hash, index) = self.store.place(key);
+        let shard = self.shards.get_mut(&index);
+        (hash, shard.expect("the shards of all keys are locked"))
+    }
+
+    /// Ends the request: drops the counters that it did not charge, and logs if there was no room.
+    fn unlock(mut self) {
+        for key in mem::take(&mut self.uncharged) {
+            let (hash, shard) = self.shard(&key);
+            shard.remove(hash, &key);
+        }
+        self.shards.clear();
+        if self.lacks_room && NO_ROOM.may_log() {
+            tracing::warn!(
+                "no room for more counters: new values of a rule share one, so they are refused early; raise \
+                 --max-counters or --max-counter-bytes"
+            );
         }
     }
+}
+
+/// The key of the common counter of the limit of `spec` in its window.
+fn common_key(spec: &IncrementSpec) -> Vec<u8> {
+    let is_window = spec.method == CounterKind::Window;
+    let window = is_window.then_some(spec.expires_at.millis());
+    let mut key = vec![COMMON_MARK, spec.method.facts().letter];
+    key.extend(spec.rule.to_be_bytes());
+    key.extend(spec.period_millis.to_be_bytes());
+    key.extend(window.unwrap_or(0).to_be_bytes());
+    key
 }
 
 impl Store for MemoryStore {
@@ -252,26 +345,17 @@ impl Store for MemoryStore {
 }
 
 impl MemoryStore {
-    /// Passes on how many counters and bytes there are and can be, and what the sketches take and count.
+    /// Passes on how many counters and bytes there are and can be, and how many hits common counters took.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
-        let (max, max_bytes) = (self.capacity.max, self.capacity.max_bytes());
-        let (mut sketch_bytes, mut excess) = (0, 0);
-        for shard in &*self.shards {
-            let sketch = &lock(&shard.0).sketch;
-            sketch_bytes += sketch.bytes();
-            excess = sketch.excess().max(excess);
-        }
         for (name, value) in [
-            ("counters", self.live_counters() as u64),
-            ("counters_max", max as u64),
-            ("counters_bytes", self.capacity.bytes() as u64),
-            ("counters_bytes_max", max_bytes as u64),
-            ("sketch_bytes", sketch_bytes as u64),
-            ("sketch_excess_hits", excess),
+            ("counters", self.live_counters()),
+            ("counters_max", self.capacity.bounds.counters),
+            ("counters_bytes", self.capacity.bytes()),
+            ("counters_bytes_max", self.capacity.max_bytes()),
         ] {
-            list.gauge(format!("tollgate.memory_{name}"), value);
+            list.gauge(format!("tollgate.memory_{name}"), value as u64);
         }
-        let hits = self.capacity.sketched_hits();
-        list.counter("tollgate.memory_sketched_hits_total", hits);
+        let hits = self.overflow_hits.load(Relaxed);
+        list.counter("tollgate.memory_overflow_hits_total", hits);
     }
 }

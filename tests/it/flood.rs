@@ -10,17 +10,14 @@ async fn a_flood_of_new_values_neither_switches_limits_off_nor_takes_more_memory
     assert_eq!(outcome.undecided, 0);
     assert_eq!(outcome.known_admitted, 5);
     assert!(outcome.newcomer_most <= 5, "{outcome}");
+    // All newcomers without room share one limit.
     assert!(
         outcome.newcomers_refused < outcome.newcomers_sent,
         "{outcome}"
     );
-    // The first tenth touches most cells of the sketch, the rest all of them.
+    assert!(outcome.shared >= 395_000, "{outcome}");
     assert!(
         outcome.resident < outcome.resident_early + (8 << 20),
         "{outcome}"
     );
-    let within = outcome
-        .excess
-        .partition_point(|excess| *excess <= outcome.bound);
-    assert!(within * 100 >= outcome.excess.len() * 98, "{outcome}");
 }

@@ -608,11 +608,12 @@ fn check_merged(entries: &[(u64, u64)], expected: &[(u64, u64)]) {
         })
     };
     let mut state = log(entries);
+    let spec = spec(CounterKind::SlidingLog, 5, Hits::ONE);
     assert_eq!(state.heap_bytes(), 16 * entries.len());
-    state.make_room();
+    state.make_room(&spec, START + 10);
     assert_eq!(state, log(expected));
     // There are free places now.
-    state.make_room();
+    state.make_room(&spec, START + 10);
     assert_eq!(state, log(expected));
     assert_eq!(state.heap_bytes(), 16 * entries.len());
 }
@@ -631,12 +632,24 @@ fn a_log_without_a_free_place_keeps_the_later_moment_of_each_pair() {
     );
 }
 
+/// The hit that has left does not come back with a later one.
+#[test]
+fn a_log_forgets_what_has_left_before_it_merges_moments() {
+    let mut counter = Counter::with(CounterKind::SlidingLog, 5, 1, START);
+    for millis in 1..4 {
+        counter.send(Hits::ONE, START + millis);
+    }
+    let spec = spec(CounterKind::SlidingLog, 5, Hits::ONE);
+    counter.state.make_room(&spec, START + PERIOD);
+    assert_eq!(counter.look(START + PERIOD).held, 3);
+}
+
 #[test]
 fn states_without_a_list_need_no_room() {
     for method in [CounterKind::FirstHit, CounterKind::SlidingWindow, BUCKET] {
         let counter = Counter::with(method, 5, 3, START);
         let mut state = counter.state.clone();
-        state.make_room();
+        state.make_room(&spec(method, 5, Hits::ONE), START);
         assert_eq!((state.heap_bytes(), state), (0, counter.state));
     }
 }

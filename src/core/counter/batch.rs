@@ -276,12 +276,17 @@ impl Batch {
         let key_start = self.keys.len();
         let window = identity.push_key(&mut self.keys, limit, now);
         let period = limit.period;
+        let spec = spec.into();
         self.increments.push(BatchEntry {
             key_start,
             key_end: self.keys.len(),
             spec: IncrementSpec {
                 descriptor_bytes: u32::try_from(identity.len()).unwrap_or(u32::MAX),
                 domain: identity.domain,
+                rule: match spec.rule {
+                    0 => identity.domain,
+                    rule => rule,
+                },
                 limit: limit.capacity(),
                 method: limit.algorithm.kind(limit.requests_per_unit.max(1)),
                 is_per_second: limit.unit() == Some(Unit::Second),
@@ -293,7 +298,7 @@ impl Batch {
                     _ => period.secs() * 1000,
                 },
                 expires_at: window.end,
-                ..spec.into()
+                ..spec
             },
         });
     }

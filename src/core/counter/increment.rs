@@ -27,6 +27,8 @@ pub struct IncrementSpec {
     pub descriptor: u32,
     /// The number of its domain, which is equal in all processes: those that count it share its limit.
     pub domain: u32,
+    /// The number of its rule, which is that of its domain if the request brings the limit.
+    pub rule: u32,
     /// Whether the unit of its limit is the second.
     pub is_per_second: bool,
     /// Whether a worker may charge hits of its descriptor in advance (`accuracy: exact-leased`).
@@ -76,6 +78,7 @@ impl IncrementSpec {
             on_loss: OnStoreLoss::Error,
             descriptor: 0,
             domain: 0,
+            rule: 0,
             is_per_second: false,
             is_sliced: false,
             adds_first: false,
@@ -171,6 +174,7 @@ impl IncrementSpec {
             on_loss: _,
             descriptor: _,
             domain: _,
+            rule: _,
             is_per_second: _,
             is_sliced: _,
             adds_first,

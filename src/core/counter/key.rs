@@ -83,7 +83,7 @@ impl Identity {
     /// value.
     pub fn set(&mut self, domain: &[u8], entries: &[Entry<'_>], shared: &[(usize, &[u8])]) {
         self.text.clear();
-        self.domain = domain_number(domain);
+        self.domain = number(domain);
         match self.format {
             KeyFormat::Native => self.set_native(domain, entries, shared),
             KeyFormat::Reference => {
@@ -178,8 +178,8 @@ impl Identity {
     }
 }
 
-/// The number of a domain (FNV-1a).
-fn domain_number(name: &[u8]) -> u32 {
+/// The number of a domain or of a rule (FNV-1a): equal in all processes, and after each load of rules.
+pub(crate) fn number(name: &[u8]) -> u32 {
     name.iter().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     })

@@ -292,6 +292,7 @@ fn an_increment_carries_the_terms_of_its_limit() {
             expires_at: Timestamp::from_secs(now.secs() + expires_at),
             // Processes of all versions have to agree on it.
             domain: 3_775_669_363,
+            rule: 3_775_669_363,
             reservation: crate::core::counter::Reservation::None,
         };
         assert_eq!(*batch.spec(0), expected);

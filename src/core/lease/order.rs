@@ -415,6 +415,7 @@ impl OrderTarget<'_> {
                 _ => OnStoreLoss::Error,
             },
             descriptor: u32::try_from(outcome).unwrap_or(u32::MAX),
+            rule: self.rule.number,
             ..IncrementSpec::charged(hits, Charge::Always)
         };
         batch.push(&self.identity, limit, at, spec);

@@ -141,6 +141,7 @@ fn rule(rule: &Rule) -> Value {
         lease,
         on_store_loss,
         id: _,
+        number: _,
         refusal: _,
         metric: _,
         metadata: _,

@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::{
-    RateLimitResponse, rate_limit_response::Code,
-};
+use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use super::{
     ask::{Client, connect, descriptor, request, send},
@@ -43,21 +41,17 @@ pub struct Outcome {
     /// Hits within their limits that newcomers were refused, and all of them.
     pub newcomers_refused: usize,
     pub newcomers_sent: usize,
-    /// Hits by which values counted too much when they came, in ascending order: a sample of the flood's last tenth.
-    pub excess: Vec<u64>,
-    /// The bound on that, for 98 % of the values.
-    pub bound: u64,
+    /// Hits that were counted in common counters.
+    pub shared: u64,
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let excess = |per_cent| self.excess[(self.excess.len() - 1) * per_cent / 100];
         write!(
             f,
             "{} new values: {} requests without a decision; memory {} MB after a tenth of them and {} MB at the end; a \
             client that was known before was admitted {} of its {LIMIT} hits, and newcomers at most {} of their {LIMIT}; \
-            {} of {} hits of newcomers within their limits were refused; towards the end values counted {}, {} and {} \
-            hits too many (50, 98 and 100 % of them), and the sketch's bound is {} for 98 %",
+            {} of {} hits of newcomers within their limits were refused; {} hits were counted in common counters",
             self.values,
             self.undecided,
             self.resident_early.div_ceil(1 << 20),
@@ -66,10 +60,7 @@ impl fmt::Display for Outcome {
             self.newcomer_most,
             self.newcomers_refused,
             self.newcomers_sent,
-            excess(50),
-            excess(98),
-            excess(100),
-            self.bound,
+            self.shared,
         )
     }
 }
@@ -93,11 +84,8 @@ pub async fn run(values: usize, counters: usize) -> Outcome {
         let descriptors = values
             .map(|value| descriptor(&[("flood", &value)]))
             .collect();
-        match send(&mut client, request("d", descriptors)).await {
-            Ok(reply) if number >= requests * 9 / 10 => outcome.excess.extend(counted(&reply)),
-            Ok(_) => {}
-            Err(_) => outcome.undecided += 1,
-        }
+        let reply = send(&mut client, request("d", descriptors)).await;
+        outcome.undecided += usize::from(reply.is_err());
         if number == requests / 10 {
             outcome.resident_early = server.resident_bytes();
         }
@@ -107,8 +95,7 @@ pub async fn run(values: usize, counters: usize) -> Outcome {
     }
     outcome.resident = server.resident_bytes();
     outcome.known_admitted += hits(&mut client, "known", "before the flood", 7, &mut outcome).await;
-    outcome.excess.sort_unstable();
-    outcome.bound = server.metric("tollgate_memory_sketch_excess_hits");
+    outcome.shared = server.metric("tollgate_memory_overflow_hits_total");
     assert_table_is_full(&server, &counters);
     outcome
 }
@@ -137,12 +124,6 @@ async fn hits(
         }
     }
     admitted
-}
-
-/// The hits that each value of a reply counts above its first one.
-fn counted(reply: &RateLimitResponse) -> impl Iterator<Item = u64> {
-    let statuses = reply.statuses.iter();
-    statuses.map(|status| u64::from(1_000_000 - 1 - status.limit_remaining))
 }
 
 fn assert_table_is_full(server: &Tollgate, counters: &str) {

@@ -27,6 +27,7 @@ fn rule(id: RuleId, key: &str) -> Rule {
     Rule {
         id,
         path: format!("d.{key}").into(),
+        number: 0,
         allows: Allows::Within([Limit::fixed(1, Unit::Hour)].into()),
         replaces: Box::default(),
         shadow_mode: false,

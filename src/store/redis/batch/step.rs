@@ -107,6 +107,7 @@ pub(crate) fn write_fields(
         on_loss: _,
         descriptor,
         domain: _,
+        rule: _,
         is_per_second: _,
         is_sliced: _,
         adds_first: _,
