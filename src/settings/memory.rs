@@ -24,8 +24,8 @@ pub(crate) struct MemorySettings {
     #[arg(long, env = "TOLLGATE_MAX_COUNTERS", text = ("N", "1000000"), value_parser = number::<usize>(1..))]
     pub max_counters: usize,
 
-    /// Most bytes of counters in memory. A sliding log takes up to 32 bytes for each hit [default: 192 MiB, or the share
-    /// of --max-memory-bytes: six tenths or more]
+    /// Most bytes of counters in memory. A sliding log takes up to 32 bytes for each hit [default: 192 MiB, or the
+    /// share of --max-memory-bytes: six tenths or more]
     #[arg(long, env = "TOLLGATE_MAX_COUNTER_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
     pub max_counter_bytes: Option<usize>,
 }

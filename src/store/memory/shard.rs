@@ -34,7 +34,7 @@ pub(super) struct Counter {
     expires_at: Timestamp,
 }
 
-/// What a counter holds: a number, or the state of an algorithm.
+/// The content of a counter: a number, or the state of an algorithm.
 #[derive(Clone, Debug)]
 pub(super) enum CounterValue {
     Number(u64),

@@ -422,7 +422,7 @@ const LIMIT: u64 = 5;
 struct Model {
     /// By key. Each holds what its value was admitted.
     exact: HashMap<Vec<u8>, CounterValue>,
-    /// What windows that begin with the first hit admitted, by key and by the end that the replies reported.
+    /// The hits that windows from the first hit admitted, by key and by the end that the replies reported.
     reported: HashMap<(Vec<u8>, u64), u64>,
     leases: Vec<ModelLease>,
     last_lease: u64,
@@ -640,7 +640,7 @@ proptest! {
             prop_assert!(store.live_counters() <= counters);
             prop_assert!(store.capacity.bytes() <= 2_048 + 1_024);
         }
-        // What is left is what the counters take.
+        // All counters give their room back.
         store.sweep(Timestamp::from_millis(u64::MAX - 1));
         prop_assert_eq!((store.live_counters(), store.capacity.bytes()), (0, 0));
     }
