@@ -643,6 +643,7 @@ fn health_follows_redis_if_it_is_told_to() {
     await_health(&follows, false);
     redis.restart();
     await_health(&follows, true);
+    await_health(&stays, true);
     redis.kill();
     await_health(&follows, false);
     // Without the flag, health is that of the process.
