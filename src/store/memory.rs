@@ -201,7 +201,7 @@ impl MemoryStore {
 struct Locked<'s> {
     store: &'s MemoryStore,
     shards: BTreeMap<usize, MutexGuard<'s, Shard>>,
-    /// The keys of counters that the request has made and not charged.
+    /// The keys of counters that the request has made and added no hits to.
     uncharged: BTreeSet<Box<[u8]>>,
     /// Whether there was no room for a counter.
     lacks_room: bool,
@@ -253,7 +253,7 @@ impl Locked<'_> {
                 ..value.apply(&increment.look(), false, now)
             });
         }
-        if is_charged {
+        if is_charged && increment.added() > 0 {
             self.uncharged.remove(increment.key);
             if increment.key[0] == COMMON_MARK {
                 let hits = &self.store.overflow_hits;
@@ -297,7 +297,7 @@ impl Locked<'_> {
         (hash, shard.expect("the shards of all keys are locked"))
     }
 
-    /// Ends the request: drops the counters that it did not charge, and logs if there was no room.
+    /// Ends the request: drops the counters that it made and added no hits to, and logs if there was no room.
     fn unlock(mut self) {
         for key in mem::take(&mut self.uncharged) {
             let (hash, shard) = self.shard(&key);
