@@ -213,7 +213,7 @@ impl Locked<'_> {
     fn counting_key<'k>(&mut self, increment: &Increment<'k>) -> Cow<'k, [u8]> {
         let own = Cow::Borrowed(increment.key);
         let is_add = matches!(increment.operation, Operation::Add(_)) && increment.hits > 0;
-        if !is_add || self.has(increment.key) {
+        if !is_add || self.keeps(increment.key) {
             return own;
         }
         // Once there was no room, the request takes none: hits on one key belong in one counter.
@@ -224,7 +224,7 @@ impl Locked<'_> {
         // These are given back, and a common counter takes nothing back.
         let is_leased = increment.takes_slots() || increment.reservation == Reservation::Begins;
         let common = common_key(increment);
-        if !is_leased && (self.has(&common) || self.makes(&common, increment)) {
+        if !is_leased && (self.keeps(&common) || self.makes(&common, increment)) {
             return Cow::Owned(common);
         }
         Cow::Owned(NOWHERE.to_vec())
@@ -288,6 +288,13 @@ impl Locked<'_> {
         let (hash, index) = self.store.place(key);
         let shard = self.shards.get_mut(&index);
         shard.is_some_and(|shard| shard.with(hash, key, |_, _| ()).is_some())
+    }
+
+    /// Whether `key` has a counter. If so, no sweep drops it before an increment is applied.
+    fn keeps(&mut self, key: &[u8]) -> bool {
+        let (hash, index) = self.store.place(key);
+        let shard = self.shards.get_mut(&index);
+        shard.is_some_and(|shard| shard.keeps(hash, key))
     }
 
     /// The hash of `key`, and its shard.

@@ -74,6 +74,12 @@ impl Shard {
         Some(result)
     }
 
+    /// Keeps the counter of `key`, if there is one, until an increment is applied. Returns whether there is one.
+    pub(super) fn keeps(&mut self, hash: u64, key: &[u8]) -> bool {
+        let kept = self.with(hash, key, |counter, _| counter.expires_at = NEVER);
+        kept.is_some()
+    }
+
     /// Applies `increment` to its counter, if it has one. `charges` is whether it is charged.
     pub(super) fn apply(
         &mut self,
