@@ -714,21 +714,17 @@ async fn each_answer_to_a_lost_store_takes_no_slot() {
     }
 }
 
-/// A value without room counts its starts: it may be refused early, and never passes too often.
+/// Slots share no counter, so a value without room has none.
 #[tokio::test]
-async fn a_value_without_room_takes_no_more_slots_than_its_limit() {
+async fn a_value_without_room_takes_no_slots() {
     let server = tollgate::with_rules(&rules("1h"))
         .args(["--max-counters", "1"])
         .start();
     let mut client = connect(server.grpc).await;
     let other = send_parts(&mut client, vec![descriptor(&[("user", "first")])]).await;
     assert_eq!(other.overall_code(), Code::Ok);
-    let mut passed = 0;
-    for _ in 0..20 {
-        if let (Some(token), _) = take(&mut client).await {
-            passed += 1;
-            free(&mut client, &token).await;
-        }
+    for _ in 0..3 {
+        let (token, _) = take(&mut client).await;
+        assert_eq!(token, None);
     }
-    assert_eq!(passed, LIMIT);
 }
