@@ -329,6 +329,9 @@ impl CounterState {
 /// The counts after a batch's increments, in their order.
 pub type CounterStates = SmallVec<[CounterState; 2]>;
 
+/// The most counts of a list that is kept for other requests.
+const MAX_KEPT: usize = 8;
+
 thread_local! {
     static COUNT_LISTS: IdleList<CounterStates> = const { RefCell::new(Vec::new()) };
 }
@@ -340,6 +343,6 @@ impl Poolable for CounterStates {
 
     fn clear(&mut self) -> bool {
         Self::clear(self);
-        !self.spilled()
+        self.capacity() <= MAX_KEPT
     }
 }
