@@ -282,7 +282,6 @@ pub use store::{
     known::KnownTables,
     memory::MemoryStore,
     redis::{
-        connection::read_replies,
         options::{Options as RedisOptions, TimeSource},
         store::RedisStore,
         topology::{

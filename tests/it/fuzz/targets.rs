@@ -20,7 +20,7 @@ use tollgate::{
     Request, Returns, Rule, RuleFiles, RuleOptions, Rules, Sample, SampleValue, Store as _,
     Timestamp, fast_path,
     proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
-    read_replies, rewrite, slot_owners,
+    rewrite, slot_owners,
     wire::{self, RequestBounds},
 };
 use tonic::codegen::http::uri::Authority;
@@ -28,7 +28,7 @@ use tonic::codegen::http::uri::Authority;
 /// A law, and the name of its corpus.
 pub type Target = (&'static str, fn(&[u8]));
 
-pub const ALL: [Target; 11] = [
+pub const ALL: [Target; 10] = [
     ("message", message),
     ("headers", headers),
     ("rules", rules),
@@ -36,7 +36,6 @@ pub const ALL: [Target; 11] = [
     ("names", names),
     ("xds", xds),
     ("wildcards", wildcards),
-    ("replies", replies),
     ("slots", slots),
     ("mapping", mapping),
     ("tokens", tokens),
@@ -403,15 +402,7 @@ fn is_matched(rule: &[u8], value: &[u8]) -> bool {
     matches[value.len()]
 }
 
-// --- replies and slots ---------------------------------------------------------------------------
-
-/// However the replies of a Redis are cut on their way, they are the same.
-pub fn replies(bytes: &[u8]) {
-    let whole = read_replies(bytes, bytes.len().max(1));
-    for at_a_time in [1, 2, 7, 64] {
-        assert_eq!(read_replies(bytes, at_a_time), whole);
-    }
-}
+// --- slots ---------------------------------------------------------------------------------------
 
 /// The owner of a slot is the last master whose range has it; entries of another form are left out. Six bytes are a range:
 /// its first and its last slot, its master, and the form of its entry.
@@ -583,7 +574,7 @@ impl LeaseWorld {
             decision_log: Default::default(),
             talkers: Default::default(),
             leases: LeaseBook::of_shared_store(),
-            returns: Returns::none(),
+            returns: Returns::default(),
         };
         let mut world = Self {
             limiter,

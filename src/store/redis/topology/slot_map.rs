@@ -10,7 +10,7 @@ use crate::{
     net::endpoint::Endpoint,
     store::{
         contract::StoreError,
-        redis::{connection::first_reply, failure::NodeFailure, node::Node},
+        redis::{failure::NodeFailure, node::Node},
         split::Split,
     },
 };
@@ -156,7 +156,7 @@ pub fn slot_owners(reply: &[u8]) -> Option<Vec<Option<String>>> {
         port: 1,
     };
     let node = |endpoint: &Endpoint| Arc::new(Node::new(endpoint.clone(), Arc::default()));
-    let (map, _) = SlotMap::read(&first_reply(reply)?, &asked, node).ok()?;
+    let (map, _) = SlotMap::read(&redis::parse_redis_value(reply).ok()?, &asked, node).ok()?;
     let name = |owner: u16| map.nodes[usize::from(owner)].to_string();
     Some(map.owners.iter().map(|owner| owner.map(name)).collect())
 }
@@ -170,10 +170,7 @@ fn check_number(number: usize, max: usize, of_what: &str) -> Result<(), NodeFail
 }
 
 fn items(value: &Value) -> &[Value] {
-    match value {
-        Value::Array(items) => items,
-        _ => &[],
-    }
+    value.as_sequence().unwrap_or_default()
 }
 
 /// The library would read -1 as 65,535.

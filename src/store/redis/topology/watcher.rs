@@ -29,12 +29,12 @@ use crate::{
     net::endpoint::Endpoint,
     store::redis::{
         batch::packed::PackedCommands,
-        connection::{Connection, ReplyBounds},
-        failure::NodeFailure,
+        connection::{Connection, LIST_BYTES},
+        failure::{NodeFailure, role},
         node::Node,
         options::Options,
         pool::Connector,
-        probe::{MARGIN, Probe, is_master, refuse_sentinel},
+        probe::{MARGIN, Probe},
         wait::within,
     },
 };
@@ -133,9 +133,9 @@ impl TopologyWatcher {
             return Ok(());
         }
         let connector = &self.servers.connector;
-        let role = ask(connector, &master, None, connector.timeout, &[b"ROLE"]).await;
-        let (_, role) = role.map_err(|failure| format!("{master} {failure}"))?;
-        if !is_master(&role) {
+        let reply = ask(connector, &master, None, connector.timeout, &[b"ROLE"]).await;
+        let (_, reply) = reply.map_err(|failure| format!("{master} {failure}"))?;
+        if role(&reply) != Some("master") {
             return Err(format!("{master} {}", NodeFailure::ReadOnly));
         }
         tracing::info!(node = %master, "the sentinels named a master");
@@ -259,9 +259,9 @@ async fn ask(
             None => connector.connect_in(time, endpoint).await?,
         };
         let question = PackedCommands::one(words);
-        let replies = connection.ask_within(&question, ReplyBounds::LIST).await?;
+        let replies = connection.ask_within(&question, LIST_BYTES).await?;
         let reply = replies.into_iter().next().unwrap_or(Value::Nil);
-        refuse_sentinel(&mut connection, &reply).await?;
+        connection.refuse_sentinel(&reply).await?;
         match NodeFailure::of_greeting(&reply) {
             Some(failure) => Err(failure),
             None => Ok((connection, reply)),
