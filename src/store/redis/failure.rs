@@ -1,4 +1,4 @@
-//! Error replies and broken connections → node failures.
+//! Error replies and broken connections → what is done about them.
 
 use std::{fmt, io, time::Duration};
 
@@ -76,8 +76,8 @@ impl NodeFailure {
     /// The node failure in an error reply. `None` if the error concerns only its command; a node failure
     /// lasts for some time.
     pub(crate) fn of_reply(reply: &Value) -> Option<Self> {
-        match reply {
-            Value::ServerError(error) => Self::of_error(error),
+        match Reaction::to(reply) {
+            Some(Reaction::Lose(failure)) => Some(failure),
             _ => None,
         }
     }
@@ -94,22 +94,6 @@ impl NodeFailure {
         Self::of_reply(reply).or_else(refused)
     }
 
-    fn of_error(error: &ServerError) -> Option<Self> {
-        match error.code() {
-            "READONLY" => Some(Self::ReadOnly),
-            "LOADING" => Some(Self::Loading),
-            "NOAUTH" => Some(Self::NoAuth),
-            "WRONGPASS" => Some(Self::WrongPassword),
-            "MASTERDOWN" => Some(Self::MasterDown),
-            "BUSY" => Some(Self::Busy),
-            // One slot without an owner is no reason to give up the others.
-            "CLUSTERDOWN" if !error.details().is_some_and(is_about_a_slot) => {
-                Some(Self::ClusterDown)
-            }
-            _ => None,
-        }
-    }
-
     /// The node failure of a connection that broke or did not come up.
     pub(crate) fn of_failure(error: &io::Error) -> Self {
         if let Some(failure) = TlsFailure::of(error) {
@@ -120,6 +104,49 @@ impl NodeFailure {
             io::ErrorKind::UnexpectedEof => Self::Unreachable("the connection was closed".into()),
             _ => Self::Unreachable(chain(error)),
         }
+    }
+}
+
+/// The handling of an error reply. Its command was not carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reaction {
+    /// The command is sent to the server that the reply names, or to this one once more.
+    SendOn,
+    /// The script is sent again with its text.
+    SendText,
+    /// The command is refused, and the slots of the cluster are asked for: no server that is known owns this one.
+    AskForSlots,
+    /// The server is of no use for now: no request waits for it until the probe finds it well.
+    Lose(NodeFailure),
+    /// The command is refused, and the log says why.
+    Refuse,
+}
+
+impl Reaction {
+    /// The reaction to `reply`; `None` if it is no error.
+    pub(crate) fn to(reply: &Value) -> Option<Self> {
+        let Value::ServerError(error) = reply else {
+            return None;
+        };
+        let is_about_a_slot = || {
+            let details = error.details();
+            details.is_some_and(|details| details.contains("slot not served"))
+        };
+        Some(match error.code() {
+            "MOVED" | "ASK" | "TRYAGAIN" => Self::SendOn,
+            "NOSCRIPT" => Self::SendText,
+            // One slot without an owner is no reason to give up the others.
+            "CLUSTERDOWN" if is_about_a_slot() => Self::AskForSlots,
+            "CLUSTERDOWN" => Self::Lose(NodeFailure::ClusterDown),
+            "READONLY" => Self::Lose(NodeFailure::ReadOnly),
+            "LOADING" => Self::Lose(NodeFailure::Loading),
+            "NOAUTH" => Self::Lose(NodeFailure::NoAuth),
+            "WRONGPASS" => Self::Lose(NodeFailure::WrongPassword),
+            "MASTERDOWN" => Self::Lose(NodeFailure::MasterDown),
+            "BUSY" => Self::Lose(NodeFailure::Busy),
+            // OOM, NOPERM, CROSSSLOT, and whatever else there is.
+            _ => Self::Refuse,
+        })
     }
 }
 
@@ -204,20 +231,18 @@ pub(crate) fn is_unknown_command(error: &ServerError) -> bool {
     })
 }
 
-fn is_about_a_slot(details: &str) -> bool {
-    details.contains("slot not served")
+/// The role in a reply to ROLE: `master`, `slave` or `sentinel`.
+pub(crate) fn role(reply: &Value) -> Option<&str> {
+    match reply.as_sequence()?.first()? {
+        Value::BulkString(role) => str::from_utf8(role).ok(),
+        _ => None,
+    }
 }
 
 /// Whether a reply means that the command was not carried out and may be sent once more to the same
 /// server.
 pub(crate) fn is_try_again(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "TRYAGAIN")
-}
-
-/// Whether a reply means that no known server owns the slot.
-pub(crate) fn is_unserved_slot(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error)
-        if error.code() == "CLUSTERDOWN" && error.details().is_some_and(is_about_a_slot))
 }
 
 const SETBACKS: Backoff = Backoff {

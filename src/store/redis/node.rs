@@ -47,7 +47,7 @@ pub(crate) struct Node {
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
     /// Wakes the probe, and tells of its answers that came as promptly as a decision needs them.
-    doubt: Notify,
+    pub(super) doubt: Notify,
     pub(super) prompt_answer: Notify,
     /// Notifies the topology task of changes.
     node_events: Arc<Notify>,
@@ -121,11 +121,6 @@ impl Node {
     /// Makes the probe ask at once.
     pub(super) fn wake_probe(&self) {
         self.doubt.notify_one();
-    }
-
-    /// Waits until the probe is to ask.
-    pub(super) async fn doubted(&self) {
-        self.doubt.notified().await;
     }
 
     /// Records that it answered a worker.

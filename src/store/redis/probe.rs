@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     clock::{Measurement, ProcessClock, Skew},
-    failure::{NodeFailure, SetbackPauses, is_unknown_command},
+    failure::{NodeFailure, SetbackPauses, role},
     wait::{by, within},
 };
 use crate::{
@@ -86,7 +86,6 @@ pub(crate) struct Probe {
 #[derive(Debug)]
 struct Slowness {
     totals: [(u64, u64); 10],
-    next: usize,
     looked: Instant,
     log: LogThrottle,
 }
@@ -100,8 +99,8 @@ impl Slowness {
         self.looked = Instant::now();
         let stats = &node.stats;
         let (answered, late) = (stats.answered.load(Relaxed), stats.late.load(Relaxed));
-        let before = std::mem::replace(&mut self.totals[self.next], (answered, late));
-        self.next = (self.next + 1) % self.totals.len();
+        let before = std::mem::replace(&mut self.totals[0], (answered, late));
+        self.totals.rotate_left(1);
         let (answered, late) = (answered - before.0, late - before.1);
         let is_slow = is_slow(answered, late);
         node.is_slow.store(is_slow, Relaxed);
@@ -136,7 +135,6 @@ impl Probe {
             time_failures: 0,
             slowness: Slowness {
                 totals: [(0, 0); 10],
-                next: 0,
                 looked: Instant::now(),
                 log: LogThrottle::new(),
             },
@@ -214,7 +212,7 @@ impl Probe {
         sleep(MARGIN).await;
         tokio::select! {
             () = sleep(CALM) => {}
-            () = self.node.doubted() => {}
+            () = self.node.doubt.notified() => {}
         }
     }
 
@@ -307,11 +305,10 @@ impl Probe {
                 return Err(failure);
             }
             // A user who may not run ROLE gets an error, and the node the benefit of the doubt.
-            if is_replica(reply) {
-                return Err(NodeFailure::ReadOnly);
-            }
-            if role(reply) == Some(SENTINEL) {
-                return Err(NodeFailure::Sentinel);
+            match role(reply) {
+                Some("slave" | "replica") => return Err(NodeFailure::ReadOnly),
+                Some("sentinel") => return Err(NodeFailure::Sentinel),
+                _ => {}
             }
             if let Value::BulkString(text) = reply
                 && String::from_utf8_lossy(text).contains("cluster_state:fail")
@@ -368,7 +365,7 @@ impl Probe {
 async fn time(connection: &mut Connection) -> Result<Option<Timestamp>, NodeFailure> {
     let replies = connection.ask(&PackedCommands::one(&[b"TIME"])).await?;
     if let Some(reply) = replies.first() {
-        refuse_sentinel(connection, reply).await?;
+        connection.refuse_sentinel(reply).await?;
     }
     let time = replies.into_iter().next().and_then(|reply| {
         let (secs, micros): (u64, u64) = redis::from_redis_value(reply).ok()?;
@@ -376,50 +373,6 @@ async fn time(connection: &mut Connection) -> Result<Option<Timestamp>, NodeFail
         Some(Timestamp::from_millis(millis))
     });
     Ok(time)
-}
-
-/// Asks for the role of a server that does not know a command of Redis, as its `reply` says. PING does not show it: a
-/// sentinel answers that as a Redis does.
-///
-/// # Errors
-///
-/// If it is a sentinel, or the connection breaks.
-pub(crate) async fn refuse_sentinel(
-    connection: &mut Connection,
-    reply: &Value,
-) -> Result<(), NodeFailure> {
-    if !matches!(reply, Value::ServerError(error) if is_unknown_command(error)) {
-        return Ok(());
-    }
-    let replies = connection.ask(&PackedCommands::one(&[b"ROLE"])).await?;
-    match replies.first().and_then(role) {
-        Some(SENTINEL) => Err(NodeFailure::Sentinel),
-        _ => Ok(()),
-    }
-}
-
-/// The role of a sentinel.
-const SENTINEL: &[u8] = b"sentinel";
-
-/// Whether a reply to ROLE names a replica.
-pub(crate) fn is_replica(reply: &Value) -> bool {
-    role(reply).is_some_and(|role| matches!(role, b"slave" | b"replica"))
-}
-
-/// Whether a reply to ROLE names a master.
-pub(crate) fn is_master(reply: &Value) -> bool {
-    role(reply) == Some(b"master")
-}
-
-fn role(reply: &Value) -> Option<&[u8]> {
-    match reply {
-        Value::Array(parts) => match parts.first()? {
-            Value::BulkString(role) => Some(role),
-            Value::SimpleString(role) => Some(role.as_bytes()),
-            _ => None,
-        },
-        _ => None,
-    }
 }
 
 #[cfg(test)]

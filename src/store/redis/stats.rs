@@ -53,11 +53,6 @@ impl RedisStats {
             );
         }
     }
-
-    /// Counts a batch that failed, or a connection that did not come up.
-    pub(super) fn record_failure(&self) {
-        self.failures.fetch_add(1, Relaxed);
-    }
 }
 
 /// Passes on the stats of the Redis of all limits, and of the one of limits per second.

@@ -1,7 +1,6 @@
 //! The loop between one worker and one node: takes the requests that wait, sends them as a pipeline, and answers them.
 
 use std::{
-    collections::HashMap,
     mem,
     pin::pin,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
@@ -19,18 +18,17 @@ use super::{
     packed::PackedCommands,
     pipeline::{Commands, PipelineBuilder, ScriptForm},
     queue::QueuedRequest,
-    redirect::redirects,
-    step::{load_step, push_with_text},
+    redirect::Redirects,
+    step::push_with_text,
 };
 use crate::{
     foundation::{lock::lock, log_throttle::LogThrottle},
-    net::endpoint::Endpoint,
     store::{
         contract::StoreError,
         known::Known,
         redis::{
             connection::Connection,
-            failure::{NodeFailure, SetbackPauses, advice, is_unserved_slot, words},
+            failure::{NodeFailure, Reaction, SetbackPauses, advice, words},
             node::Node,
             options::Options,
             pool::{ConnectionPool, MAX_FOLLOWED, PooledWorkerConnection, WorkerConnection},
@@ -46,13 +44,6 @@ const MAX_INCREMENTS: usize = 1024;
 
 /// The least time that a batch has after it is written: its requests may have waited for this process until then.
 const LEAST_WAIT: Duration = Duration::from_millis(20);
-
-/// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
-/// for a slot that moves meanwhile.
-const MAX_REDIRECTS: usize = 3;
-
-/// The most connections for redirected commands. No more servers than that give away slots at once.
-const MAX_REDIRECT_CONNECTIONS: usize = 16;
 
 /// A connection that carried nothing for this long is asked whether it still works, and those for redirected commands
 /// are closed if none was redirected.
@@ -86,8 +77,7 @@ pub(crate) struct Batcher {
     /// Where keys are known to have a time to live: on the connection of now.
     place: u64,
     owed: OwedExpiries,
-    /// Connections to servers that commands were redirected to.
-    redirected: HashMap<Endpoint, Connection>,
+    redirects: Redirects,
     /// Whether the last batch held more than one request, so that more are probably arriving.
     is_busy: bool,
     /// Whether the server refused the last connection, and the pauses after such connections in a row.
@@ -115,6 +105,7 @@ impl Batcher {
         owed: OwedExpiries,
     ) -> Self {
         Self {
+            redirects: Redirects::new(node.clone(), servers.clone(), options.deadline),
             node,
             requests,
             next: None,
@@ -123,7 +114,6 @@ impl Batcher {
             place: known.new_place(),
             known,
             owed,
-            redirected: HashMap::new(),
             is_busy: false,
             is_unwelcome: false,
             setbacks: SetbackPauses::new(),
@@ -146,7 +136,7 @@ impl Batcher {
             }
             // Another server may have taken the node's place, without its last seconds.
             self.place = self.known.new_place();
-            self.redirected.clear();
+            self.redirects.close();
         }
     }
 
@@ -196,13 +186,13 @@ impl Batcher {
 
     /// Waits before the next connection, because the server refused the last one though it may have answered the probe.
     async fn pause(&mut self) {
-        let ends = Instant::now() + self.setbacks.next_pause();
-        loop {
-            tokio::select! {
-                () = sleep_until(ends) => return,
-                () = self.fail_next() => {}
+        let pause = self.setbacks.next_pause();
+        let fail_late = async {
+            loop {
+                self.fail_next().await;
             }
-        }
+        };
+        let _: Result<(), _> = timeout(pause, fail_late).await;
     }
 
     fn fail_all(&mut self) {
@@ -289,7 +279,7 @@ impl Batcher {
                     requests
                 }
                 None => {
-                    self.redirected.clear();
+                    self.redirects.close();
                     if !mem::replace(&mut is_unused, true) {
                         continue;
                     }
@@ -358,12 +348,8 @@ impl Batcher {
         let first = batch.requests.iter().map(|request| request.began).min();
         self.record_pipeline(batch.commands.packed.len());
         let lost_at = began + self.options.lose_after;
-        let sent = by(
-            lost_at,
-            pin!(connection.connection.send(&batch.commands.packed)),
-        )
-        .await;
-        if sent.is_none() {
+        let sending = connection.connection.send(&batch.commands.packed);
+        if by(lost_at, pin!(sending)).await.is_none() {
             self.late(batch, None);
             return None;
         }
@@ -479,10 +465,8 @@ impl Batcher {
         mut replies: Vec<Value>,
     ) {
         let commands = &batch.commands;
-        self.follow_redirects(&commands.packed, &mut replies).await;
-        self.run_unknown(&mut connection.connection, commands, &mut replies)
-            .await;
-        self.run_refused(&mut connection.connection, commands, &mut replies)
+        self.redirects.follow(&commands.packed, &mut replies).await;
+        self.run_again(&mut connection.connection, commands, &mut replies)
             .await;
         if commands.has_script && !connection.connection.is_broken() {
             self.node.scripts.record_answer();
@@ -525,10 +509,10 @@ impl Batcher {
         }
     }
 
-    /// Sends again the commands that could not run because the server did not know their script, as after SCRIPT
-    /// FLUSH: the first one with the text of the script, which the server then knows. Behind one address can be several
-    /// servers: what is still unknown goes with the text, too.
-    async fn run_unknown(
+    /// Sends again the scripts that did not run: those that the server does not know, as after SCRIPT FLUSH, the first
+    /// one with the text, which the server then knows. Behind one address can be several servers: what is still unknown
+    /// goes with the text, too. And leases that the server refused for their time although their callers wait.
+    async fn run_again(
         &mut self,
         connection: &mut Connection,
         commands: &Commands,
@@ -544,29 +528,27 @@ impl Batcher {
                     again.copy(&commands.packed, command);
                 }
             }
-            // If it fails the first replies stay, and they are errors.
-            let late = self.ask(connection, &again).await.unwrap_or_default();
-            for (command, reply) in unknown.into_iter().zip(late) {
-                replies[command] = reply;
-            }
+            self.replace(connection, &again, &unknown, replies).await;
         }
+        let (mut again, mut refused) = (PackedCommands::default(), Vec::new());
+        for (command, ends) in commands.refused(replies, Instant::now()) {
+            again.copy_with_last(&commands.packed, command, ends.millis());
+            refused.push(command);
+        }
+        self.replace(connection, &again, &refused, replies).await;
     }
 
-    /// Sends leases again that the server refused for their time although their callers wait.
-    async fn run_refused(
+    /// Replaces the replies at `places` by those to `commands`. If there are none the first stay, which are errors.
+    async fn replace(
         &mut self,
         connection: &mut Connection,
-        commands: &Commands,
+        commands: &PackedCommands,
+        places: &[usize],
         replies: &mut [Value],
     ) {
-        let refused = commands.refused(replies, Instant::now());
-        let mut again = PackedCommands::default();
-        for (command, ends) in &refused {
-            again.copy_with_last(&commands.packed, *command, ends.millis());
-        }
-        let late = self.ask(connection, &again).await.unwrap_or_default();
-        for ((command, _), reply) in refused.into_iter().zip(late) {
-            replies[command] = reply;
+        let late = self.ask(connection, commands).await.unwrap_or_default();
+        for (place, reply) in places.iter().zip(late) {
+            replies[*place] = reply;
         }
     }
 
@@ -583,72 +565,8 @@ impl Batcher {
         // A question without all of its replies has made the connection unusable.
         let asked = within(self.options.lose_after, connection.ask(commands)).await;
         let mut replies = asked?.ok()?;
-        self.follow_redirects(commands, &mut replies).await;
+        self.redirects.follow(commands, &mut replies).await;
         Some(replies)
-    }
-
-    /// Follows redirects: sends the commands to the servers that the replies name, and replaces these
-    /// replies. Only commands that were not carried out are sent again.
-    async fn follow_redirects(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
-        let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
-        if !replies.iter().any(is_error) {
-            return;
-        }
-        let deadline = self.options.deadline;
-        if within(deadline, self.send_on(commands, replies))
-            .await
-            .is_none()
-        {
-            // One of the servers is silent, and may answer these commands at any time.
-            self.redirected.clear();
-        }
-    }
-
-    async fn send_on(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
-        for _ in 0..MAX_REDIRECTS {
-            let redirects = redirects(replies, &self.node.endpoint);
-            if redirects.is_empty() {
-                return;
-            }
-            if redirects.iter().any(|redirect| !redirect.is_ask) {
-                self.servers.redirected();
-            }
-            for redirect in redirects {
-                let count = redirect.commands.len() as u64;
-                self.node.stats.redirects.fetch_add(count, Relaxed);
-                let commands = redirect.commands(commands);
-                let late = match self.redirect_connection(&redirect.target, &commands).await {
-                    Ok(late) => late,
-                    Err(failure) => {
-                        tracing::debug!(node = %redirect.target, %failure, "following a redirect failed");
-                        self.redirected.remove(&redirect.target);
-                        return;
-                    }
-                };
-                redirect.fill_in(replies, late);
-            }
-        }
-    }
-
-    /// One round trip to a server that need not be on the map.
-    async fn redirect_connection(
-        &mut self,
-        target: &Endpoint,
-        commands: &PackedCommands,
-    ) -> Result<Vec<Value>, NodeFailure> {
-        if !self.redirected.contains_key(target) {
-            if self.redirected.len() >= MAX_REDIRECT_CONNECTIONS {
-                self.redirected.clear();
-            }
-            let mut connection = self.servers.connector.connect(target).await?;
-            // A server that refuses it is sent the text when it has to run it.
-            connection.ask(&load_step()).await?;
-            self.redirected.insert(target.clone(), connection);
-        }
-        let connection = self.redirected.get_mut(target);
-        let connection = connection.expect("it was put there a line above");
-        self.servers.stats.record_pipeline(commands.len());
-        connection.ask(commands).await
     }
 
     /// Looks at error replies: some mean that the whole server is of no use for now.
@@ -659,15 +577,15 @@ impl Batcher {
                 continue;
             };
             self.node.stats.refusals.fetch_add(1, Relaxed);
-            if let Some(failure) = NodeFailure::of_reply(reply) {
-                // A new connection may reach another server at the same endpoint.
-                connection.abandon();
-                self.record_failure();
-                self.node.lose(failure);
-                return;
-            }
-            if is_unserved_slot(reply) {
-                self.servers.refresh_requested.notify_one();
+            match Reaction::to(reply) {
+                Some(Reaction::Lose(failure)) => {
+                    // A new connection may reach another server at the same endpoint.
+                    connection.abandon();
+                    self.record_failure();
+                    return self.node.lose(failure);
+                }
+                Some(Reaction::AskForSlots) => self.servers.refresh_requested.notify_one(),
+                _ => {}
             }
             refusal = Some((commands.name(command), error));
         }
@@ -686,8 +604,9 @@ impl Batcher {
         self.node.stats.batches.fetch_add(1, Relaxed);
     }
 
+    /// Counts a batch that failed, or a connection that did not come up.
     fn record_failure(&self) {
-        self.servers.stats.record_failure();
+        self.servers.stats.failures.fetch_add(1, Relaxed);
         self.node.stats.failures.fetch_add(1, Relaxed);
     }
 

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use super::{
     packed::PackedCommands,
     queue::QueuedRequest,
-    redirect::is_redirect,
     step::{self, MAX_SKEW, count},
 };
 use crate::{
@@ -24,7 +23,7 @@ use crate::{
     store::{
         contract::StoreError,
         redis::{
-            failure::{NodeFailure, is_try_again, is_unserved_slot},
+            failure::{Reaction, is_try_again},
             options::{Options, TimeSource},
         },
     },
@@ -368,11 +367,8 @@ impl Commands {
     pub(crate) fn undone(&self, replies: &[Value]) -> PackedCommands {
         let mut undone = PackedCommands::default();
         for &(_, command) in &self.expiries {
-            let reply = &replies[command];
-            if is_redirect(reply)
-                || is_unserved_slot(reply)
-                || NodeFailure::of_reply(reply).is_some()
-            {
+            let reaction = Reaction::to(&replies[command]);
+            if !matches!(reaction, None | Some(Reaction::Refuse)) {
                 undone.copy(&self.packed, command);
             }
         }
@@ -504,12 +500,9 @@ impl Commands {
 
     /// The indexes of scripts that the server did not know and so did not run.
     pub(crate) fn unknown(&self, replies: &[Value]) -> Vec<usize> {
-        let is_unknown = |reply: &Value| matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT");
-        let unknown = replies.iter().enumerate();
-        unknown
-            .filter(|(_, reply)| is_unknown(reply))
-            .map(|(command, _)| command)
-            .collect()
+        let is_unknown =
+            |command: &usize| Reaction::to(&replies[*command]) == Some(Reaction::SendText);
+        (0..replies.len()).filter(is_unknown).collect()
     }
 }
 

@@ -80,10 +80,9 @@ impl NodeQueue {
     ///
     /// If it cannot.
     pub(crate) fn admit(&self) -> Result<(), StoreError> {
-        match self.node.is_lost() {
-            true => Err(StoreError::Unsent),
-            false => Ok(()),
-        }
+        (!self.node.is_lost())
+            .then_some(())
+            .ok_or(StoreError::Unsent)
     }
 
     /// Queues one request.

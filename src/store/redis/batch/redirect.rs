@@ -1,31 +1,127 @@
 //! Replies of a cluster that name another server for a command. The command was not carried out, so it
 //! may be sent there.
 
+use std::{collections::HashMap, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+
 use bb8_redis::redis::Value;
 
-use super::packed::PackedCommands;
+use super::{packed::PackedCommands, step::load_step};
 use crate::{
     net::endpoint::{BareIpv6, Endpoint, split},
-    store::redis::{failure::is_try_again, topology::address::reported},
+    store::redis::{
+        connection::Connection,
+        failure::{NodeFailure, is_try_again},
+        node::Node,
+        topology::{address::reported, servers::Servers},
+        wait::within,
+    },
 };
 
-/// Whether a reply names another server.
-pub(crate) fn is_redirect(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if matches!(error.code(), "MOVED" | "ASK"))
+/// How many redirects a command may follow: MOVED by an old map, ASK by the slot's owner, and one more
+/// for a slot that moves meanwhile.
+const MAX_REDIRECTS: usize = 3;
+
+/// The most connections for redirected commands. No more servers than that give away slots at once.
+const MAX_REDIRECT_CONNECTIONS: usize = 16;
+
+/// Sends the redirected commands of one worker and node on.
+#[derive(Debug)]
+pub(crate) struct Redirects {
+    node: Arc<Node>,
+    servers: Arc<Servers>,
+    /// How long the servers that replies name may take in all.
+    deadline: Duration,
+    connections: HashMap<Endpoint, Connection>,
+}
+
+impl Redirects {
+    pub(crate) fn new(node: Arc<Node>, servers: Arc<Servers>, deadline: Duration) -> Self {
+        Self {
+            node,
+            servers,
+            deadline,
+            connections: HashMap::new(),
+        }
+    }
+
+    /// Closes the connections.
+    pub(crate) fn close(&mut self) {
+        self.connections.clear();
+    }
+
+    /// Sends the commands to the servers that `replies` name, and replaces these replies. Only commands that were not
+    /// carried out are sent again.
+    pub(crate) async fn follow(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
+        let is_error = |reply: &Value| matches!(reply, Value::ServerError(_));
+        if !replies.iter().any(is_error) {
+            return;
+        }
+        let followed = within(self.deadline, self.send_on(commands, replies));
+        if followed.await.is_none() {
+            // One of the servers is silent, and may answer these commands at any time.
+            self.close();
+        }
+    }
+
+    async fn send_on(&mut self, commands: &PackedCommands, replies: &mut [Value]) {
+        for _ in 0..MAX_REDIRECTS {
+            let redirects = redirects(replies, &self.node.endpoint);
+            if redirects.is_empty() {
+                return;
+            }
+            if redirects.iter().any(|redirect| !redirect.is_ask) {
+                self.servers.redirected();
+            }
+            for redirect in redirects {
+                let count = redirect.commands.len() as u64;
+                self.node.stats.redirects.fetch_add(count, Relaxed);
+                let commands = redirect.commands(commands);
+                match self.ask(&redirect.target, &commands).await {
+                    Ok(late) => redirect.fill_in(replies, late),
+                    Err(failure) => {
+                        tracing::debug!(node = %redirect.target, %failure, "following a redirect failed");
+                        self.connections.remove(&redirect.target);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// One round trip to a server that need not be on the map.
+    async fn ask(
+        &mut self,
+        target: &Endpoint,
+        commands: &PackedCommands,
+    ) -> Result<Vec<Value>, NodeFailure> {
+        if !self.connections.contains_key(target) {
+            if self.connections.len() >= MAX_REDIRECT_CONNECTIONS {
+                self.close();
+            }
+            let mut connection = self.servers.connector.connect(target).await?;
+            // A server that refuses it is sent the text when it has to run it.
+            connection.ask(&load_step()).await?;
+            self.connections.insert(target.clone(), connection);
+        }
+        let connection = self.connections.get_mut(target);
+        let connection = connection.expect("it was put there a line above");
+        self.servers.stats.record_pipeline(commands.len());
+        connection.ask(commands).await
+    }
 }
 
 /// Another server for commands of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Redirect {
-    pub(crate) target: Endpoint,
+struct Redirect {
+    target: Endpoint,
     /// The slot is moving there: the command needs ASKING in front, and the map stays as it is.
-    pub(crate) is_ask: bool,
+    is_ask: bool,
     /// The indexes of the commands in the pipeline, ascending.
-    pub(crate) commands: Vec<usize>,
+    commands: Vec<usize>,
 }
 
 /// The commands that have to be sent again, by target; `asked` is the server that replied.
-pub(crate) fn redirects(replies: &[Value], asked: &Endpoint) -> Vec<Redirect> {
+fn redirects(replies: &[Value], asked: &Endpoint) -> Vec<Redirect> {
     let mut redirects: Vec<Redirect> = Vec::new();
     for (command, reply) in replies.iter().enumerate() {
         let Some((target, is_ask)) = target(reply, asked) else {
@@ -65,7 +161,7 @@ fn target(reply: &Value, asked: &Endpoint) -> Option<(Endpoint, bool)> {
 
 impl Redirect {
     /// The commands in the form that the target needs.
-    pub(crate) fn commands(&self, of: &PackedCommands) -> PackedCommands {
+    fn commands(&self, of: &PackedCommands) -> PackedCommands {
         let mut commands = PackedCommands::default();
         for command in &self.commands {
             if self.is_ask {
@@ -77,7 +173,7 @@ impl Redirect {
     }
 
     /// Replaces the first replies by the target's.
-    pub(crate) fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
+    fn fill_in(&self, replies: &mut [Value], late: Vec<Value>) {
         let step = if self.is_ask { 2 } else { 1 };
         let late = late.into_iter().skip(step - 1).step_by(step);
         for (command, reply) in self.commands.iter().zip(late) {
