@@ -537,7 +537,7 @@ const LIBRARIES: [(&str, &[&str]); 30] = [
     ("nix", &["config", "server"]),
     ("notify", &["control"]),
     ("percent_encoding", &["service", "store"]),
-    ("prost", &["config", "observe", "service", "store"]),
+    ("prost", &["config", "observe", "service"]),
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),
     ("regex", &["observe"]),
@@ -954,7 +954,7 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 43_176),
+    ("lines of code in src", 42_975),
     ("files in src", 304),
     ("flags of serve", 147),
     ("files in tests and fuzz", 552),

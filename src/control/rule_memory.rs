@@ -1,9 +1,11 @@
 //! Whether the process has the memory for a load of rules.
 
-use crate::{
-    config::fault::Fault, foundation::printable::Megabytes, observe::metrics::process,
-    store::memory::ReservedBytes,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
 };
+
+use crate::{config::fault::Fault, foundation::printable::Megabytes, observe::metrics::process};
 
 /// The memory that rules may take: a share of their own, and beyond it as much as nothing else takes.
 #[derive(Clone, Debug, Default)]
@@ -13,7 +15,7 @@ pub(crate) struct RuleMemory {
     /// The bytes that rules may always take.
     pub(crate) share: usize,
     /// The bytes that counters leave to rules beyond their share.
-    pub(crate) reserved: ReservedBytes,
+    pub(crate) reserved: Arc<AtomicUsize>,
 }
 
 impl RuleMemory {
@@ -42,7 +44,7 @@ impl RuleMemory {
     /// Takes from the room of counters what rules in use, which take about `rule_bytes`, take beyond their share.
     pub(crate) fn reserve(&self, rule_bytes: usize) {
         let reserved = self.total.map(|_| rule_bytes.saturating_sub(self.share));
-        self.reserved.set(reserved.unwrap_or_default());
+        self.reserved.store(reserved.unwrap_or_default(), Relaxed);
     }
 }
 
@@ -56,7 +58,7 @@ mod tests {
         let memory = |total| RuleMemory {
             total,
             share: 1000,
-            reserved: ReservedBytes::default(),
+            reserved: Arc::default(),
         };
         let full = memory(Some(taken / 2));
         full.check(1000).unwrap();

@@ -117,19 +117,16 @@ impl StoreBackend {
         let mut tasks = StoreTasks::default();
         let (all, per_second_backend) = match self {
             Self::Memory(store) => {
-                let (returns, task) = Returns::new(metrics.returns.clone());
-                tasks.on_worker.push(Box::pin(task.run()));
                 return WorkerStore {
                     store: AnyStore::Memory(store.clone()),
-                    returns,
+                    returns: Returns::new(metrics.returns.clone()),
                     tasks,
                 };
             }
             Self::Redis { all, per_second } => (all, per_second),
         };
         let options = settings.redis.options();
-        let (returns, task) = Returns::new(metrics.returns.clone());
-        tasks.on_worker.push(Box::pin(task.run()));
+        let returns = Returns::new(metrics.returns.clone());
         let over_bytes = settings.redis.local_cache_bytes / worker_count(settings);
         let known = metrics.known.new_worker(over_bytes);
         let mut store = |backend: &RedisBackend| {

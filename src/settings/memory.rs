@@ -1,14 +1,13 @@
 //! Bounds on memory: a budget for the process, and its shares for everything that grows with clients and rules.
 
+use std::sync::Arc;
+
 use clap::Args;
 
 use crate::{
     foundation::printable::Megabytes,
     settings::{listen::Bounds, shapes::ArgShape as _, values::number},
-    store::{
-        memory::{CounterBounds, ReservedBytes},
-        slices,
-    },
+    store::{memory::CounterBounds, slices},
 };
 
 /// Bounds on memory.
@@ -185,7 +184,7 @@ impl MemoryShares {
             counters: CounterBounds {
                 counters: memory.max_counters,
                 bytes: counters,
-                reserved: ReservedBytes::default(),
+                reserved: Arc::default(),
             },
             held_bytes: held,
             connections: connections / connection,

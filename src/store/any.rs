@@ -60,7 +60,7 @@ impl AnyStore {
     pub(crate) fn slices(&self) -> Option<&SliceTables> {
         match self {
             Self::Memory(_) => None,
-            Self::Redis(store) => Some(store.tables()),
+            Self::Redis(store) => Some(&store.all),
         }
     }
 }

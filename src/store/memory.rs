@@ -38,7 +38,7 @@ mod shard;
 mod tests;
 
 use capacity::Capacity;
-pub(crate) use capacity::{CounterBounds, ReservedBytes};
+pub(crate) use capacity::CounterBounds;
 use shard::{CounterValue, Shard};
 
 /// Counts in memory, up to bounds on counters and bytes.

@@ -2,21 +2,15 @@
 //! costs that wait for the store.
 
 use std::{
-    convert::Infallible,
-    fmt,
-    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::{Notify, mpsc},
-    task::JoinSet,
-    time::sleep,
-};
+use tokio::{runtime::Handle, time::sleep};
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use super::contract::{Deadline, Store, StoreError};
 use crate::{
@@ -33,15 +27,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The most pieces of work of one worker. Each call that leases hits takes room for two before it sends them.
 const MAX_WORK: usize = 8_192;
 
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 /// Takes work on behalf of the callers of one worker.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default)]
 pub struct Returns {
-    sender: mpsc::UnboundedSender<Work>,
-    open: Arc<OpenCount>,
+    running: TaskTracker,
     stats: Arc<ReturnStats>,
 }
+
+/// Room for a piece of work, until that is done.
+pub(crate) type OpenWork = TaskTrackerToken;
 
 /// Counts of all workers.
 #[derive(Debug, Default)]
@@ -63,73 +57,23 @@ impl ReturnStats {
     }
 }
 
-impl fmt::Debug for Returns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Returns").finish_non_exhaustive()
-    }
-}
-
-/// Does the work.
-#[derive(Debug)]
-pub(crate) struct ReturnTask(mpsc::UnboundedReceiver<Work>);
-
-/// How many pieces of work are not done.
-#[derive(Debug, Default)]
-struct OpenCount {
-    pieces: AtomicUsize,
-    none_is_left: Notify,
-}
-
-/// Room for a piece of work, until that is done.
-pub(crate) struct OpenWork(Arc<OpenCount>);
-
-impl Drop for OpenWork {
-    fn drop(&mut self) {
-        if self.0.pieces.fetch_sub(1, Relaxed) == 1 {
-            self.0.none_is_left.notify_waiters();
-        }
-    }
-}
-
 impl Returns {
-    pub(crate) fn new(stats: Arc<ReturnStats>) -> (Self, ReturnTask) {
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let returns = Self {
-            sender,
-            open: Arc::default(),
+    pub(crate) fn new(stats: Arc<ReturnStats>) -> Self {
+        Self {
+            running: TaskTracker::new(),
             stats,
-        };
-        (returns, ReturnTask(receiver))
-    }
-
-    /// For tests and benchmarks without a server: no task does the work that it takes.
-    pub fn none() -> Self {
-        Self::new(Arc::default()).0
-    }
-
-    /// Whether all work is done.
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.open.pieces.load(Relaxed) == 0
+        }
     }
 
     /// Waits until all work is done.
     pub(crate) async fn all_done(&self) {
-        let mut notified = pin!(self.open.none_is_left.notified());
-        loop {
-            notified.as_mut().enable();
-            if self.open.pieces.load(Relaxed) == 0 {
-                return;
-            }
-            notified.as_mut().await;
-            notified.set(self.open.none_is_left.notified());
-        }
+        self.running.close();
+        self.running.wait().await;
     }
 
     /// Room for a piece of work, if there is some.
     pub(crate) fn room(&self) -> Option<OpenWork> {
-        let room = OpenWork(self.open.clone());
-        (room.0.pieces.fetch_add(1, Relaxed) < MAX_WORK).then_some(room)
+        (self.running.len() < MAX_WORK).then(|| self.running.token())
     }
 
     /// Takes a piece of work. Returns whether there was room; what is dropped stays charged until its window ends.
@@ -161,12 +105,13 @@ impl Returns {
 
     /// Takes a piece of work that has room.
     pub(crate) fn take_in(&self, room: OpenWork, work: impl Future<Output = ()> + Send + 'static) {
-        let work = Box::pin(async move {
-            let _room = room;
-            work.await;
-        });
-        // The task that does the work ends with the process.
-        let _ = self.sender.send(work);
+        // Calls that are dropped at the end of the process have no runtime.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                work.await;
+                drop(room);
+            });
+        }
     }
 }
 
@@ -220,23 +165,25 @@ pub(crate) async fn free_slots<S: Store>(store: &S, freed: &Batch, now: Timestam
     send_until_ended(store, freed, now, |_| true).await;
 }
 
-/// Sends hits that are taken off, and again after errors of this kind, until they have left anyway.
-async fn send_until_ended<S: Store>(
+/// Sends hits that are taken off, and again after errors of this kind, until they have left anyway. Returns whether the
+/// store took them.
+pub(crate) async fn send_until_ended<S: Store>(
     store: &S,
     batch: &Batch,
     now: Timestamp,
     may_be_sent_again: fn(StoreError) -> bool,
-) {
+) -> bool {
     if batch.is_empty() {
-        return;
+        return true;
     }
     let lasts = batch.all_specs().map(|spec| spec.period_millis).max();
     let (began, lasts) = (Instant::now(), Duration::from_millis(lasts.unwrap_or(0)));
-    while let Err(error) = store.add(batch, now).await {
-        if !may_be_sent_again(error) || began.elapsed() >= lasts {
-            return;
+    loop {
+        match store.add(batch, now).await {
+            Ok(_) => return true,
+            Err(error) if may_be_sent_again(error) && began.elapsed() < lasts => pause().await,
+            Err(_) => return false,
         }
-        pause().await;
     }
 }
 
@@ -245,46 +192,23 @@ pub(crate) async fn pause() {
     sleep(random::between(RETRY / 2, RETRY)).await;
 }
 
-impl ReturnTask {
-    /// Never returns: a worker needs it as long as it serves calls.
-    pub(crate) async fn run(mut self) -> Infallible {
-        let mut running = JoinSet::new();
-        loop {
-            tokio::select! {
-                work = self.0.recv() => match work {
-                    Some(work) => {
-                        running.spawn(work);
-                    }
-                    None => std::future::pending().await,
-                },
-                Some(_) = running.join_next() => {}
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn work_is_done_and_too_much_of_it_is_dropped() {
-        let stats = Arc::<ReturnStats>::default();
-        let (returns, task) = Returns::new(stats.clone());
-        let (done, mut all_done) = mpsc::unbounded_channel();
+        let returns = Returns::default();
+        let done = Arc::<AtomicU64>::default();
         let take = || {
             let done = done.clone();
-            returns.take(async move { done.send(()).unwrap() })
+            returns.take(async move { _ = done.fetch_add(1, Relaxed) })
         };
         let taken = (0..MAX_WORK + 10).filter(|_| take()).count();
-        assert_eq!((taken, stats.dropped.load(Relaxed)), (MAX_WORK, 10));
-        let mut doing = JoinSet::new();
-        doing.spawn(task.run());
-        for _ in 0..MAX_WORK {
-            all_done.recv().await.unwrap();
-        }
-        while !take() {
-            tokio::task::yield_now().await;
-        }
+        let dropped = returns.stats.dropped.load(Relaxed);
+        assert_eq!((taken, dropped), (MAX_WORK, 10));
+        returns.all_done().await;
+        assert_eq!(done.load(Relaxed), MAX_WORK as u64);
+        assert!(take());
     }
 }

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use super::{
     contract::{Deadline, Store, StoreError, StoreState},
-    returns::{self, Returns},
+    returns::{Returns, send_until_ended},
     split::overcharged,
 };
 use crate::{
@@ -52,7 +52,7 @@ const SLICE_BYTES: usize = size_of::<HeldSlice>() + 2 * size_of::<Box<[u8]>>();
 pub(crate) struct Slices<S> {
     store: S,
     own: Arc<Mutex<WorkerSlices>>,
-    all: Arc<SliceTables>,
+    pub(crate) all: Arc<SliceTables>,
     returns: Returns,
     /// This worker's part of [`MAX_BYTES`].
     max_bytes: usize,
@@ -326,10 +326,6 @@ impl<S: Store + Clone> Slices<S> {
         }
     }
 
-    pub(crate) fn tables(&self) -> &Arc<SliceTables> {
-        &self.all
-    }
-
     /// Gives back what is not used. It never ends.
     pub(crate) async fn keep_sweeping(self, now: impl Fn() -> Timestamp) -> Infallible {
         loop {
@@ -412,10 +408,8 @@ impl<S: Store + Clone> Slices<S> {
 
     /// Judges a request whose hits were added first, by the counts after them, and gives back those that are refused.
     fn judge(&self, counts: &mut CounterStates, batch: &Batch, now: Timestamp) {
-        let is_over = |(spec, count): (&IncrementSpec, &CounterState)| {
-            count.is_over(spec.limit, spec.added())
-        };
-        if !batch.all_specs().zip(&*counts).any(is_over) {
+        let mut judged = batch.all_specs().zip(&*counts);
+        if !judged.any(|(spec, count)| count.is_over(spec.limit, spec.added())) {
             return;
         }
         let mut refused = Batch::default();
@@ -431,7 +425,7 @@ impl<S: Store + Clone> Slices<S> {
         if !refused.is_empty() {
             let store = self.store.clone();
             self.returns.take(async move {
-                give_back(&store, refused, now).await;
+                send_until_ended(&store, &refused, now, StoreError::is_unsent).await;
             });
         }
     }
@@ -497,14 +491,8 @@ impl<S: Store + Clone> Slices<S> {
             let is_charged = counts.iter().all(|count| count.is_charged);
             held.slice.call(is_charged, &held.policy, steady);
             held.see(counts, if is_charged { spec.hits } else { 0 });
-            if !is_charged {
-                may_serve = false;
-            } else if group.len() == batch.len() {
-                // The only descriptor needs no other look-up.
-                return self.serve(held, spec.hits, now, steady);
-            } else {
-                charged.push((group, held.slice.is_hot(&held.policy)));
-            }
+            may_serve &= is_charged;
+            charged.push((group, held.slice.is_hot(&held.policy)));
         }
         for (index, (group, _)) in charged.iter().enumerate().filter(|_| may_serve) {
             // Otherwise such a request asks the store anyway, whatever slice this descriptor has.
@@ -568,35 +556,18 @@ impl<S: Store + Clone> Slices<S> {
             .take(async move { slices.give_back(hits, now).await });
     }
 
-    /// Gives back hits of slices.
+    /// Gives back hits of slices to the windows that have not ended.
     async fn give_back(&self, hits: Batch, now: Timestamp) {
-        let all: u64 = hits.all_specs().map(|spec| spec.hits).sum();
-        let returned = give_back(&self.store, hits, now).await;
-        let stats = &self.all.stats;
-        stats.returned_hits.fetch_add(returned, Relaxed);
-        stats.expired_hits.fetch_add(all - returned, Relaxed);
-    }
-}
-
-/// Gives back hits to windows that have not ended at `now`. A store that is away is asked again until they have: what
-/// was not sent is not lost. Returns how many hits the store took.
-async fn give_back<S: Store>(store: &S, hits: Batch, now: Timestamp) -> u64 {
-    let began = Instant::now();
-    loop {
-        let now = now.plus(began.elapsed());
+        let sum = |batch: &Batch| batch.all_specs().map(|spec| spec.hits).sum::<u64>();
         let mut live = Batch::default();
         for increment in hits.iter().filter(|one| one.expires_at > now) {
             live.append_one(increment);
         }
-        if live.is_empty() {
-            return 0;
-        }
-        match store.add(&live, now).await {
-            Ok(_) => return live.all_specs().map(|spec| spec.hits).sum(),
-            Err(error) if error.is_unsent() => returns::pause().await,
-            // The store may have taken them. Otherwise they stay charged until their window ends.
-            Err(_) => return 0,
-        }
+        let is_taken = send_until_ended(&self.store, &live, now, StoreError::is_unsent).await;
+        let returned = if is_taken { sum(&live) } else { 0 };
+        let stats = &self.all.stats;
+        stats.returned_hits.fetch_add(returned, Relaxed);
+        stats.expired_hits.fetch_add(sum(&hits) - returned, Relaxed);
     }
 }
 

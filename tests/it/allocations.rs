@@ -40,7 +40,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
             decision_log: Default::default(),
             talkers: Default::default(),
             leases: LeaseBook::of_memory(),
-            returns: Returns::none(),
+            returns: Returns::default(),
             rules,
             store,
             modes: Modes::default(),

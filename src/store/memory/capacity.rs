@@ -13,17 +13,7 @@ pub(crate) struct CounterBounds {
     /// The most bytes that they take.
     pub bytes: usize,
     /// Bytes of these that are kept free for rules at present.
-    pub reserved: ReservedBytes,
-}
-
-/// Bytes that counters leave free at present.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ReservedBytes(Arc<AtomicUsize>);
-
-impl ReservedBytes {
-    pub(crate) fn set(&self, bytes: usize) {
-        self.0.store(bytes, Relaxed);
-    }
+    pub reserved: Arc<AtomicUsize>,
 }
 
 impl CounterBounds {
@@ -82,7 +72,7 @@ impl Capacity {
         let CounterBounds {
             bytes, reserved, ..
         } = &self.bounds;
-        let left = bytes.saturating_sub(reserved.0.load(Relaxed));
+        let left = bytes.saturating_sub(reserved.load(Relaxed));
         left.max(bytes / LEAST_SHARE)
     }
 

@@ -540,7 +540,7 @@ proptest! {
             match step {
                 Step::Pause(pause) => now = Timestamp::from_millis(pause.after(now.millis())),
                 Step::Sweep => store.sweep(now),
-                Step::Room(is_there) => bounds.reserved.set(if is_there { 0 } else { 2_048 }),
+                Step::Room(is_there) => bounds.reserved.store(if is_there { 0 } else { 2_048 }, Relaxed),
                 Step::Look(value, rule) => {
                     let look = IncrementSpec::charged(Hits::add(0), Charge::Always);
                     push(&mut batch, value, of(rule), now, look);

@@ -5,10 +5,8 @@ use std::{
     future::{Future, poll_fn},
     sync::{Arc, Mutex},
     task::Poll,
-    time::{Duration, Instant},
+    time::Instant,
 };
-
-use tokio::task::JoinSet;
 
 use super::*;
 use crate::{
@@ -160,7 +158,6 @@ fn start(at: u64, period: u64) -> u64 {
 struct History {
     random: fastrand::Rng,
     limiter: Limiter<SlowStore>,
-    task: JoinSet<std::convert::Infallible>,
     metrics: Arc<Metrics>,
     epoch: u32,
     variant: usize,
@@ -175,9 +172,6 @@ struct History {
 impl History {
     fn new(seed: u64) -> Self {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
-        let (returns, task) = Returns::new(Arc::default());
-        let mut tasks = JoinSet::new();
-        tasks.spawn(task.run());
         let store = SlowStore {
             store: Arc::new(MemoryStore::new(100_000)),
             next: Arc::default(),
@@ -194,9 +188,8 @@ impl History {
                 decision_log: Default::default(),
                 talkers: Default::default(),
                 leases: LeaseBook::of_memory(),
-                returns,
+                returns: Returns::default(),
             },
-            task: tasks,
             metrics,
             epoch: 0,
             variant: 0,
@@ -265,9 +258,7 @@ impl History {
             .await
         };
         // Whatever goes on without the caller comes to its end.
-        while !self.limiter.returns.is_idle() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        self.limiter.returns.all_done().await;
         *lock(&self.limiter.store.next) = Treatment::default();
         Some(answer?.map_err(|_| ()))
     }
@@ -560,5 +551,4 @@ async fn counters_hold_what_open_reservations_and_costs_come_to() {
             history.done
         );
     }
-    history.task.abort_all();
 }
