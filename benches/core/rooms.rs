@@ -163,7 +163,7 @@ impl Rooms {
             decision_log: Default::default(),
             talkers: Default::default(),
             leases: LeaseBook::of_memory(),
-            returns: Returns::default(),
+            returns: Returns::new(Arc::default()),
             rules: rules.clone(),
             store,
             modes: Modes::default(),

@@ -9,8 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{runtime::Handle, time::sleep};
-use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::sleep,
+};
 
 use super::contract::{Deadline, Store, StoreError};
 use crate::{
@@ -27,15 +30,19 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The most pieces of work of one worker. Each call that leases hits takes room for two before it sends them.
 const MAX_WORK: usize = 8_192;
 
+/// How often the end of all work is looked for.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// Takes work on behalf of the callers of one worker.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Returns {
-    running: TaskTracker,
+    /// A permit for each of [`MAX_WORK`].
+    room: Arc<Semaphore>,
     stats: Arc<ReturnStats>,
 }
 
 /// Room for a piece of work, until that is done.
-pub(crate) type OpenWork = TaskTrackerToken;
+pub(crate) type OpenWork = OwnedSemaphorePermit;
 
 /// Counts of all workers.
 #[derive(Debug, Default)]
@@ -58,22 +65,21 @@ impl ReturnStats {
 }
 
 impl Returns {
-    pub(crate) fn new(stats: Arc<ReturnStats>) -> Self {
-        Self {
-            running: TaskTracker::new(),
-            stats,
-        }
+    pub fn new(stats: Arc<ReturnStats>) -> Self {
+        let room = Arc::new(Semaphore::new(MAX_WORK));
+        Self { room, stats }
     }
 
     /// Waits until all work is done.
     pub(crate) async fn all_done(&self) {
-        self.running.close();
-        self.running.wait().await;
+        while self.room.available_permits() < MAX_WORK {
+            sleep(LOOK).await;
+        }
     }
 
     /// Room for a piece of work, if there is some.
     pub(crate) fn room(&self) -> Option<OpenWork> {
-        (self.running.len() < MAX_WORK).then(|| self.running.token())
+        self.room.clone().try_acquire_owned().ok()
     }
 
     /// Takes a piece of work. Returns whether there was room; what is dropped stays charged until its window ends.
@@ -198,7 +204,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_is_done_and_too_much_of_it_is_dropped() {
-        let returns = Returns::default();
+        let returns = Returns::new(Arc::default());
         let done = Arc::<AtomicU64>::default();
         let take = || {
             let done = done.clone();

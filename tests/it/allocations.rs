@@ -40,7 +40,7 @@ pub(crate) fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
             decision_log: Default::default(),
             talkers: Default::default(),
             leases: LeaseBook::of_memory(),
-            returns: Returns::default(),
+            returns: Returns::new(Arc::default()),
             rules,
             store,
             modes: Modes::default(),

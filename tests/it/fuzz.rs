@@ -120,11 +120,6 @@ fn wildcards_are_found_as_by_a_scan() {
 }
 
 #[test]
-fn replies_are_the_same_however_they_are_cut() {
-    check("replies");
-}
-
-#[test]
 fn slots_have_the_owner_of_the_last_range() {
     check("slots");
 }

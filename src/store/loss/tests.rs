@@ -213,7 +213,7 @@ fn fleet(replicas: u32) -> (Shared, Vec<OnLoss<Shared>>) {
         OnLoss::new(
             shared.clone(),
             loss,
-            Returns::default(),
+            Returns::new(Arc::default()),
             Duration::from_secs(1),
         )
     };

@@ -574,7 +574,7 @@ impl LeaseWorld {
             decision_log: Default::default(),
             talkers: Default::default(),
             leases: LeaseBook::of_shared_store(),
-            returns: Returns::default(),
+            returns: Returns::new(Arc::default()),
         };
         let mut world = Self {
             limiter,

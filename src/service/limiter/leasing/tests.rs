@@ -188,7 +188,7 @@ impl History {
                 decision_log: Default::default(),
                 talkers: Default::default(),
                 leases: LeaseBook::of_memory(),
-                returns: Returns::default(),
+                returns: Returns::new(Arc::default()),
             },
             metrics,
             epoch: 0,
