@@ -103,12 +103,10 @@ impl ClusterNodes {
         deadline: &Deadline,
     ) -> Result<Vec<Option<PendingReply>>, StoreError> {
         let queues = || self.nodes.iter().map(|&node| &self.view.queues[node]);
-        for (_, queue) in parts
-            .iter()
-            .zip(queues())
-            .filter(|(part, _)| !part.is_empty())
-        {
-            queue.admit()?;
+        let is_lost =
+            |(part, queue): (&Batch, &NodeQueue)| !part.is_empty() && queue.node.is_lost();
+        if parts.iter().zip(queues()).any(is_lost) {
+            return Err(StoreError::Unsent);
         }
         let push = |(part, queue): (&Batch, &NodeQueue)| match part.is_empty() {
             true => Ok(None),

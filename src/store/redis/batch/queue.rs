@@ -74,17 +74,6 @@ impl NodeQueue {
         (queue, receiver)
     }
 
-    /// Checks whether the node can be expected to answer.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot.
-    pub(crate) fn admit(&self) -> Result<(), StoreError> {
-        (!self.node.is_lost())
-            .then_some(())
-            .ok_or(StoreError::Unsent)
-    }
-
     /// Queues one request.
     ///
     /// # Errors
@@ -96,7 +85,9 @@ impl NodeQueue {
         now: Timestamp,
         deadline: &Deadline,
     ) -> Result<PendingReply, StoreError> {
-        self.admit()?;
+        if self.node.is_lost() {
+            return Err(StoreError::Unsent);
+        }
         let (reply, pending) = oneshot::channel();
         let mut own = Pooled::<Batch>::default();
         own.append(batch);

@@ -1,7 +1,11 @@
 //! Replies of a cluster that name another server for a command. The command was not carried out, so it
 //! may be sent there.
 
-use std::{collections::HashMap, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use bb8_redis::redis::Value;
 
