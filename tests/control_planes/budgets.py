@@ -6,6 +6,7 @@ By the patches of deploy/envoy-gateway/ and deploy/istio/, and by Envoy Gateway'
 import concurrent.futures
 import contextlib
 import itertools
+import json
 import sys
 import typing
 
@@ -229,6 +230,12 @@ def elsewhere(gateway):
         expect_equal(budget.ask("free"), 200, "with the patch")
 
 
+def has_processor(dump):
+    """Whether the Envoy uses the cluster of a processor: routes to it are in force before that."""
+    parts = [part.get("dynamic_active_clusters", []) for part in json.loads(dump)["configs"]]
+    return any("/extproc/" in active["cluster"]["name"] for active in itertools.chain(*parts))
+
+
 @contextlib.contextmanager
 def behind_ai_gateway(gateway, rule):
     """Leases by the patch with costs from AI Gateway's metadata, as long as a `with` lasts."""
@@ -239,7 +246,7 @@ def behind_ai_gateway(gateway, rule):
         return patch.replace(own, source)
 
     with processor(gateway), behind_gateway(gateway, rule, edit, processed("llm")) as budget:
-        wait_until("the Envoy has it", lambda: any(source in dump for dump in gateway.config_dumps()))
+        wait_until("the Envoy has it", lambda: any(source in dump and has_processor(dump) for dump in gateway.config_dumps()))
         yield budget
 
 
