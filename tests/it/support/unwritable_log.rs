@@ -264,7 +264,10 @@ impl LoggingServer {
     ) -> anyhow::Result<()> {
         let deadline = std::time::Instant::now() + PATIENCE;
         while !is_so(self) {
-            if let Some(status) = self.process.status() {
+            // It may have ended since, as it should.
+            if let Some(status) = self.process.status()
+                && !is_so(self)
+            {
                 anyhow::bail!("not so: {what}; the server ended with {status}");
             }
             ensure!(
