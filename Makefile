@@ -160,10 +160,10 @@ FUZZ_TARGETS := message headers rules json names xds wildcards slots mapping tok
 fuzz: ## Fuzz each law for MINUTES (10)
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
 		echo "cargo-fuzz is not installed: $(CARGO) install --locked cargo-fuzz" >&2; exit 1; }
-	@for target in $(FUZZ_TARGETS); do \
-		mkdir -p target/fuzz/corpus/$$target || exit; \
-		$(CARGO) fuzz run --sanitizer none --target-dir target/fuzz $$target \
-			target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
+	@for law in $(FUZZ_TARGETS); do \
+		tests/tools/corpus $$law target/fuzz/corpus/$$law || exit; \
+		LAW=$$law $(CARGO) fuzz run --sanitizer none --target-dir target/fuzz law \
+			target/fuzz/corpus/$$law -- \
 			-max_len=1024 -timeout=10 -max_total_time=$$(($(MINUTES) * 60)) || exit; \
 	done
 

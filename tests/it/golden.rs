@@ -1,6 +1,8 @@
-//! Cases of answering requests and reading rules, one YAML file each, against real processes.
+//! Cases of answering requests and reading rules, against real processes: a file for each section of the reference's
+//! description, in which each case is a document of YAML with a name.
 //!
 //! ```yaml
+//! --- # hits-of-a-descriptor
 //! about: 2.2 a descriptor's own hits win over those of the request
 //! rules: |            # one rule file, or a map of names and texts
 //!   domain: ${domain} # a name that only this case uses
@@ -179,23 +181,27 @@ enum Limit {
     },
 }
 
-/// The files of the suite: the name of each case and its text, with placeholders.
-fn files() -> BTreeMap<String, String> {
+/// The cases of the suite: the name of each and its text, with placeholders.
+pub fn cases() -> BTreeMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden");
-    fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .map(|path| {
-            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            (name, fs::read_to_string(path).unwrap())
-        })
-        .collect()
+    let mut cases = BTreeMap::new();
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let section = path.file_stem().unwrap().to_str().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        for case in text.split("--- # ").skip(1) {
+            let (name, text) = case.split_once('\n').unwrap();
+            let before = cases.insert(format!("{section}-{name}"), text.to_owned());
+            assert!(before.is_none(), "{section} has two cases {name}");
+        }
+    }
+    cases
 }
 
 /// The rule files of all cases: the name of the case, and the text.
 pub fn rule_texts() -> Vec<(String, String)> {
-    let files = files();
-    let texts = files.iter().flat_map(|(name, text)| {
+    let cases = cases();
+    let texts = cases.iter().flat_map(|(name, text)| {
         let case = case(name, text, 0);
         let files = case.files();
         let texts: Vec<_> = files.iter().map(|(_, text)| (*text).to_owned()).collect();
@@ -244,10 +250,10 @@ impl Case {
 #[tokio::test]
 async fn every_case_is_answered_as_written() {
     let redis = Redis::start();
-    let files = files();
+    let all = cases();
     // One process serves all cases with equal settings.
     let mut groups: BTreeMap<_, Vec<(&str, &str)>> = BTreeMap::new();
-    for (name, text) in &files {
+    for (name, text) in &all {
         let case = case(name, text, 0);
         if !case.steps.is_empty() {
             for store in case.stores {
@@ -631,7 +637,7 @@ fn floats(value: &serde_json::Value) -> serde_json::Value {
 #[test]
 fn every_case_is_checked_as_written() {
     let mut failures = Vec::new();
-    for (name, text) in files() {
+    for (name, text) in cases() {
         let case = case(&name, &text, 0);
         if let Err(failure) = check(&case) {
             failures.push(format!("{name}: {}\n  {failure}", case.about));
@@ -692,8 +698,7 @@ fn check(case: &Case) -> Result<(), String> {
 /// Printed past the capture of the test runner, so that it is visible.
 #[test]
 fn the_number_of_cases_is_printed() {
-    let files = files();
-    let count = files.len();
+    let count = cases().len();
     assert!(count >= 120, "only {count}");
     let line = format!("golden cases: {count}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();

@@ -11,7 +11,7 @@ use std::{
 use ::tollgate::{Allows, RuleFiles, RuleOptions};
 use serde_json::{Value, json};
 
-use crate::support::tool;
+use crate::{fuzz::corpus, golden::rule_texts, support::tool};
 
 /// The rules of a text as tollgate reads it, or `None` if it refuses the text.
 fn read(text: &str) -> Option<Value> {
@@ -373,28 +373,14 @@ fn files_in(folder: &str) -> Vec<String> {
     texts.collect()
 }
 
-/// The rule files of the cases in `golden/`.
-fn golden() -> Vec<String> {
-    let mut texts = Vec::new();
-    for case in files_in("tests/it/golden") {
-        let case: serde_yaml::Value = serde_yaml::from_str(&case).unwrap();
-        match &case["rules"] {
-            serde_yaml::Value::String(text) => texts.push(text.clone()),
-            serde_yaml::Value::Mapping(files) => {
-                texts.extend(files.values().map(|text| text.as_str().unwrap().to_owned()));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    texts
-}
-
 #[test]
 fn our_own_rule_files_mean_the_same_to_another_reader() {
-    let mut texts = golden();
-    for folder in ["config", "deploy/compose/rules", "fuzz/corpus/rules"] {
+    let mut texts: Vec<_> = rule_texts().into_iter().map(|(_, text)| text).collect();
+    for folder in ["config", "deploy/compose/rules"] {
         texts.extend(files_in(folder));
     }
+    let corpus = corpus("rules").into_iter();
+    texts.extend(corpus.filter_map(|bytes| String::from_utf8(bytes).ok()));
     let agreed = check(texts.iter().map(String::as_str));
     assert!(agreed.texts > 100 && agreed.rules > 200, "{agreed:?}");
     assert_eq!(agreed.refused, 0);
