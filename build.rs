@@ -20,7 +20,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let all = protox::compile([&[SERVED], &ASKED_FOR[..]].concat(), ["proto"])?;
     tonic_prost_build::configure()
         .bytes(".")
-        .codec_path("crate::service::grpc::codec::Codec")
         .compile_fds(entries_as_bytes(all))?;
 
     // Not in reflection: tollgate calls this service and does not serve it.

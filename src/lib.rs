@@ -23,7 +23,6 @@ mod foundation {
     pub(crate) mod log_throttle;
     pub(crate) mod metric_name;
     pub(crate) mod named;
-    pub(crate) mod object_pool;
     pub(crate) mod printable;
     pub(crate) mod random;
     pub(crate) mod sample;
@@ -155,7 +154,7 @@ mod service {
     pub(crate) mod answered_leases;
     pub(crate) mod explain;
     pub(crate) mod grpc;
-    pub(crate) mod held_bytes;
+    pub(crate) mod held;
     pub(crate) mod leases;
     pub(crate) mod limiter;
 }
@@ -165,7 +164,6 @@ mod service {
 mod control {
     pub(crate) mod changes;
     pub(crate) mod reload;
-    pub(crate) mod rule_memory;
     pub(crate) mod xds;
 }
 
@@ -190,26 +188,23 @@ mod settings {
 
 /// Starts everything, owns every task, drains.
 mod server {
+    mod accept;
     mod announce;
     pub(crate) mod authority;
     mod backend;
-    pub(crate) mod bench;
     mod connection;
-    mod control_group;
     pub(crate) mod error;
-    mod file_limit;
     mod health;
     mod http;
+    mod limits;
     pub(crate) mod log;
     mod parts;
     mod ports;
     mod rules;
     pub(crate) mod run;
     mod service_manager;
-    mod services;
     mod spans;
     mod statistics;
-    mod store_tasks;
     mod tasks;
     pub(crate) mod tls;
     mod workers;
@@ -261,14 +256,9 @@ pub use observe::{
     metrics::{Metrics, mapper::Mapper, prometheus::Renderer},
     traces::Tracer,
 };
-pub use server::{authority::rewrite, bench::serve_method};
+pub use server::authority::rewrite;
 pub use service::{
-    answered_leases::{ConnectionLeases, WorkerLeases},
-    grpc::{
-        RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto,
-        unary::{UnaryMethod, framed},
-        wire,
-    },
+    grpc::{RequestClock, SHOULD_RATE_LIMIT, Service, fast_path, now, proto, wire},
     leases::LeaseBook,
     limiter::{Basis, Limiter, RuleSet, Rules},
 };

@@ -15,7 +15,7 @@ use tollgate::{
     Basis, Batch, CounterStates, Deadline, Decision, Entry as RequestEntry, Hits, Identity, Joined,
     KeyFormat, LeaseBook, Limiter, Matcher, MemoryStore, Metrics, Modes, NearRatio, Plan, Request,
     Returns, Rule, RuleFiles, RuleOptions, RuleSet, RuleSource, Rules, Store as _, Timestamp,
-    decide, decide_into, fast_path, framed,
+    decide, decide_into, fast_path,
     proto::envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
         service::ratelimit::v3::RateLimitRequest,
@@ -118,12 +118,6 @@ pub const ROOMS: [Room; 11] = [
     },
 ];
 
-const BOUNDS: wire::RequestBounds = wire::RequestBounds {
-    descriptors: 100,
-    entries: 100,
-    text_bytes: 1000,
-};
-
 /// A Saturday in November 2026.
 const NOW: Timestamp = Timestamp::from_secs(1_795_230_000);
 
@@ -182,7 +176,7 @@ impl Rooms {
             ..RateLimitRequest::default()
         });
         let rules: &RuleSet = keep(rules.current().context("rules were loaded")?).as_ref();
-        let request: &Request<'_> = keep(wire::request(message, BOUNDS)?);
+        let request: &Request<'_> = keep(wire::request(message)?);
         let descriptor = request.descriptors().next();
         let plan = Plan::new(&rules.matcher, request, Modes::default(), NOW);
         let counts = ready(limiter.store.add(&plan.batch, NOW))?;
@@ -249,14 +243,14 @@ fn ready<T>(future: impl Future<Output = T>) -> T {
 #[inline(never)]
 fn room_read(rooms: &Rooms) {
     let mut request = Request::default();
-    let read = fast_path::read_into(&mut request, black_box(&rooms.encoded), BOUNDS);
+    let read = fast_path::read_into(&mut request, black_box(&rooms.encoded));
     black_box(read.is_some());
 }
 
 #[inline(never)]
 fn room_decode(rooms: &Rooms) {
     let message = RateLimitRequest::decode(black_box(&*rooms.encoded)).expect("it was encoded");
-    black_box(wire::request(&message, BOUNDS).is_ok());
+    black_box(wire::request(&message).is_ok());
 }
 
 #[inline(never)]
@@ -321,10 +315,7 @@ fn room_record(rooms: &Rooms) {
 #[inline(never)]
 fn room_write(rooms: &Rooms) {
     let decision = black_box(&rooms.decision);
-    let reply = framed(fast_path::room(decision), |room| {
-        fast_path::write(decision, room)
-    });
-    black_box(reply.len());
+    black_box(fast_path::reply(decision).len());
 }
 
 #[inline(never)]

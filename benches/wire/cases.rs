@@ -43,8 +43,6 @@ pub enum Server {
     Floor,
     /// Like [`Floor`](Self::Floor), with one PING to Redis per call.
     FloorAndPing,
-    /// Answers OK to everything, on tollgate's own threads and connections, without tonic.
-    Bare,
     /// Answers OK to everything, with tonic on tokio's multi-thread runtime, as in tonic's examples.
     Stock,
     Memory,
@@ -274,7 +272,7 @@ const BASE: Case = Case {
 
 /// All cases. Each is compared with the floor under an equal load.
 pub fn all() -> Vec<Case> {
-    use Server::{Bare, Floor, FloorAndPing, Memory, Naive, Redis, RedisAndCache, Stock};
+    use Server::{Floor, FloorAndPing, Memory, Naive, Redis, RedisAndCache, Stock};
     let default = |name, server| Case {
         name,
         server,
@@ -337,7 +335,6 @@ pub fn all() -> Vec<Case> {
         });
     let mut all = vec![
         default("floor", Floor),
-        default("bare", Bare),
         default("stock", Stock),
         limits(MINUTE, case("memory, a minute", Memory)),
         limits(MINUTE, case("redis, a minute", Redis)),
@@ -369,7 +366,6 @@ pub fn all() -> Vec<Case> {
         default("naive", Naive),
         over(default("floor, 1 stream", Floor), 1, 1),
         over(default("floor and PING, 1 stream", FloorAndPing), 1, 1),
-        over(default("bare, 1 stream", Bare), 1, 1),
         over(default("memory, 1 stream", Memory), 1, 1),
         over(default("redis, 1 stream", Redis), 1, 1),
         over(default("naive, 1 stream", Naive), 1, 1),

@@ -7,14 +7,12 @@ use std::{
     io::{self, Write as _},
     net::{SocketAddr, TcpListener},
     pin::Pin,
-    sync::Arc,
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use bb8_redis::{RedisConnectionManager, bb8::Pool, redis};
-use hyper::{HeaderMap, server::conn::http2, service::service_fn};
+use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use prost::bytes::{Buf as _, BufMut as _, Bytes};
 use tokio::{
@@ -24,14 +22,12 @@ use tokio::{
     task::JoinSet,
 };
 use tollgate::{
-    ConnectionLeases, Decision, DecisionCode, DecisionStatus, SHOULD_RATE_LIMIT, UnaryMethod,
-    fast_path, framed,
+    Decision, DecisionCode, DecisionStatus, fast_path,
     proto::envoy::service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
         rate_limit_response::{Code, DescriptorStatus},
         rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
     },
-    serve_method, wire,
 };
 use tonic::{
     Request, Response, Status,
@@ -47,7 +43,6 @@ pub fn serve(name: &str, workers: usize, redis: Option<SocketAddr>) -> anyhow::R
     match (name, redis) {
         ("floor", None) => floor(listener, workers, Floor),
         ("floor", Some(redis)) => floor(listener, workers, FloorAndPing(redis)),
-        ("bare", _) => Ok(serve_method(listener, workers, Bare)?),
         ("stock", _) => stock(listener, workers, |_| Ok(Stock)),
         ("naive", Some(redis)) => stock(listener, workers, |runtime| {
             let manager = RedisConnectionManager::new(format!("redis://{redis}"))?;
@@ -164,17 +159,12 @@ async fn ping(redis: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// A reply, small enough for the many moves in tonic.
-struct Message {
-    bytes: [u8; 16],
-    start: usize,
-}
+/// An encoded reply.
+struct Message(Vec<u8>);
 
 impl From<&Decision> for Message {
     fn from(decision: &Decision) -> Self {
-        let mut bytes = [0; 16];
-        let start = fast_path::write(decision, &mut bytes);
-        Self { bytes, start }
+        Self(fast_path::reply(decision))
     }
 }
 
@@ -200,7 +190,7 @@ impl Encoder for Codec {
     type Error = Status;
 
     fn encode(&mut self, message: Message, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&message.bytes[message.start..]);
+        buffer.put_slice(&message.0);
         Ok(())
     }
 }
@@ -238,41 +228,9 @@ fn stock<S: RateLimitService>(
     })
 }
 
-/// At least the settings' defaults, and more than a call sends.
-const BOUNDS: wire::RequestBounds = wire::RequestBounds {
-    descriptors: 100,
-    entries: 100,
-    text_bytes: 65_536,
-};
-
-/// tollgate's own threads and connections without tonic: reads a request, and always answers OK.
-struct Bare;
-
-impl UnaryMethod for Bare {
-    const PATH: &'static str = SHOULD_RATE_LIMIT;
-
-    type CallStart = ();
-
-    fn note(&self, _: &HeaderMap, _: Option<Duration>, _: &Arc<ConnectionLeases>) {}
-
-    fn message_came(&self, (): &mut ()) {}
-
-    async fn call(&self, (): (), message: Bytes) -> Result<Bytes, Status> {
-        framed_ok(&message)
-    }
-}
-
-fn framed_ok(message: &[u8]) -> Result<Bytes, Status> {
-    ok(message, |decision| {
-        framed(fast_path::room(decision), |room| {
-            fast_path::write(decision, room)
-        })
-    })
-}
-
 /// Passes the decision to `tell` by reference, because it is too large to move.
 fn ok<R>(message: &[u8], tell: impl FnOnce(&Decision) -> R) -> Result<R, Status> {
-    if fast_path::read(message, BOUNDS).is_none() {
+    if fast_path::read(message).is_none() {
         return Err(Status::invalid_argument(
             "only plain requests are known here",
         ));

@@ -182,7 +182,6 @@ impl Entrant {
         }
         let server = match case.server {
             Server::Floor | Server::FloorAndPing => Some(Process::rival("floor", workers, redis)?),
-            Server::Bare => Some(Process::rival("bare", workers, None)?),
             Server::Stock => Some(Process::rival("stock", workers, None)?),
             Server::Naive => Some(Process::rival("naive", workers, redis)?),
             Server::Memory | Server::Redis | Server::RedisAndCache => {

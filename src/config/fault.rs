@@ -93,7 +93,7 @@ faults! {
     Error "too-large-together" ("the rule files are larger than {MAX_FILE_BYTES} bytes together")
     => TooLargeTogether;
     Error "no-memory" ("to load these rules takes about {needed}, and the process takes {taken} of {total} already: \
-        raise its memory limit, or set --max-memory-bytes")
+        raise its memory limit")
     => NoMemory { needed: Megabytes, taken: Megabytes, total: Megabytes };
     Error "too-dense" ("is no text of rules: it consists of brackets, commas and short lines, more than one in four \
         bytes")

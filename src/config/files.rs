@@ -24,15 +24,10 @@ pub struct Loaded {
     pub files: usize,
     /// A digest of the sources: equal on every replica that has the same.
     pub digest: [u8; 32],
-    /// About the most bytes of memory that the rules take.
-    pub rule_bytes: usize,
 }
 
 /// A load takes at most about this many bytes of memory for a byte of rules, measured with one rule a line.
 const LOAD_BYTES_PER_BYTE: usize = 96;
-
-/// Rules in use take at most about this many.
-const RULE_BYTES_PER_BYTE: usize = 16;
 
 /// The bytes of `text` without comments of whole lines and without the space around lines.
 fn content_bytes(text: &str) -> usize {
@@ -119,7 +114,6 @@ impl Files {
     /// All problems of all files, in the order of their names.
     pub fn compile(self, options: Options) -> Result<Loaded, Vec<Problem>> {
         let digest = self.digest();
-        let rule_bytes = self.content_bytes() * RULE_BYTES_PER_BYTE;
         let Self { files, problems } = self;
         let mut problems = Problems::from(problems);
         let sources: Vec<_> = files
@@ -134,7 +128,6 @@ impl Files {
         let counted = SourceCount {
             files: files.len(),
             digest,
-            rule_bytes,
         };
         finish(&sources, counted, options, problems)
     }
@@ -149,17 +142,12 @@ pub(crate) fn problem_of(source: &Source, fault: Fault) -> Problem {
 pub(super) struct SourceCount {
     pub(super) files: usize,
     pub(super) digest: [u8; 32],
-    pub(super) rule_bytes: usize,
 }
 
 /// Compiles the rules read from `sources`; `problems` are the problems found so far.
 pub(super) fn finish(
     sources: &[ParsedFile<'_>],
-    SourceCount {
-        files,
-        digest,
-        rule_bytes,
-    }: SourceCount,
+    SourceCount { files, digest }: SourceCount,
     options: Options,
     mut problems: Problems,
 ) -> Result<Loaded, Vec<Problem>> {
@@ -177,6 +165,5 @@ pub(super) fn finish(
         warnings: problems,
         files,
         digest,
-        rule_bytes,
     })
 }

@@ -131,8 +131,6 @@ impl Push {
         let counted = SourceCount {
             files: self.resources.len(),
             digest: self.digest(),
-            // Half of what the load takes.
-            rule_bytes: self.load_bytes() / 2,
         };
         finish(&sources, counted, options, problems)
     }

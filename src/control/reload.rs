@@ -12,14 +12,46 @@ use crate::{
         rule_defaults::Options,
         source::Source,
     },
-    control::{changes::Changes, rule_memory::RuleMemory},
+    control::changes::Changes,
     foundation::{
         lock::blocking,
         log_throttle::{BurstThrottle, Omitted},
+        printable::Megabytes,
     },
-    observe::metrics::{LONG_LOAD, Metrics, TakenLoad},
+    observe::metrics::{LONG_LOAD, Metrics, TakenLoad, process},
     service::{grpc::now, limiter::Rules},
 };
+
+/// The memory that rules may take: a share of their own, and beyond it as much as nothing else takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RuleMemory {
+    /// The most bytes of the process.
+    pub(crate) total: usize,
+    /// The bytes that a load may always take.
+    pub(crate) share: usize,
+}
+
+impl RuleMemory {
+    /// Whether there is room for a load that takes about `load_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// If it does not fit in the share, and not in what the process leaves of its limit either.
+    pub(crate) fn check(&self, load_bytes: usize) -> Result<(), Fault> {
+        let total = self.total;
+        // Without the figure of the kernel the share is all that is certain.
+        let taken = process::resident_bytes()
+            .map_or(total, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if load_bytes <= self.share || load_bytes <= total.saturating_sub(taken) {
+            return Ok(());
+        }
+        Err(Fault::NoMemory {
+            needed: Megabytes(load_bytes),
+            taken: Megabytes(taken),
+            total: Megabytes(total),
+        })
+    }
+}
 
 /// Takes loaded rules into use, from files or from a control plane.
 #[derive(Clone, Debug)]
@@ -63,7 +95,6 @@ impl Intake {
         let loaded = loaded.inspect_err(refused)?;
         let taken = TakenLoad::new(now(), &loaded);
         let domains = loaded.matcher.domain_count();
-        self.memory.reserve(loaded.rule_bytes);
         self.metrics.loss.change_rules(loaded.matcher.rules());
         self.rules.swap(loaded.matcher, &self.metrics);
         // Only now: no status names rules that are not in use.
@@ -336,7 +367,11 @@ descriptors:
     fn the_status_names_the_rules_in_use_even_if_the_load_breaks_off() {
         let metrics = Arc::new(Metrics::new(NearRatio::default(), 0));
         let rules = Rules::default();
-        let intake = Intake::new(rules.clone(), metrics.clone(), RuleMemory::default());
+        let intake = Intake::new(
+            rules.clone(),
+            metrics.clone(),
+            RuleMemory { total: 0, share: 0 },
+        );
         intake.take(loaded(RULES)).unwrap();
         let next = loaded(&format!("{RULES}  - {{key: c, rate_limits: [1/day]}}"));
         let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -345,5 +380,17 @@ descriptors:
         assert!(taken.is_err());
         let in_use = rules.current().unwrap().matcher.rules().len();
         assert_eq!(metrics.loads().in_use().unwrap().rules, in_use);
+    }
+
+    #[test]
+    fn rules_always_have_their_share_and_more_only_where_the_process_leaves_it() {
+        let taken = usize::try_from(process::resident_bytes().unwrap()).unwrap();
+        let memory = |total| RuleMemory { total, share: 1000 };
+        let full = memory(taken / 2);
+        full.check(1000).unwrap();
+        let refused = full.check(1001).unwrap_err().to_string();
+        assert!(refused.contains("raise its memory limit"), "{refused}");
+        // Tests beside this one take memory meanwhile.
+        memory(taken + (1 << 30)).check(1 << 20).unwrap();
     }
 }

@@ -4,22 +4,19 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
-use crate::{
-    core::{
-        counter::{
-            Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation, Reservation,
-        },
-        lease::{
-            order::{MOST_COST, Order, OrderKind, OrderTarget},
-            token::{LeaseId, LeaseToken},
-        },
-        limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, Modes, Reserve, Rule},
-        matcher::{Domain, Match, Matcher, NoMatch},
-        metric_key,
-        request::{Descriptor, Entry, Hits, InlineList, Request},
-        window::Timestamp,
+use crate::core::{
+    counter::{
+        Batch, Charge, Enforcement, Identity, IncrementSpec, Joined, Operation, Reservation,
     },
-    foundation::object_pool::Pooled,
+    lease::{
+        order::{MOST_COST, Order, OrderKind, OrderTarget},
+        token::{LeaseId, LeaseToken},
+    },
+    limit::{Allows, CountPolicy, LeasePolicy, Limit, Metric, Modes, Reserve, Rule},
+    matcher::{Domain, Match, Matcher, NoMatch},
+    metric_key,
+    request::{Descriptor, Entry, Hits, InlineList, Request},
+    window::Timestamp,
 };
 
 /// The outcomes of a request's descriptors before anything is counted.
@@ -29,7 +26,7 @@ pub struct Plan<'a> {
     pub outcomes: InlineList<Outcome<'a>>,
     /// The limit of each increment of [`Plan::batch`], in order.
     pub limits: SmallVec<[&'a Limit; 8]>,
-    pub batch: Pooled<Batch>,
+    pub batch: Box<Batch>,
     /// `None` if it neither leases nor orders anything.
     pub leases: Option<Box<PlannedLeases<'a>>>,
 }
@@ -82,7 +79,7 @@ impl Default for Plan<'_> {
     fn default() -> Self {
         Self {
             // First, because a value that is made before one that can fail has to be moved.
-            batch: Pooled::default(),
+            batch: Box::default(),
             outcomes: InlineList::new(),
             limits: SmallVec::new(),
             leases: None,

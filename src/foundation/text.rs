@@ -72,11 +72,6 @@ impl<const N: usize> Text<N> {
         self.long.clear();
     }
 
-    /// Whether it has ever allocated.
-    pub fn is_long(&self) -> bool {
-        self.long.capacity() > 0
-    }
-
     pub fn push(&mut self, byte: u8) {
         self.lengthen(1)[0] = byte;
     }
@@ -178,16 +173,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn it_is_long_once_it_was_longer_than_what_lies_inline() {
-        let mut text = Text::<8>::new();
-        text.push_slice(b"12345678");
-        assert!(!text.is_long());
-        text.push(b'9');
-        text.clear();
-        assert!(text.is_long() && text.is_empty());
-    }
 
     #[test]
     fn a_number_has_all_of_its_digits_on_both_sides_of_each_bound() {

@@ -116,15 +116,6 @@ pub(crate) struct Talker {
     pub(crate) omitted_entries: usize,
 }
 
-impl Talker {
-    /// Its size in memory.
-    pub(crate) fn bytes(&self) -> usize {
-        let entries = self.entries.iter();
-        let entries = entries.map(|entry| size_of_val(entry) + entry.key.len() + entry.value.len());
-        size_of_val(self) + entries.sum::<usize>()
-    }
-}
-
 impl Talkers {
     /// Empty sketches for `workers` workers.
     pub(crate) fn new(workers: usize) -> Self {

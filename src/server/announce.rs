@@ -36,7 +36,7 @@ pub(super) fn announce(
         modes = settings.modes(),
         rules = rules.as_ref().map_or(0, |rules| rules.matcher.rules().len()),
         workers,
-        memory_mb = parts.memory.total.map(|bytes| bytes / 1_000_000),
+        memory_mb = parts.memory_limit / 1_000_000,
         counters = parts.memory.counters.fixed_windows(),
         connections = parts.memory.connections,
         "tollgate is ready"

@@ -34,11 +34,7 @@ use tonic::codegen::http::uri::Authority;
 use crate::{
     observe::metrics::{Authorities, Metrics},
     server::authority::huffman::{Replacement, instead},
-    service::{
-        answered_leases::{ConnectionLeases, STREAM, WorkerLeases},
-        grpc::unary::{count_read, is_turn_over},
-        held_bytes::{Account, HeldBound, HeldBytes},
-    },
+    service::answered_leases::{ConnectionLeases, STREAM, WorkerLeases},
 };
 
 mod frames;
@@ -51,19 +47,15 @@ mod tests;
 pub(super) use log::AuthorityLog;
 
 use frames::{
-    CONTINUATION, END_HEADERS, HEAD_BYTES, HEADERS, MAX_FRAME_BYTES, RST_STREAM, block_frames,
-    first_fragment, has_end, is_whole_block, payload_bytes, refill, set_payload_bytes, stream_id,
+    HEAD_BYTES, HEADERS, MAX_FRAME_BYTES, RST_STREAM, block_frames, first_fragment, has_end,
+    is_whole_block, payload_bytes, refill, set_payload_bytes, stream_id,
 };
 use hpack::{AuthorityEntries, HeaderString, literal, next_authority, plain_string};
 
 /// The length of the client's preface (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// Memory that the library can hold for an unfinished header block.
-const OPEN_BLOCK_BYTES: usize = 128 << 10;
-
 /// A connection that repairs `:authority` and counts resets.
-#[derive(Debug)]
 pub(super) struct AuthorityRewriter<S> {
     stream: S,
     authority_log: Arc<AuthorityLog>,
@@ -80,26 +72,18 @@ pub(super) struct AuthorityRewriter<S> {
     entries: AuthorityEntries,
     /// How many bytes the library still writes before its next frame.
     writing: usize,
-    account: Arc<Account>,
-    /// Memory charged for a header block that has not ended: here, and in the library.
-    waits: Option<HeldBytes>,
-    is_open: Option<HeldBytes>,
 }
 
 impl<S> AuthorityRewriter<S> {
     pub(super) fn new(
         stream: S,
         authority_log: Arc<AuthorityLog>,
-        account: Arc<Account>,
         leases: Arc<ConnectionLeases>,
     ) -> Self {
         Self {
             stream,
             authority_log,
-            account,
             leases,
-            waits: None,
-            is_open: None,
             passing: PREFACE_BYTES,
             held: Vec::new(),
             ready: Vec::new(),
@@ -124,9 +108,6 @@ impl<S> AuthorityRewriter<S> {
             };
             let length = payload_bytes(head);
             if head[3] != HEADERS || length > MAX_FRAME_BYTES {
-                if head[3] == CONTINUATION && head[4] & END_HEADERS != 0 {
-                    self.is_open = None;
-                }
                 if head[3] == RST_STREAM {
                     self.leases.reset(stream_id(head));
                 }
@@ -147,7 +128,6 @@ impl<S> AuthorityRewriter<S> {
                 self.unnamed.push(frame);
             }
             if !has_end(&bytes[at - left..at]) {
-                self.is_open = Some(HeldBytes::new(&self.account, OPEN_BLOCK_BYTES));
                 // The rest is not inspected, so the positions of older entries are unknown from here on.
                 self.entries = AuthorityEntries::default();
             }
@@ -289,10 +269,9 @@ fn append_stream(bytes: &mut Vec<u8>, start: usize) {
 #[doc(hidden)]
 pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     let metrics = Arc::<Metrics>::default();
-    let account = HeldBound::new(usize::MAX, metrics.clone()).account();
     let leases = WorkerLeases::default().of_connection();
     let log = AuthorityLog::new(metrics.clone());
-    let mut connection = AuthorityRewriter::new((), log, account, leases);
+    let mut connection = AuthorityRewriter::new((), log, leases);
     connection.passing = 0;
     let held = connection.look(frames);
     frames.truncate(held.end);
@@ -312,12 +291,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityRewriter<S> {
                 ready!(this.poll_hold(cx))?;
                 continue;
             }
-            if is_turn_over(cx) {
-                return Poll::Pending;
-            }
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-            count_read(buf.filled().len() - before);
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
@@ -358,10 +333,6 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
             let read = Pin::new(&mut self.stream).poll_read(cx, &mut buf);
             let count = buf.filled().len();
             self.held.truncate(known + count);
-            if read.is_pending() {
-                let held = self.held.capacity();
-                self.waits = Some(HeldBytes::new(&self.account, held));
-            }
             ready!(read)?;
             if count == 0 {
                 // The stream ends within a frame; the reader must see that.
@@ -372,7 +343,6 @@ impl<S: AsyncRead + Unpin> AuthorityRewriter<S> {
         let looked = self.look(&mut held);
         held.truncate(looked.end);
         self.ready = self.named(&held);
-        self.waits = None;
         Poll::Ready(Ok(()))
     }
 }
@@ -390,9 +360,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for AuthorityRewriter<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.account.flushed();
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

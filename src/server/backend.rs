@@ -91,7 +91,7 @@ impl StoreBackend {
         let bounds = if per_second.is_some() {
             bounds.half()
         } else {
-            bounds.clone()
+            *bounds
         };
         let limits = match per_second {
             None => LostLimits::All,
@@ -100,7 +100,7 @@ impl StoreBackend {
         let backend = |name, limits, address, stats| {
             let servers = Servers::new(&address, stats, grpc::now)?;
             let (replicas, stats) = (replicas.clone(), metrics.loss.clone());
-            let loss = Arc::new(Loss::new(name, limits, bounds.clone(), replicas, stats));
+            let loss = Arc::new(Loss::new(name, limits, bounds, replicas, stats));
             Ok(RedisBackend { servers, loss })
         };
         let stats = metrics.redis_per_second.clone();

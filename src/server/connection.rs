@@ -1,73 +1,98 @@
 //! Serves one gRPC connection, from its first byte to its GOAWAY.
 
-use std::{io, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use hyper::{
-    rt::{Sleep, Timer},
-    server::conn::http2,
-    service::service_fn,
+    Request, Response, body::Incoming, rt::Executor, server::conn::http2, service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
 use tokio::{
     net::{TcpStream, UnixStream},
     sync::watch,
-    time::Instant,
+    task::JoinSet,
 };
 use tokio_util::either::Either::{self, Left, Right};
 use tonic::service::Routes;
 
 use crate::{
-    foundation::random,
+    foundation::{lock::lock, random},
     net::tls::listener::TlsSession,
     server::{
+        accept::FIRST_CALL,
         authority::{AuthorityLog, AuthorityRewriter},
         ports::{Detached, PortStream},
         tls::CurrentTls,
     },
     service::{
         answered_leases::WorkerLeases,
-        grpc::unary::{
-            CallBounds, Calls, Dispatcher, InFlight, MAX_HEADER_BYTES, OtherServices, Phase,
-            TimedConnection, UnaryMethod, arrived, draining,
+        grpc::{
+            CallConnection, SHOULD_RATE_LIMIT, Service,
+            body::{ReplyBody, RequestBody},
+            respond,
         },
-        held_bytes::{Account, HeldBound},
+        held::OpenConnection,
     },
-    settings::{listen::Bounds, serve::Settings},
+    settings::listen::Listen,
+    store::any::AnyStore,
 };
-
-#[cfg(test)]
-mod tests;
 
 /// How long a connection without a running decision can take to close: the client has to receive the GOAWAY, confirm
 /// it, and read the last replies.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Data that can wait in a stream for a client that does not read, in addition to the reply itself.
-const MAX_SEND_BYTES: usize = 64 << 10;
-
-/// Bytes that a client may send on one stream, or on its whole connection, before the server has read any.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const CONNECTION_WINDOW_BYTES: u32 = 256 << 10;
-
-/// Longest time that the answer to a ping can take before the connection is closed.
+/// How long a connection can be silent before its peer is pinged, and how long the answer may take. Paths that forget
+/// idle connections do so after minutes.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Most calls of one connection that can be cancelled before the server has handled them; more close the connection.
-/// The server reads 16 kB at a time, so an Envoy whose calls time out stays far below this.
-const MAX_PENDING_RESETS: usize = 256;
+/// How long a call of another service may stay open, as those of reflection do.
+const OTHER_CALLS: Duration = Duration::from_secs(86_400);
 
-/// Most calls of one connection that can be refused for breaking the rules of HTTP/2; more close the connection.
-const MAX_BAD_STREAMS: usize = 1024;
+/// Most concurrent calls on one connection. An Envoy with more opens another connection.
+pub(super) const MAX_STREAMS: u32 = 128;
 
-/// The transport of a connection. It is a single type, so that the program contains one server, which the compiler can
-/// optimise well.
+/// Largest header list of a call in bytes, as HTTP/2 counts them: each header adds 32 to the lengths of its name and
+/// its value. Envoy accepts headers of 60 KiB.
+const MAX_HEADER_BYTES: u32 = 64 << 10;
+
+/// Data that waits in a stream for a client that does not read, in addition to the reply itself.
+const MAX_SEND_BYTES: usize = 8 << 10;
+
+/// Most calls of one connection that can be cancelled before they are begun; more close the connection. An Envoy whose
+/// calls time out cancels all that wait, so that a paused process meets many at once.
+const MAX_PENDING_RESETS: usize = 1024;
+
+/// Bytes that a client may send on one stream, or on its whole connection, before the server has read any.
+const WINDOW_BYTES: u32 = 256 << 10;
+
+/// Waits until a drain begins.
+async fn drain(drains: &mut watch::Receiver<bool>) {
+    // The sender outlives the workers.
+    let _ = drains.wait_for(|drains| *drains).await;
+}
+
+/// The transport of a connection.
 type AnyStream = Either<TcpStream, Either<UnixStream, Box<TlsSession>>>;
 
-/// Serves connections with one method directly, and with other services.
-pub(super) struct ConnectionServer<M> {
-    dispatcher: Dispatcher<M>,
+/// Serves the connections of one worker.
+#[derive(Clone)]
+pub(super) struct ConnectionServer {
+    service: Arc<Service<AnyStore>>,
+    others: Routes,
     leases: WorkerLeases,
-    options: ConnectionOptions,
+    /// Longest age of a connection; zero means no limit.
+    max_age: Duration,
+    /// How long the calls of a connection that is too old can still take.
+    grace: Duration,
     shared: ConnectionParts,
 }
 
@@ -77,224 +102,175 @@ pub(super) struct ConnectionParts {
     /// For TCP connections only; a Unix socket has no TLS.
     pub(super) tls: Option<CurrentTls>,
     pub(super) authority_log: Arc<AuthorityLog>,
-    pub(super) bound: Arc<HeldBound>,
-    pub(super) phases: watch::Receiver<Phase>,
+    /// Whether a drain has begun.
+    pub(super) drains: watch::Receiver<bool>,
 }
 
-/// Bounds of a connection, in size and time.
-#[derive(Clone, Copy)]
-pub(super) struct ConnectionOptions {
-    bounds: Bounds,
-    /// How long a connection can be silent before its peer is pinged; `None` means for ever.
-    keepalive: Option<Duration>,
-    /// Longest time until the first call of a connection.
-    first_call: Duration,
-    /// Longest age of a connection; zero means no limit.
-    pub(super) max_age: Duration,
-    /// How long the calls of a connection that is too old can still take.
-    grace: Duration,
-}
-
-impl ConnectionOptions {
-    /// The bounds that the settings choose.
-    pub(super) fn new(settings: &Settings) -> Self {
-        let listen = &settings.listen;
-        let keepalive = listen.keepalive_interval;
-        Self {
-            bounds: settings.bounds,
-            keepalive: (!keepalive.is_zero()).then_some(keepalive),
-            first_call: listen.first_call_timeout,
-            max_age: listen.max_connection_age,
-            grace: listen.max_connection_age_grace,
-        }
-    }
-
-    /// The HTTP/2 side of a connection with these options.
-    fn http2(&self) -> http2::Builder<Calls> {
-        let mut builder = http2::Builder::new(Calls);
-        builder
-            .timer(PollTimer)
-            .max_concurrent_streams(self.bounds.max_streams)
-            // Above this bound the library answers, without a gRPC status. Up to it the service answers.
-            .max_header_list_size(2 * MAX_HEADER_BYTES)
-            .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-            .max_local_error_reset_streams(MAX_BAD_STREAMS)
-            .max_send_buf_size(MAX_SEND_BYTES)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .keep_alive_interval(self.keepalive)
-            .keep_alive_timeout(
-                self.keepalive
-                    .map_or(PING_TIMEOUT, |every| every.min(PING_TIMEOUT)),
-            )
-            // gRPC clients do not read the date.
-            .auto_date_header(false);
-        builder
-    }
-}
-
-impl<M> Clone for ConnectionServer<M> {
-    fn clone(&self) -> Self {
-        Self {
-            dispatcher: self.dispatcher.clone(),
-            leases: self.leases.clone(),
-            options: self.options,
-            shared: self.shared.clone(),
-        }
-    }
-}
-
-impl<M: UnaryMethod> ConnectionServer<M> {
-    /// Serves `method` directly, and all other paths with `others`.
+impl ConnectionServer {
+    /// Serves all paths but that of `service` with `others`.
     pub(super) fn new(
-        method: Arc<M>,
+        service: Service<AnyStore>,
         others: Routes,
-        options: ConnectionOptions,
+        listen: &Listen,
         shared: ConnectionParts,
     ) -> Self {
-        let bounds = options.bounds;
+        let service = Arc::new(service);
         Self {
-            leases: method.leases(),
-            dispatcher: Dispatcher {
-                method,
-                max_message_bytes: bounds.max_message_bytes,
-                message_timeout: bounds.message_timeout,
-                others: OtherServices {
-                    routes: others.prepare(),
-                    bounds: |_| CallBounds::SHORT,
-                    phases: shared.phases.clone(),
-                },
-            },
-            options,
+            leases: WorkerLeases::new(service.clone()),
+            service,
+            others: others.prepare(),
+            max_age: listen.max_connection_age,
+            grace: listen.max_connection_age_grace,
             shared,
         }
     }
 
-    /// The account of a new connection.
-    pub(super) fn account(&self) -> Arc<Account> {
-        self.shared.bound.account()
-    }
-
-    /// Serves one connection, which was accepted at `at`, until it ends. An error affects only this connection.
-    pub(super) async fn connection(mut self, stream: Detached, at: Instant, account: Arc<Account>) {
-        let deadline = at + self.options.first_call;
-        let stream = match self.first_word(stream, deadline).await {
-            Ok(Some(stream)) => stream,
-            Ok(None) => return tracing::debug!("a connection ended before it had begun"),
-            Err(error) => {
-                return tracing::debug!(%error, "a connection failed before it had begun");
-            }
+    /// Serves one connection until it ends. An error affects only this connection.
+    pub(super) async fn connection(self, stream: Detached, open: Arc<OpenConnection>) {
+        let served = tokio::select! {
+            served = self.serve_all(stream, &open) => served,
+            () = open.closed.cancelled() => return,
         };
-        if let Err(error) = self.serve(stream, &account, deadline).await {
+        if let Err(error) = served {
             tracing::debug!(%error, "a connection ended badly");
         }
     }
 
-    /// Waits for the first byte of HTTP/2. Until then there is nothing to shut down, so nothing here may delay a drain.
-    async fn first_word(
-        &mut self,
-        stream: Detached,
-        deadline: Instant,
-    ) -> io::Result<Option<AnyStream>> {
-        let tls = self.shared.tls.clone();
-        let first_word = async {
-            Ok(Some(match stream.adopt()? {
-                PortStream::Unix(stream) => {
-                    stream.readable().await?;
-                    Right(Left(stream))
-                }
-                PortStream::Tcp(stream) => {
-                    stream.readable().await?;
-                    match tls {
-                        None => Left(stream),
-                        Some(tls) => match tls.accept(stream, deadline).await? {
-                            Some(session) => Right(Right(Box::new(session))),
-                            None => return Ok(None),
-                        },
-                    }
-                }
-            }))
-        };
-        tokio::select! {
-            begun = tokio::time::timeout_at(deadline, first_word) => begun?,
-            () = draining(&mut self.shared.phases) => Ok(None),
+    async fn serve_all(mut self, stream: Detached, open: &Arc<OpenConnection>) -> io::Result<()> {
+        match self.handshake(stream, open).await? {
+            Some(stream) => self.serve(stream, open).await.map_err(io::Error::other),
+            None => Ok(()),
         }
     }
 
-    /// Serves HTTP/2. If there is no call until `deadline`, the connection closes.
-    async fn serve(
-        mut self,
-        stream: AnyStream,
-        account: &Arc<Account>,
-        deadline: Instant,
-    ) -> hyper::Result<()> {
-        let dispatcher = self.dispatcher;
-        let in_flight = InFlight::default();
-        let leases = self.leases.of_connection();
-        let serve = |request| {
-            account.use_it();
-            dispatcher.call(request, account, &leases, &in_flight)
+    /// Waits for the end of the TLS handshake, if there is one. `None` if it failed, or if a drain begins meanwhile.
+    async fn handshake(
+        &mut self,
+        stream: Detached,
+        open: &OpenConnection,
+    ) -> io::Result<Option<AnyStream>> {
+        let (stream, tls) = match (stream.adopt()?, self.shared.tls.clone()) {
+            (PortStream::Unix(stream), _) => return Ok(Some(Right(Left(stream)))),
+            (PortStream::Tcp(stream), None) => return Ok(Some(Left(stream))),
+            (PortStream::Tcp(stream), Some(tls)) => (stream, tls),
         };
-        let connection = self.options.http2().serve_connection(
-            TokioIo::new(AuthorityRewriter::new(
-                stream,
-                self.shared.authority_log,
-                account.clone(),
-                leases.clone(),
-            )),
-            service_fn(serve),
-        );
-        let mut connection = std::pin::pin!(connection);
-        let too_old = Instant::now() + jittered(self.options.max_age);
-        // One timer for both, because a connection checks it at every wake-up.
-        let mut end = std::pin::pin!(tokio::time::sleep_until(deadline.min(too_old)));
-        let is_old = loop {
-            tokio::select! {
-                ended = TimedConnection(connection.as_mut()) => {
-                    if ended.is_err() {
-                        leases.broke();
-                    }
-                    return ended;
+        let handshake = async {
+            // A probe that only connects is no failed handshake.
+            stream.readable().await?;
+            tls.accept(stream, (open.opened + FIRST_CALL).into()).await
+        };
+        let session = tokio::select! {
+            session = handshake => session?,
+            () = drain(&mut self.shared.drains) => None,
+        };
+        Ok(session.map(|session| Right(Right(Box::new(session)))))
+    }
+
+    /// Serves HTTP/2.
+    async fn serve(mut self, stream: AnyStream, open: &Arc<OpenConnection>) -> hyper::Result<()> {
+        let leases = self.leases.of_connection();
+        let running = Arc::default();
+        let connection = CallConnection {
+            open: open.clone(),
+            leases: leases.clone(),
+            running: Arc::downgrade(&running),
+        };
+        let (service, others) = (self.service, TowerToHyperService::new(self.others));
+        let answer = |request| {
+            connection.open.called();
+            // Boxed, because it would be moved several times.
+            Box::pin(answer_call(
+                service.clone(),
+                others.clone(),
+                connection.clone(),
+                request,
+            ))
+        };
+        let stream = AuthorityRewriter::new(stream, self.shared.authority_log, leases.clone());
+        let served = http2().serve_connection(TokioIo::new(stream), service_fn(answer));
+        let mut served = std::pin::pin!(served);
+        let is_old = tokio::select! {
+            ended = served.as_mut() => {
+                if ended.is_err() {
+                    leases.broke();
                 }
-                () = draining(&mut self.shared.phases) => break false,
-                () = end.as_mut() => {
-                    if !account.is_used() {
-                        break false;
-                    }
-                    if end.deadline() == too_old {
-                        break true;
-                    }
-                    end.as_mut().reset(too_old);
-                }
+                return ended;
             }
+            () = drain(&mut self.shared.drains) => false,
+            () = tokio::time::sleep(jittered(self.max_age)) => true,
         };
         // GOAWAY: running calls are answered, new ones go elsewhere.
-        connection.as_mut().graceful_shutdown();
+        served.as_mut().graceful_shutdown();
         if is_old {
             tokio::select! {
                 // A connection that outlives its grace is closed.
-                ended = tokio::time::timeout(self.options.grace, TimedConnection(connection.as_mut())) => {
+                ended = tokio::time::timeout(self.grace, served.as_mut()) => {
                     return ended.unwrap_or(Ok(()));
                 }
-                () = draining(&mut self.shared.phases) => {}
+                () = drain(&mut self.shared.drains) => {}
             }
         }
-        goodbye(connection, &in_flight).await
+        goodbye(served, &running).await
     }
 }
 
+async fn answer_call(
+    service: Arc<Service<AnyStore>>,
+    others: TowerToHyperService<Routes>,
+    connection: CallConnection,
+    request: Request<Incoming>,
+) -> Result<Response<ReplyBody>, Infallible> {
+    if request.uri().path() == SHOULD_RATE_LIMIT {
+        return Ok(respond(service, connection, request).await);
+    }
+    let open = connection.open;
+    let request = RequestBody::of(request, &open, OTHER_CALLS);
+    let response = hyper::service::Service::call(&others, request).await?;
+    Ok(ReplyBody::of(response, open))
+}
+
+/// The calls of a connection. They end with it: HTTP/2 does not wake those that wait for their messages.
+#[derive(Clone, Default)]
+struct CallTasks(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for CallTasks {
+    fn execute(&self, call: F) {
+        let mut calls = lock(&self.0);
+        while calls.try_join_next().is_some() {}
+        calls.spawn(call);
+    }
+}
+
+/// The HTTP/2 side of a connection.
+fn http2() -> http2::Builder<CallTasks> {
+    let mut builder = http2::Builder::new(CallTasks::default());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_send_buf_size(MAX_SEND_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(PING_TIMEOUT)
+        // gRPC clients do not read the date.
+        .auto_date_header(false);
+    builder
+}
+
 /// Waits for a connection to end after its GOAWAY, as long as a decision runs on it and for a moment longer. A partial
-/// handshake, a partial message, an unread reply or a health watch delays nothing.
+/// message, an unread reply or a health watch delays nothing.
 async fn goodbye(
-    mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
-    in_flight: &InFlight,
+    mut served: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    running: &Arc<()>,
 ) -> hyper::Result<()> {
     loop {
-        let ended = tokio::time::timeout(GOODBYE, TimedConnection(connection.as_mut())).await;
+        let ended = tokio::time::timeout(GOODBYE, served.as_mut()).await;
         if let Ok(ended) = ended {
             return ended;
         }
-        if in_flight.is_none() {
+        if Arc::strong_count(running) == 1 {
             return Ok(());
         }
     }
@@ -311,27 +287,20 @@ fn jittered(age: Duration) -> Duration {
     random::between(age - tenth, age + tenth)
 }
 
-/// A timer whose "now" is the time of the current poll of a connection.
-///
-/// For its keepalive, hyper asks for the time with every frame that it reads, which would be three readings of the
-/// clock for each call. The time of the poll that found the frame is exact enough for that.
-#[derive(Clone, Copy, Debug)]
-struct PollTimer;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Timer for PollTimer {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
-        TokioTimer::new().sleep(duration)
-    }
-
-    fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn Sleep>> {
-        TokioTimer::new().sleep_until(deadline)
-    }
-
-    fn reset(&self, sleep: &mut Pin<Box<dyn Sleep>>, new_deadline: std::time::Instant) {
-        TokioTimer::new().reset(sleep, new_deadline);
-    }
-
-    fn now(&self) -> std::time::Instant {
-        arrived()
+    #[test]
+    fn ages_differ_by_a_tenth_at_most_and_none_is_for_ever() {
+        let age = Duration::from_secs(1000);
+        let ages: Vec<_> = (0..1000).map(|_| jittered(age).as_secs()).collect();
+        let is_near = |age: &u64| (900..=1100).contains(age);
+        assert!(ages.iter().all(is_near), "{ages:?}");
+        assert!(ages.iter().any(|age| *age < 950), "{ages:?}");
+        assert!(ages.iter().any(|age| *age > 1050), "{ages:?}");
+        let century = Duration::from_secs(99 * 365 * 86_400);
+        assert!(jittered(Duration::ZERO) > century);
+        assert!(jittered(Duration::MAX) > century);
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     config::{fault::Problem, problems::listed},
     control::xds::options::XdsError,
     observe::metrics::mogrifier::MogrifierError,
-    settings::{memory::MemoryError, traces::TracesError},
+    settings::traces::TracesError,
     store::redis,
 };
 
@@ -31,8 +31,6 @@ pub(crate) enum ServerError {
     },
     #[error(transparent)]
     Redis(#[from] redis::topology::address::BadUrl),
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
     #[error(transparent)]
     Mogrifier(#[from] MogrifierError),
     #[error(transparent)]

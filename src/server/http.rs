@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -18,7 +18,7 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tokio::{
     net::{TcpListener, TcpStream},
-    task::{Id, JoinSet},
+    task::{AbortHandle, Id, JoinSet},
     time::Instant,
 };
 
@@ -30,9 +30,8 @@ use crate::{
         tasks::{OwnedTasks, Task},
     },
     service::{
-        admin::{self, BodyLimits, Counters, DebugPages, Health, Peer, Snapshots, Statistics},
+        admin::{self, Counters, DebugPages, Health, Peer, Snapshots, Statistics},
         grpc,
-        held_bytes::{Account, HeldBound},
     },
     settings::resolved::{ResolvedSetting, ResolvedValue},
     store::any::AnyStore,
@@ -41,99 +40,70 @@ use crate::{
 /// Most bytes of a request's headers, and of replies that a client leaves unread while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
 
-/// Bounds on the connections of one HTTP port.
-#[derive(Clone)]
-pub(super) struct HttpLimits {
-    /// Most connections.
-    pub(super) max_connections: usize,
-    /// How long a request, its reply and the wait for the next request can take together.
-    pub(super) timeout: Duration,
-    pub(super) bound: Arc<HeldBound>,
-}
+/// How long a connection keeps its place at least: a probe is answered meanwhile, also in a crowd.
+const LEAST_TIME: Duration = Duration::from_millis(20);
+
+/// How long a request, its reply and the wait for the next request can take together.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The connections of one HTTP port.
 struct Connections {
     /// Most connections.
-    max_connections: usize,
+    most: usize,
     running: JoinSet<()>,
-    open: HashMap<Id, (Weak<Account>, Began)>,
+    open: HashMap<Id, (AbortHandle, Began)>,
 }
 
 /// When a connection's last request began, or the connection itself if there was none.
-#[derive(Clone)]
-struct Began(Arc<Mutex<Instant>>);
-
-impl Began {
-    fn now() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
-    }
-
-    fn renew(&self) {
-        *lock(&self.0) = Instant::now();
-    }
-
-    fn get(&self) -> Instant {
-        *lock(&self.0)
-    }
-}
+type Began = Arc<Mutex<Instant>>;
 
 /// Serves HTTP/1 until dropped. When all places are taken, a new connection replaces the one that has been without a
-/// new request for the longest. An error affects only its own connection. Requests carry the connection's [`Account`]
-/// and its [`Peer`] in their extensions.
-pub(super) async fn serve_http(listener: TcpListener, router: axum::Router, limits: HttpLimits) {
+/// new request for the longest. An error affects only its own connection. Requests carry the connection's [`Peer`] in
+/// their extensions.
+async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
     let mut connections = Connections {
-        max_connections: limits.max_connections,
+        most,
         running: JoinSet::new(),
         open: HashMap::new(),
     };
     loop {
         let stream = accept_next(&listener).await;
-        connections.make_room();
-        let began = Began::now();
-        let account = limits.bound.account();
-        // This port has its own places; the connection takes none of gRPC's.
-        account.keep_place();
-        let service = (router.clone(), account.clone());
-        let served = serve(stream, service, began.clone(), limits.timeout);
+        connections.make_room().await;
+        let began = Began::new(Mutex::new(Instant::now()));
+        let served = serve(stream, router.clone(), began.clone());
         let handle = connections.running.spawn(served);
-        let connection = (Arc::downgrade(&account), began);
-        connections.open.insert(handle.id(), connection);
-        account.served_by(handle);
+        connections.open.insert(handle.id(), (handle, began));
     }
 }
 
 impl Connections {
-    fn make_room(&mut self) {
+    /// Waits for a place, and closes the connection that has been without a new request for the longest if need be.
+    async fn make_room(&mut self) {
         // Forgets connections that have ended.
         while let Some(ended) = self.running.try_join_next_with_id() {
             let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
             self.open.remove(&id);
         }
-        if self.open.len() < self.max_connections {
+        if self.open.len() < self.most {
             return;
         }
-        let oldest = self.open.iter().min_by_key(|(_, (_, began))| began.get());
-        if let Some((&id, (account, _))) = oldest {
-            if let Some(account) = account.upgrade() {
-                account.close();
+        let oldest = self.open.iter().min_by_key(|(_, (_, began))| *lock(began));
+        if let Some((&id, (_, began))) = oldest {
+            let until = *lock(began) + LEAST_TIME;
+            tokio::time::sleep_until(until).await;
+            if let Some((handle, _)) = self.open.remove(&id) {
+                handle.abort();
             }
-            self.open.remove(&id);
         }
     }
 }
 
-async fn serve(
-    stream: TcpStream,
-    (router, account): (axum::Router, Arc<Account>),
-    began: Began,
-    timeout: Duration,
-) {
+async fn serve(stream: TcpStream, router: axum::Router, began: Began) {
     let service = TowerToHyperService::new(router);
     // A connection without a peer is closed already, and nothing would read a reply.
     let Ok(peer) = stream.peer_addr() else { return };
     let call = |mut request: Request<Incoming>| {
-        began.renew();
-        request.extensions_mut().insert(account.clone());
+        *lock(&began) = Instant::now();
         request.extensions_mut().insert(Peer(peer));
         let answer = match refuse_hosts(&request) {
             None => Ok(hyper::service::Service::call(&service, request)),
@@ -148,16 +118,16 @@ async fn serve(
     };
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(timeout)
+        .header_read_timeout(TIMEOUT)
         .max_buf_size(MAX_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service_fn(call));
     let mut served = std::pin::pin!(served);
     loop {
-        let deadline = began.get() + timeout;
+        let deadline = *lock(&began) + TIMEOUT;
         match tokio::time::timeout_at(deadline, served.as_mut()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => return tracing::debug!(%error, "an HTTP connection ended badly"),
-            Err(_) if began.get() + timeout > deadline => {}
+            Err(_) if *lock(&began) + TIMEOUT > deadline => {}
             Err(_) => return tracing::debug!("an HTTP connection took too long"),
         }
     }
@@ -172,31 +142,18 @@ fn refuse_hosts(request: &Request<Incoming>) -> Option<Response> {
     (!is_good).then(refused)
 }
 
-/// How long a request, its reply and the wait for the next request can take together.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Starts to serve the ports, each with up to `max_connections`. `json` answers calls in JSON, and explains them.
+/// Starts to serve the ports, each with up to `most` connections. `json` answers calls in JSON, and explains them.
 pub(super) fn start(
     parts: &Parts<'_>,
     ports: Ports,
-    max_connections: usize,
+    most: usize,
     (health, statistics): (Health, Statistics),
     json: grpc::Service<AnyStore>,
-    bound: &Arc<HeldBound>,
     tasks: &mut OwnedTasks,
 ) {
     let settings = parts.settings;
-    let limits = HttpLimits {
-        max_connections,
-        timeout: HTTP_TIMEOUT,
-        bound: bound.clone(),
-    };
     let service = Arc::new(json);
-    let bodies = BodyLimits {
-        max_bytes: settings.bounds.max_message_bytes,
-        timeout: settings.bounds.message_timeout,
-    };
-    let counters = counters(parts, &service, bodies, &statistics);
+    let counters = counters(parts, &service, &statistics);
     let components = parts.backend.components(&parts.metrics);
     let snapshots = Snapshots::new(parts.rules.clone(), statistics.clone(), components.clone());
     let routes = admin::http(
@@ -204,9 +161,8 @@ pub(super) fn start(
         components,
         settings.listen.http_json.then(|| service.clone()),
         statistics.blocking.clone(),
-        bodies,
     );
-    let serving = serve_http(ports.http, routes, limits.clone());
+    let serving = serve_http(ports.http, routes, most);
     tasks.start(Task::HttpListener, serving);
     let routes = admin::debug(DebugPages {
         rules: parts.rules.clone(),
@@ -216,14 +172,12 @@ pub(super) fn start(
         snapshots,
         settings: settings_page(&settings.resolved),
         service,
-        bodies,
-        hosts: settings.listen.debug_hosts.clone().into(),
     });
-    let serving = serve_http(ports.debug, routes, limits.clone());
+    let serving = serve_http(ports.debug, routes, most);
     tasks.start(Task::DebugListener, serving);
     if let Some(prometheus) = ports.prometheus {
         let routes = admin::prometheus(statistics, &settings.stats.prometheus_path);
-        let serving = serve_http(prometheus, routes, limits);
+        let serving = serve_http(prometheus, routes, most);
         tasks.start(Task::PrometheusListener, serving);
     }
 }
@@ -232,15 +186,12 @@ pub(super) fn start(
 fn counters(
     parts: &Parts<'_>,
     service: &grpc::Service<AnyStore>,
-    bodies: BodyLimits,
     statistics: &Statistics,
 ) -> Counters {
     let settings = parts.settings;
     Counters {
         rules: parts.rules.clone(),
         store: service.limiter.store.clone(),
-        bounds: service.bounds,
-        bodies,
         clock: service.clock.clone(),
         blocking: statistics.blocking.clone(),
         access: settings.listen.change_access(),

@@ -1,26 +1,49 @@
-//! The parts that components of the server share: settings, metrics, rules and stores.
+//! The parts that components of the server share, the service of each thread, and the tasks of stores.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tonic::service::Routes;
 
 use super::{
-    backend::{StoreBackend, worker_count},
-    control_group,
+    backend::{Running, StoreBackend, StoreTasks, WorkerStore, worker_count},
     error::ServerError,
+    limits,
     rules::RuleSource,
-    tasks::OwnedTasks,
+    tasks::{OwnedTasks, Task},
 };
 use crate::{
-    control::{reload::Intake, rule_memory::RuleMemory},
-    core::limit::NearRatio,
-    observe::{decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers},
-    service::{leases::LeaseBook, limiter::Rules},
-    settings::{memory::MemoryShares, serve::Settings},
+    control::reload::{Intake, RuleMemory},
+    core::limit::{Modes, NearRatio},
+    foundation::lock::blocking,
+    observe::{
+        decision_log::DecisionLog, log_lines::LogStats, metrics::Metrics, talkers::Talkers,
+        traces::Tracer,
+    },
+    service::{
+        grpc::{self, proto::DESCRIPTORS, wire},
+        leases::LeaseBook,
+        limiter::{Limiter, Rules},
+    },
+    settings::{memory::MemoryBounds, serve::Settings},
+    store::{
+        any::AnyStore, memory::MemoryStore, redis::topology::watcher::TopologyWatcher,
+        returns::Returns,
+    },
 };
+
+/// Interval between removals of expired counters.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Most names of statistics that requests can create (`detailed_metric`, `value_to_metric`, overrides, unknown
+/// domains), of 128 bytes each on average.
+const MAX_METRIC_NAMES: usize = 10_000;
 
 /// The parts that components of the server share.
 pub(super) struct Parts<'a> {
     pub(super) settings: &'a Settings,
-    pub(super) memory: MemoryShares,
+    /// The bytes that the process may take.
+    pub(super) memory_limit: usize,
+    pub(super) memory: MemoryBounds,
     pub(super) metrics: Arc<Metrics>,
     pub(super) rules: Rules,
     pub(super) intake: Intake,
@@ -35,15 +58,16 @@ impl<'a> Parts<'a> {
     ///
     /// # Errors
     ///
-    /// If the bounds on memory do not fit, or if the rules or the address of a store are invalid.
+    /// If the rules or the address of a store are invalid.
     pub(super) fn new(
         settings: &'a Settings,
         log: Arc<LogStats>,
         tasks: &OwnedTasks,
     ) -> Result<(Self, RuleSource), ServerError> {
-        let memory = settings.memory_shares(control_group::memory_limit())?;
+        let memory_limit = limits::memory_limit();
+        let memory = settings.memory.bounds(memory_limit);
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
-        let mut metrics = Metrics::new(near_ratio, settings.stats.max_metric_names);
+        let mut metrics = Metrics::new(near_ratio, MAX_METRIC_NAMES);
         metrics.log = log;
         metrics.tasks = tasks.stats.clone();
         // Each worker is a thread, and `/json` runs on the main thread.
@@ -51,9 +75,8 @@ impl<'a> Parts<'a> {
         let metrics = Arc::new(metrics.for_workers(threads));
         let rules = Rules::default();
         let rule_memory = RuleMemory {
-            total: memory.total,
+            total: memory_limit / 5 * 4,
             share: memory.rule_bytes,
-            reserved: memory.counters.reserved.clone(),
         };
         let intake = Intake::new(rules.clone(), metrics.clone(), rule_memory);
         let source = RuleSource::new(settings, &intake, &metrics)?;
@@ -66,6 +89,7 @@ impl<'a> Parts<'a> {
         };
         let parts = Self {
             settings,
+            memory_limit,
             memory,
             metrics,
             rules,
@@ -76,5 +100,136 @@ impl<'a> Parts<'a> {
             leases,
         };
         Ok((parts, source))
+    }
+}
+
+/// Creates the service of thread number `thread`, and the tasks of its store. The first threads are the workers; the
+/// last one serves `/json`.
+pub(super) fn thread_service(
+    parts: &Parts<'_>,
+    thread: usize,
+    tracer: &Tracer,
+) -> (grpc::Service<AnyStore>, StoreTasks) {
+    let Parts {
+        settings, metrics, ..
+    } = parts;
+    let WorkerStore {
+        store,
+        returns,
+        tasks,
+    } = parts.backend.worker_store(settings, metrics);
+    (service(parts, store, returns, thread, tracer), tasks)
+}
+
+fn service(
+    parts: &Parts<'_>,
+    store: AnyStore,
+    returns: Returns,
+    thread: usize,
+    tracer: &Tracer,
+) -> grpc::Service<AnyStore> {
+    let settings = parts.settings;
+    let Settings { decisions, .. } = settings;
+    let headers = [
+        &decisions.limit_header,
+        &decisions.remaining_header,
+        &decisions.reset_header,
+    ];
+    grpc::Service {
+        limiter: Limiter {
+            rules: parts.rules.clone(),
+            store,
+            modes: Modes {
+                shadow: decisions.shadow_mode,
+                quota: decisions.quota_mode,
+                metadata: decisions.dynamic_metadata,
+                stops_when_over: decisions.stop_when_over,
+                on_store_loss: settings.loss.on_store_loss,
+            },
+            metrics: parts.metrics.clone().recorder(thread),
+            decision_log: parts.decision_log,
+            talkers: parts.talkers.recorder(thread),
+            leases: parts.leases.clone(),
+            returns,
+        },
+        extras: wire::Extras {
+            headers: decisions
+                .response_headers
+                .then(|| headers.map(Clone::clone)),
+            fields: decisions.ratelimit_fields,
+            retry_after: decisions.retry_after,
+            dynamic_metadata: decisions.dynamic_metadata,
+        },
+        tracer: tracer.clone(),
+        clock: parts.backend.clock(settings),
+    }
+}
+
+/// The services of a worker besides decisions and health.
+pub(super) fn others() -> Routes {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    const COMPILED: &str = "the schemas were compiled with the program";
+    Routes::new(reflection().build_v1().expect(COMPILED))
+        .add_service(reflection().build_v1alpha().expect(COMPILED))
+}
+
+/// Starts the tasks that the stores need once per process. `of_json` are those of `/json`'s store. Returns the work to
+/// do when a drain begins, and the work to wait for at its end.
+pub(super) fn start_store_tasks(
+    parts: &Parts<'_>,
+    of_json: StoreTasks,
+    tasks: &mut OwnedTasks,
+) -> [Vec<Running>; 2] {
+    let Parts {
+        settings,
+        rules,
+        backend,
+        ..
+    } = parts;
+    let sweeping = sweep(rules.clone(), backend.memory(), backend.reminders());
+    tasks.start(Task::Sweep, sweeping);
+    if backend.servers().next().is_some() {
+        let watching = async {
+            limits::watch().await;
+            // One report is enough.
+            std::future::pending().await
+        };
+        tasks.start(Task::CpuQuota, watching);
+    }
+    for servers in backend.servers() {
+        let topology = TopologyWatcher::new(servers.clone(), &settings.redis.options());
+        let watching = async move { match topology.run().await {} };
+        tasks.start(Task::Probe, watching);
+    }
+    let StoreTasks {
+        on_worker,
+        once,
+        at_drain,
+        at_end,
+    } = of_json;
+    let batchers = on_worker.into_iter().map(|task| (Task::Batchers, task));
+    for (task, running) in batchers.chain(once) {
+        tasks.start(task, async move { match running.await {} });
+    }
+    [at_drain, at_end]
+}
+
+/// Frees unused rules and expired counters, and logs reminders of a store that does not answer.
+async fn sweep(rules: Rules, store: Option<Arc<MemoryStore>>, remind: impl Fn()) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        remind();
+        let unused = rules.take_unused();
+        if !unused.is_empty() {
+            // Dropping rules takes a while, and this thread has connections to accept.
+            blocking(move || drop(unused)).await;
+        }
+        if let Some(store) = &store {
+            store.sweep(grpc::now());
+        }
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
-        let bind = |purpose, host, port| bind(purpose, host, port, listen.reuse_port);
+        let bind = |purpose, host, port| bind(purpose, host, port);
         let debug_host = or(&listen.debug_host, LOOPBACK);
         Ok(Self {
             http: bind(HTTP, or(&listen.host, EVERY), listen.port).await?,
@@ -96,10 +96,9 @@ async fn bind(
     PortSettings(purpose, of_host, of_port): PortSettings,
     host: &str,
     port: u16,
-    reuse_port: bool,
 ) -> Result<TcpListener, ServerError> {
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    listen(host, port, reuse_port)
+    listen(host, port)
         .await
         .map_err(|source| ServerError::Bind {
             purpose,
@@ -121,7 +120,7 @@ async fn bind(
     clippy::disallowed_methods,
     reason = "it is looked up once, at the start"
 )]
-async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
+async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in lookup_host((host, port)).await? {
         let listen = || {
@@ -132,7 +131,6 @@ async fn listen(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListen
             };
             // Recently closed connections must not keep a restarted process from using the port.
             socket.set_reuseaddr(true)?;
-            socket.set_reuseport(reuse_port)?;
             socket.bind(address)?;
             socket.listen(BACKLOG)
         };
@@ -164,17 +162,17 @@ impl GrpcListener {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let listen = &settings.listen;
         match listen.grpc_socket() {
-            Some(path) => Self::bind_unix(path, listen.grpc_uds_mode),
+            Some(path) => Self::bind_unix(path),
             None => {
                 let host = or(&listen.grpc_host, EVERY);
-                let socket = bind(GRPC, host, listen.grpc_port, listen.reuse_port).await?;
+                let socket = bind(GRPC, host, listen.grpc_port).await?;
                 Ok(Self::Tcp(socket))
             }
         }
     }
 
     /// Binds a Unix socket. Replaces one without a listener, as a crash leaves behind.
-    fn bind_unix(path: &Path, mode: u32) -> Result<Self, ServerError> {
+    fn bind_unix(path: &Path) -> Result<Self, ServerError> {
         let bound = || {
             let is_socket =
                 fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
@@ -182,7 +180,7 @@ impl GrpcListener {
                 fs::remove_file(path)?;
             }
             // The mode applies from the first moment, or a client without permission could connect before it is set.
-            let usual = umask(Mode::from_bits_truncate(!mode & 0o777));
+            let usual = umask(Mode::from_bits_truncate(!SOCKET_MODE & 0o777));
             let listener = UnixListener::bind(path);
             umask(usual);
             let listener = listener?;
@@ -264,6 +262,9 @@ impl Detached {
         })
     }
 }
+
+/// The permissions of a Unix socket: an Envoy can run as any user. Its folder decides who gets there.
+const SOCKET_MODE: u32 = 0o666;
 
 /// Waits for the next connection, however long that takes.
 pub(super) async fn accept_next(listener: &TcpListener) -> TcpStream {

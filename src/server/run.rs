@@ -4,34 +4,34 @@
 //! turn, serves the HTTP ports, watches the rules and waits for signals. Each worker is a thread with a
 //! current-thread runtime, and a decision never leaves its worker.
 
-use std::{fs, sync::Arc};
+use std::{fs, mem, sync::Arc};
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{mpsc, watch};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::{
     observe::traces::Tracer,
     server::{
+        accept::{Arrival, accept},
         announce::announce,
         authority::AuthorityLog,
         backend::{Running, worker_count},
-        connection::{ConnectionOptions, ConnectionParts, ConnectionServer},
+        connection::{ConnectionParts, ConnectionServer},
         error::ServerError,
-        file_limit::connection_limits,
         health::HealthPublisher,
         http,
+        limits::connection_limits,
         log::Log,
-        parts::Parts,
+        parts::{Parts, others, start_store_tasks, thread_service},
         ports::{Addresses, GrpcListener, Ports},
         service_manager::{ServiceManager, Signals},
-        services::{others, thread_service},
         spans::{self, SpanExport},
-        statistics, store_tasks,
+        statistics,
         tasks::{OwnedTasks, Task, owned},
         tls::{CurrentTls, Rotation},
-        workers::{Worker, Workers, accept, runtime},
+        workers::{self, Worker, runtime},
     },
-    service::{grpc::unary::Phase, held_bytes::HeldBound},
+    service::held::HeldBytes,
     settings::{listen::Listen, process::Process, serve::Settings},
 };
 
@@ -54,7 +54,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     // These tasks end with the process.
     let mut tasks = OwnedTasks::default();
     let (parts, source) = Parts::new(settings, log.stats.clone(), &tasks)?;
-    let max_connections = connection_limits(parts.memory.connections, worker_count(settings));
+    let (max_grpc, max_http) = connection_limits(parts.memory.connections, worker_count(settings));
     let rotation = Rotation::new(&settings.tls)?;
     check_token(&settings.listen)?;
     let ports = Ports::bind(settings).await?;
@@ -67,27 +67,24 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
     let (tracer, spans) = spans::start(&settings.traces, &parts.metrics, &mut tasks)?;
-    let bound = HeldBound::new(parts.memory.held_bytes, parts.metrics.clone());
-    let (phase, phases) = watch::channel(Phase::Serving);
+    let (drain, drains) = watch::channel(false);
     let connections = ConnectionParts {
         tls,
         authority_log: AuthorityLog::new(parts.metrics.clone()),
-        bound: bound.clone(),
-        phases,
+        drains,
     };
     let workers = start_workers(&parts, &tracer, &health_service, &connections, &mut tasks)?;
     let statistics = statistics::start(&parts, sinks, &mut tasks);
-    let (json, of_json) = thread_service(&parts, workers.count(), &tracer);
-    let of_json_store = store_tasks::start(&parts, of_json, &mut tasks);
+    let (json, of_json) = thread_service(&parts, workers.len(), &tracer);
+    let of_json_store = start_store_tasks(&parts, of_json, &mut tasks);
     let pages = (health.http.clone(), statistics);
-    let max_http = max_connections.http.min(parts.memory.http_connections);
-    http::start(&parts, ports, max_http, pages, json, &bound, &mut tasks);
+    http::start(&parts, ports, max_http, pages, json, &mut tasks);
     health.follow_all(&mut tasks);
     let mut server = Server {
         health,
         signals,
         open,
-        phase,
+        drain,
         of_json_store,
         workers,
         service_manager: ServiceManager::new(Process::notify_socket().as_deref()),
@@ -98,7 +95,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
         return Ok(());
     }
     let grpc = server.open(&parts, &addresses, log).await?;
-    server.accept(grpc, max_connections.grpc, bound);
+    server.accept(grpc, max_grpc, HeldBytes::new(parts.metrics.clone()));
     server.service_manager.notify_ready();
     server.wait(&settings.process).await?;
     server.drain(&settings.process).await
@@ -155,9 +152,8 @@ fn start_workers(
     health: &HealthServer<impl Health>,
     connections: &ConnectionParts,
     tasks: &mut OwnedTasks,
-) -> Result<Workers, ServerError> {
-    let options = ConnectionOptions::new(parts.settings);
-    let mut workers = Workers::default();
+) -> Result<Vec<mpsc::Sender<Arrival>>, ServerError> {
+    let mut workers = Vec::new();
     for number in 0..worker_count(parts.settings) {
         // Only one thread ends losses: the one of `/json`.
         let (service, of_store) = thread_service(parts, number, tracer);
@@ -167,15 +163,17 @@ fn start_workers(
         });
         let batchers = batchers.collect();
         let others = others().add_service(health.clone());
-        let connections = connections.clone();
-        let server = ConnectionServer::new(Arc::new(service), others, options, connections);
+        let listen = &parts.settings.listen;
+        let server = ConnectionServer::new(service, others, listen, connections.clone());
         let worker = Worker {
-            server,
+            serve: move |Arrival { stream, connection }| {
+                server.clone().connection(stream, connection)
+            },
             of_store: batchers,
             at_drain: of_store.at_drain,
             at_end: of_store.at_end,
         };
-        workers.start(worker, tasks)?;
+        workers.push(workers::start(number, worker, tasks)?);
     }
     Ok(workers)
 }
@@ -186,10 +184,12 @@ struct Server {
     health: HealthPublisher,
     /// Whether gRPC connections are accepted, which is a condition of health.
     open: watch::Sender<bool>,
-    phase: watch::Sender<Phase>,
+    /// Whether connections have to end.
+    drain: watch::Sender<bool>,
     /// Work of the store of `/json` for the beginning and the end of a drain.
     of_json_store: [Vec<Running>; 2],
-    workers: Workers,
+    /// The senders of connections, one for each worker.
+    workers: Vec<mpsc::Sender<Arrival>>,
     service_manager: ServiceManager,
     spans: SpanExport,
     tasks: OwnedTasks,
@@ -226,15 +226,13 @@ impl Server {
         self.open.send_replace(true);
         self.health.update().await;
         let names = (&grpc, addresses, &*store);
-        announce(names, parts, self.workers.count(), log);
+        announce(names, parts, self.workers.len(), log);
         Ok(grpc)
     }
 
     /// Starts to accept gRPC connections.
-    fn accept(&mut self, grpc: GrpcListener, max_connections: usize, bound: Arc<HeldBound>) {
-        let max_connections = Arc::new(Semaphore::new(max_connections));
-        let senders = self.workers.senders();
-        let accepting = accept(grpc, senders, max_connections, bound);
+    fn accept(&mut self, grpc: GrpcListener, max_connections: usize, held: Arc<HeldBytes>) {
+        let accepting = accept(grpc, mem::take(&mut self.workers), max_connections, held);
         self.tasks.start(Task::GrpcListener, accepting);
     }
 
@@ -265,7 +263,7 @@ impl Server {
         self.spans.hurry();
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
-        self.phase.send_replace(Phase::Draining);
+        self.drain.send_replace(true);
         let [at_drain, at_end] = self.of_json_store;
         let ends = async {
             for work in at_drain {

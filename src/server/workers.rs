@@ -1,106 +1,40 @@
 //! The threads of all workers: each has its own runtime and serves its share of the connections, which it gets in turn.
 
-use std::{io, panic::resume_unwind, sync::Arc, time::Duration};
+use std::{io, panic::resume_unwind};
 
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    sync::mpsc,
     task::{JoinError, JoinSet},
-    time::Instant,
 };
 
-use crate::{
-    foundation::log_throttle::LogThrottle,
-    server::{
-        backend::Running,
-        connection::ConnectionServer,
-        ports::{Detached, GrpcListener},
-        tasks::{OwnedTasks, Task, on_thread},
-    },
-    service::{grpc::unary::UnaryMethod, held_bytes::HeldBound},
+use crate::server::{
+    accept::Arrival,
+    backend::Running,
+    tasks::{OwnedTasks, Task, on_thread},
 };
-
-/// How long an accepted connection waits for a place before another one is closed for it.
-const PERMIT_WAIT: Duration = Duration::from_millis(50);
-
-static WAITING: LogThrottle = LogThrottle::new();
 
 /// Most accepted connections that wait for a worker.
 const HANDOVER: usize = 128;
 
-/// The threads that serve connections.
-#[derive(Default)]
-pub(super) struct Workers {
-    senders: Vec<mpsc::Sender<Arrival>>,
-}
-
-impl Workers {
-    /// Starts a thread for `worker`.
-    pub(super) fn start<M: UnaryMethod>(
-        &mut self,
-        worker: Worker<M>,
-        tasks: &mut OwnedTasks,
-    ) -> io::Result<()> {
-        let (dispatcher, incoming) = mpsc::channel(HANDOVER);
-        let name = format!("worker-{}", self.senders.len());
-        let running = on_thread(name, move || match runtime() {
-            Ok(runtime) => {
-                runtime.block_on(worker.run(incoming));
-                // A pending look-up of a name must not delay the exit.
-                runtime.shutdown_background();
-            }
-            Err(error) => tracing::error!(%error, "a worker has no runtime"),
-        })?;
-        tasks.start(Task::Worker, running);
-        self.senders.push(dispatcher);
-        Ok(())
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.senders.len()
-    }
-
-    /// Takes the senders of connections, one for each worker. Without a sender, a worker ends when its connections have
-    /// ended.
-    pub(super) fn senders(&mut self) -> Vec<mpsc::Sender<Arrival>> {
-        std::mem::take(&mut self.senders)
-    }
-}
-
-/// Accepts connections and distributes them to the workers in turn. When all places are taken, connections without a
-/// call are closed for a new one, or else the one without a call for the longest. An Envoy opens one connection for
-/// each of its threads; if the kernel chose the worker, all of them could end up on one core.
-pub(super) async fn accept(
-    listener: GrpcListener,
-    senders: Vec<mpsc::Sender<Arrival>>,
-    max_connections: Arc<Semaphore>,
-    bound: Arc<HeldBound>,
-) {
-    for dispatcher in senders.iter().cycle() {
-        let arrived = listener.accept_next().await;
-        let permit = loop {
-            let is_full = max_connections.available_permits() == 0;
-            if is_full && !bound.make_connection_room() && WAITING.may_log() {
-                tracing::warn!(
-                    "every place for a gRPC connection is in use, and the next one waits: raise --max-connections, or \
-                     the memory limit that it is derived from"
-                );
-            }
-            // This is repeated, because recent connections can still be on their way to their workers.
-            let permit = tokio::time::timeout(PERMIT_WAIT, max_connections.clone().acquire_owned());
-            match permit.await {
-                Ok(Ok(permit)) => break permit,
-                Ok(Err(_closed)) => return,
-                Err(_elapsed) => {}
-            }
-        };
-        let Ok(stream) = arrived.detach() else {
-            continue;
-        };
-        let at = Instant::now();
-        // The end of a worker ends the process anyway.
-        let _ = dispatcher.send(Arrival { stream, at, permit }).await;
-    }
+/// Starts a thread for `worker`. Returns the sender of its connections; without it, the worker ends when they have
+/// ended.
+pub(super) fn start<F: Future<Output = ()> + Send + 'static>(
+    number: usize,
+    worker: Worker<impl Fn(Arrival) -> F + Send + 'static>,
+    tasks: &mut OwnedTasks,
+) -> io::Result<mpsc::Sender<Arrival>> {
+    let (sender, incoming) = mpsc::channel(HANDOVER);
+    let running = on_thread(format!("worker-{number}"), move || match runtime() {
+        Ok(runtime) => {
+            runtime.block_on(worker.run(incoming));
+            // A pending look-up of a name must not delay the exit.
+            runtime.shutdown_background();
+        }
+        Err(error) => tracing::error!(%error, "a worker has no runtime"),
+    })?;
+    tasks.start(Task::Worker, running);
+    Ok(sender)
 }
 
 /// A current-thread runtime. Its tasks never move to another thread, so no wake-up crosses cores.
@@ -108,16 +42,9 @@ pub(super) fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// An accepted connection on its way to a worker. It takes up one of the places for connections.
-pub(super) struct Arrival {
-    pub(super) stream: Detached,
-    pub(super) at: Instant,
-    pub(super) permit: OwnedSemaphorePermit,
-}
-
-/// A worker's method and the tasks of its store.
-pub(super) struct Worker<M> {
-    pub(super) server: ConnectionServer<M>,
+/// How a worker serves a connection, and the tasks of its store.
+pub(super) struct Worker<S> {
+    pub(super) serve: S,
     pub(super) of_store: Vec<Running>,
     /// Work of its store for the beginning of a drain.
     pub(super) at_drain: Vec<Running>,
@@ -125,7 +52,7 @@ pub(super) struct Worker<M> {
     pub(super) at_end: Vec<Running>,
 }
 
-impl<M: UnaryMethod> Worker<M> {
+impl<F: Future<Output = ()> + Send + 'static, S: Fn(Arrival) -> F> Worker<S> {
     /// Serves arriving connections until a drain has begun and all have closed.
     pub(super) async fn run(self, mut incoming: mpsc::Receiver<Arrival>) {
         let mut of_store: JoinSet<()> = self.of_store.into_iter().collect();
@@ -133,13 +60,8 @@ impl<M: UnaryMethod> Worker<M> {
         loop {
             tokio::select! {
                 arrival = incoming.recv() => match arrival {
-                    Some(Arrival { stream, at, permit }) => {
-                        let account = self.server.account();
-                        let served = self.server.clone().connection(stream, at, account.clone());
-                        account.served_by(connections.spawn(async move {
-                            served.await;
-                            drop(permit);
-                        }));
+                    Some(arrival) => {
+                        connections.spawn((self.serve)(arrival));
                     }
                     // The dispatcher has stopped.
                     None => break,
@@ -162,5 +84,41 @@ impl<M: UnaryMethod> Worker<M> {
         for ends in self.at_end {
             ends.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn idle(_: Arrival) -> impl Future<Output = ()> + Send {
+        pending()
+    }
+
+    #[tokio::test]
+    async fn the_store_of_a_worker_ends_when_a_drain_begins_and_while_its_tasks_run() {
+        let (end, ended) = oneshot::channel();
+        let (ask, asked) = oneshot::channel();
+        let worker = Worker {
+            serve: idle,
+            // This stands for the batchers of a store, without which nothing is given back.
+            of_store: vec![Box::pin(async move {
+                asked.await.unwrap();
+                end.send(()).unwrap();
+                pending().await
+            })],
+            at_drain: vec![Box::pin(async move {
+                ask.send(()).unwrap();
+                ended.await.unwrap();
+            })],
+            at_end: Vec::new(),
+        };
+        let (accepted, incoming) = mpsc::channel(1);
+        drop(accepted);
+        worker.run(incoming).await;
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Extension, Router,
+    Router,
     body::Body,
     extract::RawQuery,
     http::{HeaderMap, StatusCode},
@@ -27,8 +27,7 @@ mod top;
 
 pub(crate) use counters::{ChangeAccess, Counters, report};
 pub(crate) use debug::{DebugPages, debug};
-pub(crate) use json::BodyLimits;
-pub(crate) use origin::{DebugHosts, Peer};
+pub(crate) use origin::Peer;
 pub(crate) use page::BlockingQueue;
 pub(crate) use snapshot::{Components, Health, Snapshots};
 pub(crate) use statistics::Statistics;
@@ -42,7 +41,6 @@ pub(crate) fn http<S: Store + Clone>(
     components: Components,
     service: Option<Arc<grpc::Service<S>>>,
     blocking: BlockingQueue,
-    bodies: BodyLimits,
 ) -> Router {
     let healthcheck = move |RawQuery(query): RawQuery| async move {
         health.answer(query.as_deref(), &components)
@@ -52,10 +50,10 @@ pub(crate) fn http<S: Store + Clone>(
         // The process is alive if it answers. Missing rules or a lost Redis are no reason to restart it.
         .route("/livez", get(|| async { plain(StatusCode::OK, "OK") }));
     if let Some(service) = service {
-        let json = move |Extension(account), headers: HeaderMap, body: Body| async move {
+        let json = move |headers: HeaderMap, body: Body| async move {
             match refuse_foreign(&headers) {
                 Some(refusal) => refusal,
-                None => answer_json(&service, &blocking, &account, body, bodies).await,
+                None => answer_json(&service, &blocking, body).await,
             }
         };
         routes = routes.route("/json", post(json));
@@ -70,6 +68,6 @@ const NO_SUCH_PATH: &str = "404 page not found\n\
 
 /// Routes of the Prometheus port.
 pub(crate) fn prometheus(statistics: Statistics, path: &str) -> Router {
-    let page = move |Extension(account)| async move { statistics.prometheus(account) };
+    let page = move || async move { statistics.prometheus() };
     Router::new().route(path, get(page))
 }

@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -53,15 +52,9 @@ pub(crate) trait EndLeases: Send + Sync {
 
 /// The leases that one worker keeps.
 #[derive(Clone, Default)]
-pub struct WorkerLeases {
+pub(crate) struct WorkerLeases {
     end: Option<Arc<dyn EndLeases>>,
     kept: Arc<AtomicUsize>,
-}
-
-impl fmt::Debug for WorkerLeases {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerLeases").finish_non_exhaustive()
-    }
 }
 
 impl WorkerLeases {
@@ -73,7 +66,7 @@ impl WorkerLeases {
     }
 
     /// Those of a new connection.
-    pub fn of_connection(&self) -> Arc<ConnectionLeases> {
+    pub(crate) fn of_connection(&self) -> Arc<ConnectionLeases> {
         Arc::new(ConnectionLeases {
             worker: self.clone(),
             streams: Mutex::default(),
@@ -82,8 +75,7 @@ impl WorkerLeases {
 }
 
 /// The leases of one connection, by the stream that answered each.
-#[derive(Debug)]
-pub struct ConnectionLeases {
+pub(crate) struct ConnectionLeases {
     worker: WorkerLeases,
     streams: Mutex<Streams>,
 }
@@ -95,14 +87,7 @@ struct Streams {
     reset: VecDeque<u32>,
 }
 
-impl fmt::Debug for Streams {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Streams").finish_non_exhaustive()
-    }
-}
-
 /// The stream of one call.
-#[derive(Debug)]
 pub(crate) struct CallStream {
     leases: Arc<ConnectionLeases>,
     id: u32,

@@ -21,7 +21,7 @@ use crate::{
                 },
                 service::ratelimit::v3::RateLimitRequest,
             },
-            wire::{self, BadRequest, RequestBounds},
+            wire::{self, BadRequest},
         },
         limiter::{NoDecision, RuleSet},
     },
@@ -69,13 +69,6 @@ pub(crate) enum Unexplained {
     NoRules(#[from] NoDecision),
 }
 
-/// Requests from the command line need no bounds besides its own.
-const NO_BOUNDS: RequestBounds = RequestBounds {
-    descriptors: usize::MAX,
-    entries: usize::MAX,
-    text_bytes: usize::MAX,
-};
-
 /// Explains a request by rules alone, as if all its counters were empty.
 ///
 /// # Errors
@@ -86,7 +79,7 @@ pub(crate) fn by_rules(
     message: &RateLimitRequest,
     now: Timestamp,
 ) -> Result<String, Unexplained> {
-    let request = wire::request(message, NO_BOUNDS)?;
+    let request = wire::request(message)?;
     Ok(explain(matcher, &request, Modes::default(), now, None).json())
 }
 
@@ -95,7 +88,6 @@ pub(crate) fn by_rules(
 pub(crate) struct LookedAt {
     rules: Arc<RuleSet>,
     modes: Modes,
-    bounds: RequestBounds,
     now: Timestamp,
     counts: Result<CounterStates, StoreError>,
     /// The unused hits of each counter that this process has charged in advance.
@@ -118,7 +110,7 @@ pub(crate) async fn look<S: Store + Clone>(
     service: &grpc::Service<S>,
     message: &RateLimitRequest,
 ) -> Result<LookedAt, Unexplained> {
-    let request = wire::request(message, service.bounds)?;
+    let request = wire::request(message)?;
     let limiter = &service.limiter;
     let rules = limiter.rules.current().ok_or(NoDecision::NoRules)?;
     let now = service.clock.now();
@@ -139,7 +131,6 @@ pub(crate) async fn look<S: Store + Clone>(
     Ok(LookedAt {
         rules,
         modes: limiter.modes,
-        bounds: service.bounds,
         now,
         counts: looked.map(|()| counts),
         leased: leased.collect(),
@@ -153,7 +144,7 @@ impl LookedAt {
     ///
     /// If the request is invalid.
     pub(crate) fn explain(&self, message: &RateLimitRequest) -> Result<String, Unexplained> {
-        let request = wire::request(message, self.bounds)?;
+        let request = wire::request(message)?;
         let matcher = &self.rules.matcher;
         let look = match &self.counts {
             Ok(counts) => Ok(CounterLook {

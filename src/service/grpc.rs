@@ -1,14 +1,23 @@
 //! The gRPC service, and the clock that dates every request.
 
 use std::{
-    cell::Cell,
-    sync::Arc,
+    pin::Pin,
+    sync::{Arc, Weak},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use hyper::HeaderMap;
+use hyper::{
+    HeaderMap, Request as HttpRequest, Response as HttpResponse, StatusCode,
+    body::Incoming,
+    header::{CONTENT_TYPE, HeaderValue},
+};
 use prost::{Message as _, bytes::Bytes};
-use tonic::Status;
+use tonic::{
+    Request as Call, Response, Status,
+    body::Body,
+    codec::CompressionEncoding::{Deflate, Gzip},
+    server::{Grpc, UnaryService},
+};
 
 use crate::{
     core::{
@@ -22,7 +31,8 @@ use crate::{
         traces::{CallSummary, TracedCall, Tracer},
     },
     service::{
-        answered_leases::{AnsweredLease, CallStream, ConnectionLeases, EndLeases, WorkerLeases},
+        answered_leases::{AnsweredLease, CallStream, ConnectionLeases, EndLeases},
+        held::OpenConnection,
         limiter::{Basis, Limiter, NoDecision},
     },
     store::{
@@ -31,16 +41,17 @@ use crate::{
     },
 };
 
-pub(crate) mod codec;
+pub(crate) mod body;
+mod codec;
 pub mod fast_path;
 mod limit_fields;
 pub mod proto;
 mod refusal_body;
-pub(crate) mod unary;
 pub mod wire;
 
+use body::{MESSAGE_TIMEOUT, ReplyBody, RequestBody};
+use codec::EncodedMessages;
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use unary::{UnaryMethod, arrived, framed};
 use wire::RefusalText;
 
 /// The path of the service's only method.
@@ -50,7 +61,6 @@ pub const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitServic
 #[derive(Debug)]
 pub struct Service<S> {
     pub limiter: Limiter<S>,
-    pub bounds: wire::RequestBounds,
     pub extras: wire::Extras,
     pub tracer: Tracer,
     pub clock: RequestClock,
@@ -62,15 +72,6 @@ pub struct RequestClock {
     redis: Option<RedisClock>,
 }
 
-/// How long a reading of this machine's clock is reused, to save reads: a request cannot distinguish times closer
-/// than the resolution of a [`Timestamp`].
-const GOOD_FOR: Duration = Duration::from_millis(1);
-
-thread_local! {
-    /// This thread's last reading of the time of day, and when it was taken.
-    static LAST_READ: Cell<Option<(Instant, Timestamp)>> = const { Cell::new(None) };
-}
-
 impl RequestClock {
     /// The clock of Redis. Until Redis has returned its time, the clock of this machine.
     pub(crate) fn of_redis(redis: RedisClock) -> Self {
@@ -79,93 +80,113 @@ impl RequestClock {
 
     /// The current time. One reading serves a request from beginning to end.
     pub fn now(&self) -> Timestamp {
-        let redis = self.redis.as_ref();
-        let read = redis.and_then(|clock| clock.at(Instant::now().into()));
-        read.unwrap_or_else(now)
+        self.at(Instant::now())
     }
 
-    /// The time at `moment`, which must be now or very recent. The result is at most a millisecond old, also after
-    /// this machine's clock was set.
+    /// The time at `moment`, which must be now or very recent.
     fn at(&self, moment: Instant) -> Timestamp {
         let redis = self.redis.as_ref();
         let read = redis.and_then(|clock| clock.at(moment.into()));
-        read.unwrap_or_else(|| of_machine(moment))
+        read.unwrap_or_else(now)
     }
 }
 
-/// This machine's time of day at `moment`.
-fn of_machine(moment: Instant) -> Timestamp {
-    let read = LAST_READ
-        .get()
-        .filter(|(at, _)| moment.duration_since(*at) < GOOD_FOR);
-    let (_, read) = read.unwrap_or_else(|| {
-        let read = (moment, now());
-        LAST_READ.set(Some(read));
-        read
-    });
-    read
+/// The largest message, in bytes: four times the headers that Envoy accepts.
+pub(crate) const MAX_MESSAGE_BYTES: usize = 256 << 10;
+
+/// The connection of a call.
+#[derive(Clone)]
+pub(crate) struct CallConnection {
+    pub(crate) open: Arc<OpenConnection>,
+    pub(crate) leases: Arc<ConnectionLeases>,
+    /// Each running decision owns a part of this.
+    pub(crate) running: Weak<()>,
 }
 
-/// Data of a call, kept until it is answered.
-#[derive(Debug)]
-pub struct CallStart {
-    began: Instant,
-    /// How long after `began` an answer is useful to the caller, if the caller sent a timeout.
-    timeout: Option<Duration>,
-    /// `None` if the call is not traced.
-    span: Option<Box<TracedCall>>,
-    /// `None` while no rule leases.
-    stream: Option<CallStream>,
+/// Answers a call of the service's method. Failures are answers too.
+pub(crate) async fn respond<S: Store + Clone>(
+    service: Arc<Service<S>>,
+    connection: CallConnection,
+    request: HttpRequest<Incoming>,
+) -> HttpResponse<ReplyBody> {
+    let open = connection.open.clone();
+    if !is_grpc(request.headers()) {
+        let mut refusal = HttpResponse::new(Body::empty());
+        *refusal.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return ReplyBody::of(refusal, open);
+    }
+    let request = RequestBody::of(request, &open, MESSAGE_TIMEOUT);
+    let mut grpc = Grpc::new(EncodedMessages)
+        .accept_compressed(Gzip)
+        .accept_compressed(Deflate)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let method = ShouldRateLimit {
+        service,
+        connection,
+    };
+    let mut response = ReplyBody::of(grpc.unary(method, request).await, open.clone());
+    match response.body_mut().begin().await {
+        Ok(()) => response,
+        Err(status) => ReplyBody::of(status.into_http(), open),
+    }
 }
 
-impl<S: Store + Clone> UnaryMethod for Service<S> {
-    const PATH: &'static str = SHOULD_RATE_LIMIT;
+/// Whether the content type is one of gRPC. A page in a browser can send some others without being asked.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    const TYPE: &str = "application/grpc";
+    let value = headers
+        .get(CONTENT_TYPE)
+        .map_or(&b""[..], HeaderValue::as_bytes);
+    matches!(value.split_at_checked(TYPE.len()), Some((start, [] | [b'+' | b';', ..]))
+        if start.eq_ignore_ascii_case(TYPE.as_bytes()))
+}
 
-    type CallStart = CallStart;
+/// The method for one call.
+struct ShouldRateLimit<S> {
+    service: Arc<Service<S>>,
+    connection: CallConnection,
+}
 
-    fn note(
-        &self,
-        headers: &HeaderMap,
-        timeout: Option<Duration>,
-        leases: &Arc<ConnectionLeases>,
-    ) -> CallStart {
-        let header = |name: &str| headers.get(name)?.to_str().ok();
-        CallStart {
-            began: arrived(),
-            timeout,
-            span: self.tracer.begin(header).map(Box::new),
-            stream: leases.stream(headers),
-        }
+impl<S: Store + Clone> UnaryService<Bytes> for ShouldRateLimit<S> {
+    type Response = Vec<u8>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, Status>> + Send>>;
+
+    fn call(&mut self, call: Call<Bytes>) -> Self::Future {
+        let (service, connection) = (self.service.clone(), self.connection.clone());
+        Box::pin(async move {
+            let _running = connection.running.upgrade();
+            let (headers, _, message) = call.into_parts();
+            let reply = service.answer_call(headers.into_headers(), message, &connection);
+            reply.await.map(Response::new)
+        })
     }
+}
 
-    fn leases(self: &Arc<Self>) -> WorkerLeases {
-        WorkerLeases::new(self.clone())
+/// A tenth of the time is left for the network.
+const MARGIN: u32 = 10;
+
+/// The part of `timeout` that a decision may use.
+fn for_decision(timeout: Duration) -> Duration {
+    timeout - timeout / MARGIN
+}
+
+/// How long after its arrival an answer is of use to the caller (gRPC over HTTP/2, "Timeout"). `None` if `text` is no
+/// timeout. Envoy sends milliseconds, 20 unless it is configured otherwise.
+fn timeout(text: &[u8]) -> Option<Duration> {
+    const MAX_DIGITS: usize = 8;
+    let (unit, digits) = text.split_last()?;
+    if digits.is_empty() || digits.len() > MAX_DIGITS || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
     }
-
-    fn message_came(&self, start: &mut CallStart) {
-        let now = Instant::now();
-        let passed = now.saturating_duration_since(start.began);
-        start.timeout = start.timeout.map(|timeout| timeout.saturating_sub(passed));
-        start.began = now;
-    }
-
-    async fn call(&self, start: CallStart, message: Bytes) -> Result<Bytes, Status> {
-        let CallStart {
-            began,
-            timeout,
-            span,
-            stream,
-        } = start;
-        let deadline = Deadline::of_call(began, timeout.map(unary::for_decision));
-        let abandoned = AbandonedCall(Some(&self.limiter.metrics));
-        let stream = stream.as_ref();
-        let reply = match span {
-            None => self.answer_bytes(message, &deadline, stream).await,
-            Some(span) => Box::pin(self.answer_traced(*span, &deadline, message, stream)).await,
-        };
-        abandoned.answered();
-        self.record(began.elapsed(), timeout);
-        reply
+    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    match unit {
+        b'H' => Some(Duration::from_secs(number * 3600)),
+        b'M' => Some(Duration::from_secs(number * 60)),
+        b'S' => Some(Duration::from_secs(number)),
+        b'm' => Some(Duration::from_millis(number)),
+        b'u' => Some(Duration::from_micros(number)),
+        b'n' => Some(Duration::from_nanos(number)),
+        _ => None,
     }
 }
 
@@ -202,12 +223,34 @@ impl Drop for AbandonedCall<'_> {
 }
 
 impl<S: Store + Clone> Service<S> {
-    /// Records an answered call, whose caller allowed `timeout`.
-    fn record(&self, took: Duration, timeout: Option<Duration>) {
+    /// Answers a call whose message has arrived just now.
+    async fn answer_call(
+        &self,
+        headers: HeaderMap,
+        message: Bytes,
+        connection: &CallConnection,
+    ) -> Result<Vec<u8>, Status> {
+        let began = Instant::now();
+        let header = |name: &str| headers.get(name)?.to_str().ok();
+        let timeout = header("grpc-timeout").and_then(|text| timeout(text.as_bytes()));
+        let deadline = Deadline::of_call(began, timeout.map(for_decision));
+        let span = self.tracer.begin(header);
+        let stream = connection.leases.stream(&headers);
+        let stream = stream.as_ref();
+        // A call that waits for the store needs them no more.
+        drop(headers);
+        let abandoned = AbandonedCall(Some(&self.limiter.metrics));
+        let reply = match span {
+            None => self.answer_bytes(message, &deadline, stream).await,
+            Some(span) => Box::pin(self.answer_traced(span, &deadline, message, stream)).await,
+        };
+        abandoned.answered();
+        let (took, metrics) = (began.elapsed(), &self.limiter.metrics);
         if timeout.is_some_and(|timeout| took > timeout) {
-            self.limiter.metrics.record_late_call();
+            metrics.record_late_call();
         }
-        self.limiter.metrics.record_call(took);
+        metrics.record_call(took);
+        reply
     }
 
     /// Answers one message with the bytes of the reply.
@@ -216,11 +259,9 @@ impl<S: Store + Clone> Service<S> {
         message: Bytes,
         deadline: &Deadline,
         stream: Option<&CallStream>,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Vec<u8>, Status> {
         let mut request = Request::default();
-        if self.extras.is_none()
-            && fast_path::read_into(&mut request, &message, self.bounds).is_some()
-        {
+        if self.extras.is_none() && fast_path::read_into(&mut request, &message).is_some() {
             let now = self.clock.at(deadline.began);
             let render = |decision: &mut Decision, basis: &Basis<'_, '_>| {
                 self.keep(stream, decision, now, || message[..].into());
@@ -228,7 +269,7 @@ impl<S: Store + Clone> Service<S> {
                     return Ok(self.plain(decision, basis, now));
                 }
                 let message: RateLimitRequest = codec::decode(message.clone())?;
-                Ok(encoded(&self.reply(decision, basis, &message, now)))
+                Ok(self.reply(decision, basis, &message, now).encode_to_vec())
             };
             let check = self.limiter.check(&request, now, deadline, render);
             return check.await.map_err(status)?;
@@ -236,7 +277,7 @@ impl<S: Store + Clone> Service<S> {
         // Boxed, or the future of every call would reserve the space that unusual calls need.
         let message = codec::decode(message.clone())?;
         let reply = Box::pin(self.answer_on(&message, deadline, stream)).await?;
-        Ok(encoded(&reply))
+        Ok(reply.encode_to_vec())
     }
 
     /// Like [`answer_bytes`](Self::answer_bytes), and makes the spans of the call.
@@ -246,7 +287,7 @@ impl<S: Store + Clone> Service<S> {
         deadline: &Deadline,
         message: Bytes,
         stream: Option<&CallStream>,
-    ) -> Result<Bytes, Status> {
+    ) -> Result<Vec<u8>, Status> {
         let began_nanos = nanos();
         let message: RateLimitRequest = codec::decode(message)?;
         let reply = self.answer_on(&message, deadline, stream).await;
@@ -260,7 +301,7 @@ impl<S: Store + Clone> Service<S> {
                 Err(status) => Err((status.message().to_owned(), status.code().into())),
             },
         });
-        reply.map(|reply| encoded(&reply))
+        reply.map(|reply| reply.encode_to_vec())
     }
 
     /// Answers one message, from gRPC or from `/json`.
@@ -348,7 +389,7 @@ impl<S: Store + Clone> Service<S> {
         let Ok(message) = RateLimitRequest::decode(&*lease.message) else {
             return;
         };
-        let Ok(sent) = wire::request(&message, self.bounds) else {
+        let Ok(sent) = wire::request(&message) else {
             return;
         };
         let token = lease.token.to_string();
@@ -377,17 +418,17 @@ impl<S: Store + Clone> Service<S> {
     }
 
     /// Encodes a reply without metadata but those of a lease, and without headers unless it has a body.
-    fn plain(&self, decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Bytes {
-        match refusal_body::body(decision, basis, now) {
-            None if decision.leased.is_none() => framed(fast_path::room(decision), |room| {
-                fast_path::write(decision, room)
-            }),
-            body => plain_with(decision, body, self.token(decision, now)),
+    fn plain(&self, decision: &Decision, basis: &Basis<'_, '_>, now: Timestamp) -> Vec<u8> {
+        let mut reply = fast_path::reply(decision);
+        let body = refusal_body::body(decision, basis, now);
+        if body.is_some() || decision.leased.is_some() {
+            append(&mut reply, body, self.token(decision, now));
         }
+        reply
     }
 
     fn request<'m>(&self, message: &'m RateLimitRequest) -> Result<Request<'m>, Status> {
-        wire::request(message, self.bounds).map_err(|error| {
+        wire::request(message).map_err(|error| {
             self.limiter.metrics.record_bad_request();
             Status::invalid_argument(error.to_string())
         })
@@ -396,7 +437,7 @@ impl<S: Store + Clone> Service<S> {
 
 /// Appends the encoded body and lease, because the fields of a message can follow each other in any order.
 #[cold]
-fn plain_with(decision: &Decision, body: Option<RefusalText>, lease: Option<LeaseToken>) -> Bytes {
+fn append(reply: &mut Vec<u8>, body: Option<RefusalText>, lease: Option<LeaseToken>) {
     let mut more = RateLimitResponse::default();
     if let Some(body) = body {
         wire::add_body(&mut more, body);
@@ -404,19 +445,7 @@ fn plain_with(decision: &Decision, body: Option<RefusalText>, lease: Option<Leas
     if let Some(lease) = lease {
         wire::add_lease(&mut more, &lease);
     }
-    let length = more.encoded_len();
-    framed(fast_path::room(decision) + length, |room| {
-        let (room, mut end) = room.split_at_mut(room.len() - length);
-        more.encode_raw(&mut end);
-        fast_path::write(decision, room)
-    })
-}
-
-fn encoded(reply: &RateLimitResponse) -> Bytes {
-    framed(reply.encoded_len(), |mut room| {
-        reply.encode_raw(&mut room);
-        0
-    })
+    reply.extend(more.encode_to_vec());
 }
 
 /// Converts a missing decision to a status. Envoy's `failure_mode_deny` handles all codes alike, but operators must
@@ -445,4 +474,33 @@ fn since_epoch() -> Duration {
     )]
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     since_epoch.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read_in_every_unit_and_a_tenth_is_left_for_the_way() {
+        for (text, expected) in [
+            ("20m", Some(Duration::from_millis(20))),
+            ("0m", Some(Duration::ZERO)),
+            ("99999999H", Some(Duration::from_secs(99_999_999 * 3600))),
+            ("2M", Some(Duration::from_secs(120))),
+            ("2S", Some(Duration::from_secs(2))),
+            ("7u", Some(Duration::from_micros(7))),
+            ("7n", Some(Duration::from_nanos(7))),
+            ("", None),
+            ("m", None),
+            ("20", None),
+            ("-1m", None),
+            ("1.5S", None),
+            ("123456789m", None),
+            (" 20m", None),
+        ] {
+            assert_eq!(timeout(text.as_bytes()), expected, "{text}");
+        }
+        let of_envoy = Duration::from_millis(20);
+        assert_eq!(for_decision(of_envoy), Duration::from_millis(18));
+    }
 }

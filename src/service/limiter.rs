@@ -17,7 +17,7 @@ use crate::{
         request::Request,
         window::Timestamp,
     },
-    foundation::{lock::lock, object_pool::Pooled},
+    foundation::lock::lock,
     observe::{
         decision_log::{DecisionLog, RequestTimes},
         metrics::{Metrics, Recorder, RuleSetStats},
@@ -138,7 +138,7 @@ impl<S: Store + Clone> Limiter<S> {
         let rules = self.loaded(&held)?;
         let mut plan = Plan::default();
         self.plan(&mut plan, rules, request, now);
-        let mut counts = Pooled::<CounterStates>::default();
+        let mut counts = CounterStates::new();
         let counted = if plan.leases.is_some() {
             // Boxed, or the future of every call would reserve the space that leases need.
             let counting = self.count_with_leases(&mut counts, &mut plan, rules, now, deadline);

@@ -118,6 +118,7 @@ impl Cli {
     }
 }
 
+#[cfg(test)]
 impl Settings {
     /// The settings of a process without flags.
     pub(crate) fn from_environment() -> Self {

@@ -1,4 +1,4 @@
-//! Settings of the ports: gRPC with its TLS, HTTP and debug, and bounds on what clients can send.
+//! Settings of the ports: gRPC with its TLS, HTTP and debug.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use crate::{
     service::admin::ChangeAccess,
     settings::{
         shapes::ArgShape as _,
-        values::{duration, file_mode, file_path, number, port, some_time},
+        values::{duration, file_path, port},
     },
 };
 
@@ -22,10 +22,6 @@ pub(crate) struct Listen {
     /// Serve gRPC on this Unix socket instead of a port
     #[arg(long, env = "GRPC_UDS", value_parser = file_path, value_name = "PATH")]
     pub grpc_uds: Option<PathBuf>,
-
-    /// Permissions of that socket, in octal
-    #[arg(long, env = "TOLLGATE_GRPC_UDS_MODE", default_value = "666", value_parser = file_mode, value_name = "MODE")]
-    pub grpc_uds_mode: u32,
 
     /// Address of the gRPC port
     #[arg(long, env = "GRPC_HOST", text = ("HOST", "0.0.0.0"))]
@@ -42,19 +38,6 @@ pub(crate) struct Listen {
     /// How long running calls may then take to finish
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_parser = duration, time = "1h")]
     pub max_connection_age_grace: Duration,
-
-    /// Close a connection whose first call has not begun within this time, TLS handshake and HTTP/2 preface included
-    #[arg(long, env = "TOLLGATE_FIRST_CALL_TIMEOUT", value_parser = some_time, time = "10s")]
-    pub first_call_timeout: Duration,
-
-    /// Ping a connection that has been silent for this long, and close it if no answer comes within as long, but at
-    /// most 20 s; 0 means never
-    #[arg(long, env = "TOLLGATE_KEEPALIVE_INTERVAL", value_parser = duration, time = "60s")]
-    pub keepalive_interval: Duration,
-
-    /// Share the ports with other processes (SO_REUSEPORT); a port that is in use by mistake then goes unnoticed
-    #[arg(long, env = "TOLLGATE_REUSE_PORT", boolean = false)]
-    pub reuse_port: bool,
 
     /// Address of the HTTP port (/healthcheck, /json)
     #[arg(long, env = "HOST", default_value = "0.0.0.0", value_name = "HOST")]
@@ -75,16 +58,6 @@ pub(crate) struct Listen {
     /// Debug port; 0 takes a free one
     #[arg(long, env = "DEBUG_PORT", default_value_t = 6070, value_parser = port, value_name = "PORT")]
     pub debug_port: u16,
-
-    /// Further host names, separated by commas, under which this machine may read the debug port; all others are
-    /// refused, because a web page could use them
-    #[arg(
-        long,
-        env = "TOLLGATE_DEBUG_HOSTS",
-        value_delimiter = ',',
-        value_name = "HOSTS"
-    )]
-    pub debug_hosts: Vec<String>,
 
     /// File with the token that changes counters through the debug port (`authorization: Bearer TOKEN`); read for each
     /// such call
@@ -132,46 +105,6 @@ impl Listen {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }
-}
-
-/// Most descriptors in a request. Envoy sends one for each of its actions.
-pub(crate) const MAX_DESCRIPTORS: usize = 1000;
-
-/// Most entries in a descriptor.
-pub(crate) const MAX_ENTRIES: usize = 100;
-
-/// Bounds on requests and connections.
-#[derive(Clone, Copy, Debug, Args)]
-#[command(next_help_heading = "Bounds on requests")]
-pub(crate) struct Bounds {
-    /// Largest message in bytes; by default four times the headers that Envoy accepts
-    #[arg(long, env = "TOLLGATE_MAX_MESSAGE_BYTES", text = ("N", "262144"), value_parser = number::<usize>(1..))]
-    pub max_message_bytes: usize,
-
-    /// How long a message, or a body at /json, may take to arrive
-    #[arg(long, env = "TOLLGATE_MESSAGE_TIMEOUT", value_parser = some_time, time = "10s")]
-    pub message_timeout: Duration,
-
-    /// Memory budget for all clients together, in bytes: incoming messages, unread replies, unfinished headers, pages.
-    /// Above it, the connection that has held the most for the longest is closed, or new input is refused
-    /// (RESOURCE_EXHAUSTED; 503 over HTTP) [default: 32 MiB, or the share of --max-memory-bytes: a tenth or more]
-    #[arg(long, env = "TOLLGATE_MAX_HELD_BYTES", value_parser = number::<usize>(1 << 20..), value_name = "N")]
-    pub max_held_bytes: Option<usize>,
-
-    /// Longest domain, key or value in bytes; Envoy's own bound on all headers is 60 KiB
-    #[arg(long, env = "TOLLGATE_MAX_TEXT_BYTES", text = ("N", "65536"), value_parser = number::<usize>(1..))]
-    pub max_text_bytes: usize,
-
-    /// Most gRPC connections, unless the limit of open files allows fewer. To make room for new ones, the oldest
-    /// without a call in their first 100 ms are closed, or else the one without a call for the longest, at least a
-    /// second; if there is none, new ones wait [default: 10000, or as many as fit in the share of --max-memory-bytes: a
-    /// tenth or more]
-    #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_parser = number::<usize>(1..=1_000_000), value_name = "N")]
-    pub max_connections: Option<usize>,
-
-    /// Most concurrent calls on one connection
-    #[arg(long, env = "TOLLGATE_MAX_STREAMS", text = ("N", "1024"), value_parser = number::<u32>(1..=u32::MAX.into()))]
-    pub max_streams: u32,
 }
 
 #[derive(Clone, Debug, Args)]

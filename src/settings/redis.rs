@@ -101,11 +101,6 @@ pub(crate) struct Redis {
     #[arg(long, env = "TOLLGATE_REDIS_TIMEOUT", value_parser = some_time, time = "100ms")]
     pub redis_timeout: Duration,
 
-    /// How long a Redis server can be silent before no decision waits for it and only a probe calls it [default: 200ms,
-    /// or --redis-timeout if that is longer]
-    #[arg(long, env = "TOLLGATE_REDIS_LOST_AFTER", value_parser = some_time, value_name = "DURATION")]
-    pub redis_lost_after: Option<Duration>,
-
     /// Prefix of every key in Redis
     #[arg(long, env = "CACHE_KEY_PREFIX", text = ("TEXT", ""))]
     pub key_prefix: String,
@@ -119,17 +114,17 @@ pub(crate) struct Redis {
     pub health_follows_redis: bool,
 }
 
-/// How long a Redis on a LAN can be silent: on Linux, retransmitting a segment takes that long (TCP_RTO_MIN).
+/// How long a Redis can be silent before no decision waits for it and only a probe calls it, or the time of a decision
+/// if that is longer. On Linux, retransmitting a segment takes that long (TCP_RTO_MIN).
 const LOST_AFTER: Duration = Duration::from_millis(200);
 
 impl Redis {
     /// How to use Redis.
     pub(crate) fn options(&self) -> Options {
-        let longest = LOST_AFTER.max(self.redis_timeout);
         Options {
             key_prefix: self.key_prefix.clone(),
             deadline: self.redis_timeout,
-            lose_after: self.redis_lost_after.unwrap_or(longest),
+            lose_after: LOST_AFTER.max(self.redis_timeout),
             jitter_secs: self.expiration_jitter.max(0).unsigned_abs(),
             clock: self.clock,
         }
@@ -276,14 +271,6 @@ pub(crate) struct RedisPerSecond {
     )]
     pub redis_per_second_url: Hidden,
 
-    /// File that contains the address of the second Redis
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_URL_FILE",
-        file_instead_of = "redis_per_second_url"
-    )]
-    pub redis_per_second_url_file: Option<PathBuf>,
-
     /// How to read an address without a scheme
     #[arg(long, env = "REDIS_PERSECOND_SOCKET_TYPE", one_of = "TYPE")]
     pub redis_per_second_socket_type: Option<SocketType>,
@@ -296,25 +283,9 @@ pub(crate) struct RedisPerSecond {
     #[arg(long, env = "REDIS_PERSECOND_AUTH", hidden = "SECRET")]
     pub redis_per_second_auth: Option<Hidden>,
 
-    /// File that contains that password; read again for every connection
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_AUTH_FILE",
-        file_instead_of = "redis_per_second_auth"
-    )]
-    pub redis_per_second_auth_file: Option<PathBuf>,
-
     /// Password, or user:password, of the sentinels of the second Redis
     #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", hidden = "SECRET")]
     pub redis_per_second_sentinel_auth: Option<Hidden>,
-
-    /// File that contains that password; read again for every connection
-    #[arg(
-        long,
-        env = "TOLLGATE_REDIS_PERSECOND_SENTINEL_AUTH_FILE",
-        file_instead_of = "redis_per_second_sentinel_auth"
-    )]
-    pub redis_per_second_sentinel_auth_file: Option<PathBuf>,
 
     /// Use TLS to the second Redis, with the certificates of the first
     #[arg(long, env = "REDIS_PERSECOND_TLS", boolean = false)]
@@ -329,18 +300,11 @@ impl RedisPerSecond {
     /// The address of the second Redis, if there is one.
     pub(crate) fn address(&self, tls: &RedisTls) -> Option<Address> {
         let kind = self.redis_per_second_socket_type;
-        let url = || Secret::Text(with_socket_type(&self.redis_per_second_url, kind));
         self.redis_per_second.then(|| Address {
-            url: file(&self.redis_per_second_url_file).unwrap_or_else(url),
+            url: Secret::Text(with_socket_type(&self.redis_per_second_url, kind)),
             kind: self.redis_per_second_type,
-            auth: secret(
-                &self.redis_per_second_auth,
-                &self.redis_per_second_auth_file,
-            ),
-            sentinel_auth: secret(
-                &self.redis_per_second_sentinel_auth,
-                &self.redis_per_second_sentinel_auth_file,
-            ),
+            auth: secret(&self.redis_per_second_auth, &None),
+            sentinel_auth: secret(&self.redis_per_second_sentinel_auth, &None),
             timeout: self.redis_per_second_connect_timeout,
             is_tls: self.redis_per_second_tls,
             sentinels_tls: tls.redis_sentinel_tls,

@@ -10,8 +10,8 @@ use crate::{
     core::limit::OnStoreLoss,
     service::grpc::wire::LimitFields,
     settings::{
-        listen::{Bounds, Listen, TlsSettings},
-        memory::{MemoryError, MemoryFacts, MemorySettings, MemoryShares},
+        listen::{Listen, TlsSettings},
+        memory::MemorySettings,
         process::Process,
         redis::{Redis, RedisPerSecond},
         resolved::ResolvedSetting,
@@ -83,9 +83,6 @@ pub(crate) struct Settings {
     pub loss: StoreLoss,
 
     #[command(flatten)]
-    pub bounds: Bounds,
-
-    #[command(flatten)]
     pub stats: Stats,
 
     #[command(flatten)]
@@ -107,24 +104,6 @@ impl Settings {
     /// Notes for the log on variables of the reference that are set but have no effect.
     pub(crate) fn reference_notes(&self) -> Vec<String> {
         super::reference::notes(std::env::vars_os(), self.xds.config_type)
-    }
-
-    /// Divides the memory of the process. `group_limit` is the memory limit of its control group.
-    ///
-    /// # Errors
-    ///
-    /// If the bounds that are set do not fit.
-    pub(crate) fn memory_shares(
-        &self,
-        group_limit: Option<u64>,
-    ) -> Result<MemoryShares, MemoryError> {
-        let redis = self.redis.address();
-        let facts = MemoryFacts {
-            group_limit,
-            has_tls: self.tls.grpc_tls && self.listen.grpc_socket().is_none(),
-            redis_cache: redis.map(|_| self.redis.local_cache_bytes),
-        };
-        MemoryShares::new(&self.memory, &self.bounds, facts)
     }
 
     /// The names of the modes that are on and change the answers to all requests, or `none`.

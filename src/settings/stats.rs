@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 
 use super::shapes::ArgShape as _;
-use super::values::{address, file_path, number, path, port, some_time, tag};
+use super::values::{address, file_path, path, port, some_time, tag};
 use crate::observe::metrics::{
     mogrifier::{Mogrifier, MogrifierError},
     statsd,
@@ -79,11 +79,6 @@ pub(crate) struct Stats {
         boolean = false
     )]
     pub prometheus_milliseconds: bool,
-
-    /// Most names of statistics that requests can create (detailed_metric, value_to_metric, overrides, unknown
-    /// domains), of 128 bytes each on average
-    #[arg(long, env = "TOLLGATE_MAX_METRIC_NAMES", text = ("N", "10000"), value_parser = number::<usize>(..))]
-    pub max_metric_names: usize,
 }
 
 impl Stats {

@@ -43,13 +43,6 @@ pub(super) fn file_path(text: &str) -> Result<PathBuf, Infallible> {
     Ok(text.into())
 }
 
-pub(super) fn file_mode(text: &str) -> Result<u32, String> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode) if mode <= 0o777 => Ok(mode),
-        _ => Err("expected an octal number up to 777".to_owned()),
-    }
-}
-
 /// `tag:value`, with exactly one colon, as the reference reads its maps.
 pub(super) fn tag(text: &str) -> Result<(String, String), String> {
     match text.split_once(':') {

@@ -35,7 +35,6 @@ use crate::{
     foundation::{
         lock::{blocking, lock},
         log_throttle::{LogThrottle, LossThrottle, Omitted},
-        object_pool::Pooled,
         random,
     },
 };
@@ -108,7 +107,7 @@ impl<S: Store + Clone> OnLoss<S> {
         deadline: &Deadline,
     ) -> Result<(), StoreError> {
         let room = self.returns.room().ok_or(StoreError::Overloaded)?;
-        let mut leased = Pooled::<Batch>::default();
+        let mut leased = Box::<Batch>::default();
         leased.append(batch);
         let sending = SentLease::send(self.store.clone(), leased, now, *deadline, true);
         let mut sending = Box::pin(sending);

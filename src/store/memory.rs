@@ -78,7 +78,6 @@ impl MemoryStore {
         Self::bounded(&CounterBounds {
             counters: max_counters,
             bytes: CounterBounds::DEFAULT_BYTES,
-            ..CounterBounds::default()
         })
     }
 
@@ -89,7 +88,6 @@ impl MemoryStore {
         let of_common = CounterBounds {
             counters: MOST_COMMON,
             bytes: COMMON_BYTES,
-            ..CounterBounds::default()
         };
         let [capacity, common] = [bounds, &of_common].map(|one| Arc::new(Capacity::new(one)));
         let own = (0..SHARDS).map(|_| shard(&capacity));
@@ -358,7 +356,7 @@ impl MemoryStore {
             ("counters", self.live_counters()),
             ("counters_max", self.capacity.bounds.counters),
             ("counters_bytes", self.capacity.bytes()),
-            ("counters_bytes_max", self.capacity.max_bytes()),
+            ("counters_bytes_max", self.capacity.bounds.bytes),
         ] {
             list.gauge(format!("tollgate.memory_{name}"), value as u64);
         }

@@ -21,7 +21,7 @@ use crate::{
         counter::{Batch, CounterStates, IncrementSpec},
         window::Timestamp,
     },
-    foundation::{object_pool::Pooled, random, sample::SampleWriter},
+    foundation::{random, sample::SampleWriter},
 };
 
 /// About the time between attempts to reach a store that is away.
@@ -125,7 +125,7 @@ impl Returns {
 pub(crate) struct SentLease<S> {
     store: S,
     now: Timestamp,
-    pub(crate) batch: Pooled<Batch>,
+    pub(crate) batch: Box<Batch>,
     pub(crate) counts: CounterStates,
     pub(crate) result: Result<(), StoreError>,
 }
@@ -134,7 +134,7 @@ impl<S: Store> SentLease<S> {
     /// Sends hits if there is room to follow them.
     pub(crate) async fn send(
         store: S,
-        batch: Pooled<Batch>,
+        batch: Box<Batch>,
         now: Timestamp,
         deadline: Deadline,
         has_room: bool,

@@ -40,7 +40,7 @@ use crate::{
         limit::OnStoreLoss,
         window::{SteadyTime, Timestamp},
     },
-    foundation::{lock::lock, object_pool::Pooled, sample::SampleWriter},
+    foundation::{lock::lock, sample::SampleWriter},
 };
 
 /// The most bytes of all slices, and about what one takes without its keys.
@@ -608,7 +608,7 @@ impl<S: Store + Clone> Store for Slices<S> {
         };
         Box::pin(async {
             if may_add_first {
-                let mut first = Pooled::<Batch>::default();
+                let mut first = Box::<Batch>::default();
                 first.append(batch);
                 first.add_first();
                 self.store.add_into(counts, &first, now, deadline).await?;

@@ -206,7 +206,7 @@ async function reload(browser, url, folder) {
   );
 }
 
-/** With a token, a page from elsewhere may change counters. */
+/** Where a token is set, a page may change counters with it. */
 async function token(browser, url) {
   const page = await browser.open(url);
   await page.until("the domain is filled in", isDomainFilledIn);

@@ -464,38 +464,6 @@ async fn loading_is_left_alone_until_it_has_loaded() {
     .await;
 }
 
-/// When one request detects the failure of a node, all queued requests are answered at once; they do not wait for the
-/// deadline of the batch ahead of them.
-#[tokio::test]
-async fn who_queues_is_answered_when_the_node_is_found_gone() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&redis.url(), "30s")
-        .args(["--workers", "1", "--redis-lost-after", "500ms"])
-        .start();
-    let client = connect(server.grpc).await;
-    works(&client).await;
-    redis.freeze();
-    let call = || {
-        let (mut client, mut task) = (client.clone(), JoinSet::new());
-        task.spawn(async move { one(&mut client).await });
-        task
-    };
-    let mut in_flight = call();
-    eventually("it is on its way", async || {
-        let stats = server.page("/stats");
-        stats.lines().any(|line| line.ends_with(".in_flight: 1"))
-    })
-    .await;
-    let mut queued = call();
-    let error = queued.join_next().await.unwrap().unwrap().unwrap_err();
-    assert_eq!(error.message(), "the counter store is not reachable");
-    // The batch in flight may still be answered.
-    assert!(in_flight.try_join_next().is_none());
-    redis.thaw();
-    in_flight.join_next().await.unwrap().unwrap().unwrap();
-}
-
 /// Connections that died while idle are replaced before their next use.
 #[tokio::test]
 async fn a_path_that_died_while_idle_is_found_by_the_probe() {

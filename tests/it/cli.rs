@@ -441,9 +441,7 @@ fn a_number_that_makes_no_sense_is_refused() {
         "--max-counters=0",
         "--max-connections=0",
         "--max-connections=18446744073709551615",
-        "--max-streams=0",
-        "--max-message-bytes=0",
-        "--max-text-bytes=0",
+        "--max-counter-bytes=0",
         "--workers=100000",
     ] {
         let output = finish(nowhere().arg(flag));

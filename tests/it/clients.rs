@@ -1,6 +1,17 @@
 //! The gRPC libraries of callers, over every transport, with and without compression. Envoy's two are in `envoy`.
 
-use crate::support::clients::{Channel, Client, Served, Transport};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+
+use crate::support::{
+    clients::{Channel, Client, RULES, Served, Transport},
+    redis::Redis,
+    tollgate, wait_until,
+};
 
 /// Two channels in turn over each transport: the limit of each value is enforced.
 #[track_caller]
@@ -57,4 +68,59 @@ fn clients_that_are_to_compress_do() {
             assert_eq!(compresses, is_gzip, "{client:?}");
         }
     }
+}
+
+/// A call that waits for Redis when its connection has to end, at its age or at a drain, is answered.
+#[track_caller]
+fn check_in_flight(client: Client) {
+    const AGE: Duration = Duration::from_secs(1);
+    for is_drain in [false, true] {
+        let redis = Redis::start();
+        let builder = tollgate::with_rules(RULES).redis_at(&redis.url(), "20s");
+        let mut server = match is_drain {
+            true => builder,
+            false => builder.args(["--max-connection-age", "1s"]),
+        }
+        .start();
+        let channel = Channel {
+            target: server.grpc.to_string(),
+            ..Channel::default()
+        };
+        redis.freeze();
+        let asked = thread::spawn(move || client.ask(&channel, "v", 1));
+        let began = Instant::now();
+        wait_until("the call waits for Redis", || {
+            let stats = server.page("/stats");
+            stats.lines().any(|line| line.ends_with(".in_flight: 1"))
+        });
+        if is_drain {
+            server.signal(Signal::SIGTERM);
+        }
+        // The connection is told to go meanwhile.
+        wait_until("it is old", || began.elapsed() > AGE * 3 / 2);
+        redis.thaw();
+        assert_eq!(
+            asked.join().unwrap(),
+            ["Ok"],
+            "{client:?}, drain: {is_drain}"
+        );
+        if is_drain {
+            assert_eq!(server.wait().code(), Some(0));
+        }
+    }
+}
+
+#[test]
+fn calls_of_grpcio_in_flight_are_answered() {
+    check_in_flight(Client::Grpcio);
+}
+
+#[test]
+fn calls_of_grpc_js_in_flight_are_answered() {
+    check_in_flight(Client::GrpcJs);
+}
+
+#[test]
+fn calls_of_grpcurl_in_flight_are_answered() {
+    check_in_flight(Client::Grpcurl);
 }

@@ -1,22 +1,22 @@
 //! The cost of a request does not grow with the counters that clients have made. Valgrind counts instructions, so
 //! that no time is measured: this program runs one of its own tests again under it.
 
-use std::{env, process::Command};
+use std::{env, fs, process::Command, sync::Arc};
 
+use tempfile::TempDir;
 use tollgate::{
-    Deadline,
+    Deadline, LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns,
+    RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer,
     proto::envoy::{
         extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
         service::ratelimit::v3::RateLimitRequest,
     },
+    wire::Extras,
 };
 
-use crate::{
-    allocations::service,
-    support::{
-        ask::{descriptor, request},
-        tool,
-    },
+use crate::support::{
+    ask::{descriptor, request},
+    tool,
 };
 
 /// How many periods the descriptor has, and how many requests follow, for the run under valgrind.
@@ -24,6 +24,36 @@ const WORK: &str = "TOLLGATE_TEST_WORK";
 
 /// The descriptors of one request, each with a period of its own.
 const OF_EACH: u32 = 100;
+
+const WINDOWS: &str =
+    "domain: d\ndescriptors:\n  - key: k\n    rate_limits: [1000/month, 1000/year]\n";
+
+/// A service that counts in memory, of as many counters at most, without a server around it.
+fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("rules.yaml");
+    fs::write(&file, WINDOWS).unwrap();
+    let loaded = RuleFiles::read(&RuleSource::Paths(vec![file])).compile(RuleOptions::default());
+    let metrics = Arc::new(Metrics::new(NearRatio::default(), 10));
+    let rules = Rules::default();
+    rules.swap(loaded.unwrap().matcher, &metrics);
+    let store = Arc::new(MemoryStore::new(max_counters));
+    Service {
+        limiter: Limiter {
+            decision_log: Default::default(),
+            talkers: Default::default(),
+            leases: LeaseBook::of_memory(),
+            returns: Returns::new(Arc::default()),
+            rules,
+            store,
+            modes: Modes::default(),
+            metrics: metrics.recorder(0),
+        },
+        extras: Extras::default(),
+        tracer: Tracer::default(),
+        clock: RequestClock::default(),
+    }
+}
 
 /// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long, so that no window ends
 /// during the test.

@@ -494,9 +494,7 @@ fn a_proxy_on_this_machine_that_adds_nothing_is_not_seen_unless_there_is_a_token
 /// A web page may have a name that leads to this machine.
 #[test]
 fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--debug-hosts", "tollgate.test,other.test"])
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     const PAGES: [&str; 7] = [
         "/",
         "/rules",
@@ -510,7 +508,7 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
         |path: &str, host: &str| get_with(server.debug, path, &[("host", host.as_bytes())]).status;
     for host in [
         "rebind.evil.example",
-        "tollgate.test.evil.example",
+        "localhost.evil.example",
         "192.0.2.1",
         "",
     ] {
@@ -524,20 +522,12 @@ fn the_debug_port_is_read_over_loopback_by_its_own_names_only() {
             assert_eq!(reply.status, 403, "{host} {path}");
         }
     }
-    for host in [
-        "localhost",
-        "127.0.0.1:1",
-        "[::1]",
-        "tollgate.test",
-        "OTHER.test:6070",
-    ] {
+    for host in ["localhost", "127.0.0.1:1", "[::1]", "LocalHost:6070"] {
         for path in PAGES {
             let expected = if path == "/none" { 404 } else { 200 };
             assert_eq!(status(path, host), expected, "{host} {path}");
         }
     }
-    // Such a name is for reading only.
-    assert_eq!(status_of_reset(&server, "host: tollgate.test\r\n"), 403);
 }
 
 #[test]

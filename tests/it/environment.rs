@@ -115,7 +115,6 @@ fn the_links_of_kubernetes_change_nothing() {
         .env("TOLLGATE_PORT_8081_TCP_PROTO", "tcp")
         .env("TOLLGATE_PORT_8081_TCP_PORT", "8081")
         .env("TOLLGATE_PORT_8081_TCP_ADDR", "10.0.0.1")
-        .env("TOLLGATE_REUSE_PORT", "tcp://10.0.0.2:80")
         .env("STATSD_PORT", "tcp://10.0.0.3:8125")
         .env("GRPC_PORT", "tcp://10.0.0.4:80")
         .start();

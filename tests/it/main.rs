@@ -47,7 +47,6 @@
 //! - `traces`: spans, read with OpenTelemetry's own messages
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
-//! - `h2spec`: rules of the HTTP/2 RFCs, frame by frame, compared with a server of stock tonic
 //! - `fuzz`: replays the inputs that fuzzing found worth keeping
 //! - `clients`: the gRPC libraries of callers, over sockets, ports and TLS, compressed or not
 //! - `held`: the memory that clients together can make the process hold
@@ -77,7 +76,6 @@
 )]
 
 mod algorithms;
-mod allocations;
 mod ask_command;
 mod attack;
 mod bad_input;
@@ -108,7 +106,6 @@ mod flood;
 mod fuzz;
 mod golden;
 mod grpcurl;
-mod h2spec;
 mod healthcheck;
 mod held;
 mod histories;

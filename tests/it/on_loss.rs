@@ -708,8 +708,8 @@ async fn a_full_local_table_refuses_nobody_before_its_values_share_the_limit() {
 async fn a_full_queue_is_answered_as_the_rules_say() {
     const LIMITS: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10000000/10000years]}]";
     /// On each connection. Of all of them 1,000 are on their way to Redis, and 5,000 may wait (docs/run/redis.md).
-    const CALLS: usize = 1_020;
-    const CONNECTIONS: usize = 6;
+    const CALLS: usize = 128;
+    const CONNECTIONS: usize = 50;
     for answer in ["error", "allow", "deny", "local"] {
         let redis = Redis::start();
         let server = tollgate::with_rules(LIMITS)
@@ -738,7 +738,7 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
         };
         assert_eq!(asked().await, of_the_rule, "{answer}");
         let grown = server.peak_bytes().saturating_sub(before);
-        assert!(grown < 64 << 20, "{answer}: {grown} bytes more");
+        assert!(grown < 96 << 20, "{answer}: {grown} bytes more");
     }
 }
 

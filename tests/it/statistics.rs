@@ -522,26 +522,28 @@ domain: d
 descriptors:
   - { key: det, detailed_metric: true, rate_limit: { unit: year, requests_per_unit: 9 } }
 ";
-    let server = tollgate::with_rules(rules)
-        .args(["--max-metric-names", "10"])
-        .start();
+    const NAMES: u64 = 10_000;
+    let server = tollgate::with_rules(rules).start();
     let mut client = connect(server.grpc).await;
-    for value in 0..30 {
-        let value = value.to_string();
-        ask(&mut client, "d", &[("det", &value)]).await.unwrap();
-        ask(&mut client, &format!("unknown-{value}"), &[("det", "v")])
-            .await
-            .unwrap();
+    for value in 0..10 {
+        let domain = format!("unknown-{value}");
+        ask(&mut client, &domain, &[("det", "v")]).await.unwrap();
+    }
+    for thousand in 0..11 {
+        let value = |nth: usize| (thousand * 1000 + nth).to_string();
+        let descriptors = (0..1000).map(|nth| descriptor(&[("det", &value(nth))]));
+        let message = request("d", descriptors.collect());
+        send(&mut client, message).await.unwrap();
     }
     let page = http::get(server.debug, "/stats").body;
     let dynamic_names = |line: &&str| {
         line.contains(".domain_not_found") || line.contains("d.det_") && line.contains("total_hits")
     };
     let names: Vec<_> = page.lines().filter(dynamic_names).collect();
-    assert_eq!(names.len(), 10, "{names:?}");
+    assert_eq!(names.len() as u64, NAMES);
     assert_eq!(
         stat(&server, "tollgate.metric_names_overflow_total"),
-        Some(50)
+        Some(11_010 - NAMES)
     );
     // No hit is lost: without room for its own name, it counts under the rule's name.
     let counted: u64 = page
@@ -549,7 +551,7 @@ descriptors:
         .filter(|line| line.contains(".d.det") && line.contains(".total_hits: "))
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
-    assert_eq!(counted, 30);
+    assert_eq!(counted, 11_000);
 }
 
 #[tokio::test]

@@ -158,9 +158,7 @@ async fn a_refused_handshake_is_counted_by_its_reason_and_logged_with_the_addres
 #[tokio::test]
 async fn a_handshake_that_never_ends_is_counted_and_one_that_never_begins_is_not() {
     let secret = Secret::mount(&mounted(&Authority::new("ours").issue(WILDCARD)));
-    let server = builder(&secret)
-        .args(["--first-call-timeout", "1s"])
-        .start();
+    let server = builder(&secret).start();
     let probe = TcpStream::connect(server.grpc).unwrap();
     probe.shutdown(Shutdown::Both).unwrap();
     let silent = TcpStream::connect(server.grpc).unwrap();

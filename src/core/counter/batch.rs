@@ -1,25 +1,20 @@
 //! Batches: the increments of one request, or of several that are sent together.
 
 use std::{
-    cell::RefCell,
     mem,
     ops::{Deref, Range},
-    thread::LocalKey,
 };
 
 use smallvec::SmallVec;
 
-use crate::{
-    core::{
-        counter::{
-            increment::{CounterState, IncrementSpec, Operation},
-            key::{Identity, Keys},
-        },
-        kind::{Algorithm, CounterKind, Halves},
-        limit::Limit,
-        window::{Timestamp, Unit, Window},
+use crate::core::{
+    counter::{
+        increment::{CounterState, IncrementSpec, Operation},
+        key::{Identity, Keys},
     },
-    foundation::object_pool::{IdleList, Poolable},
+    kind::{Algorithm, CounterKind, Halves},
+    limit::Limit,
+    window::{Timestamp, Unit, Window},
 };
 
 /// Increments of one request, or of several, in order, with their keys in one buffer.
@@ -58,22 +53,6 @@ impl Deref for Increment<'_> {
 
     fn deref(&self) -> &IncrementSpec {
         &self.spec
-    }
-}
-
-thread_local! {
-    static BATCHES: IdleList<Batch> = const { RefCell::new(Vec::new()) };
-}
-
-impl Poolable for Batch {
-    fn idle() -> &'static LocalKey<IdleList<Self>> {
-        &BATCHES
-    }
-
-    fn clear(&mut self) -> bool {
-        let is_small = !self.keys.is_long() && !self.increments.spilled();
-        Self::clear(self);
-        is_small
     }
 }
 

@@ -1,13 +1,8 @@
 //! Increments: how many hits, under which limit, how they change the counter, and its state afterwards.
 
-use std::{cell::RefCell, thread::LocalKey};
-
 use smallvec::SmallVec;
 
-use crate::{
-    core::{kind::CounterKind, limit::OnStoreLoss, request::Hits, window::Timestamp},
-    foundation::object_pool::{IdleList, Poolable},
-};
+use crate::core::{kind::CounterKind, limit::OnStoreLoss, request::Hits, window::Timestamp};
 
 /// Parameters of an increment, without its key. `Batch::push` fills in those that the limit and the moment determine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -328,21 +323,3 @@ impl CounterState {
 
 /// The counts after a batch's increments, in their order.
 pub type CounterStates = SmallVec<[CounterState; 2]>;
-
-/// The most counts of a list that is kept for other requests.
-const MAX_KEPT: usize = 8;
-
-thread_local! {
-    static COUNT_LISTS: IdleList<CounterStates> = const { RefCell::new(Vec::new()) };
-}
-
-impl Poolable for CounterStates {
-    fn idle() -> &'static LocalKey<IdleList<Self>> {
-        &COUNT_LISTS
-    }
-
-    fn clear(&mut self) -> bool {
-        Self::clear(self);
-        self.capacity() <= MAX_KEPT
-    }
-}

@@ -5,14 +5,11 @@ use std::num::NonZeroU32;
 use proptest::prelude::*;
 
 use super::{key::MAX_IDENTITY_BYTES, *};
-use crate::{
-    core::{
-        kind::{Algorithm, Halves},
-        limit::{Limit, OnStoreLoss},
-        request::{Entry, Hits},
-        window::{Period, Timestamp, Unit, window},
-    },
-    foundation::object_pool::Poolable,
+use crate::core::{
+    kind::{Algorithm, Halves},
+    limit::{Limit, OnStoreLoss},
+    request::{Entry, Hits},
+    window::{Period, Timestamp, Unit, window},
 };
 
 type Values = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>);
@@ -500,21 +497,6 @@ fn the_oldest_slot_is_as_old_as_its_time_is_over() {
             ..CounterState::from(after)
         };
         assert_eq!(state.oldest_secs(&spec), secs, "{state:?}");
-    }
-}
-
-#[test]
-fn batches_and_counts_that_have_grown_are_not_kept_for_other_requests() {
-    let long = "x".repeat(60);
-    for (value, count, is_kept) in [("v", 8, true), ("v", 9, false), (&*long, 8, false)] {
-        let mut batch = batch_of(&vec![value.as_bytes(); count]);
-        assert_eq!(Poolable::clear(&mut batch), is_kept, "{count} of {value}");
-        check_batch(&batch, &[]);
-    }
-    for (count, is_kept) in [(2, true), (8, true), (9, false)] {
-        let mut counts: CounterStates = (0..count).map(CounterState::from).collect();
-        assert_eq!(Poolable::clear(&mut counts), is_kept, "{count}");
-        assert!(counts.is_empty());
     }
 }
 

@@ -137,20 +137,26 @@ pub struct CutOff([AtomicU64; Self::REASONS.len()]);
 
 impl CutOff {
     /// Names of the reasons, by index.
-    pub const REASONS: [&str; 6] = [
+    pub const REASONS: [&str; 4] = [
         "connection_no_room",
-        "json_late",
-        "json_no_room",
         "message_late",
         "message_no_room",
         "connection_limit",
     ];
     pub const CONNECTION_NO_ROOM: usize = 0;
-    pub const JSON_LATE: usize = 1;
-    pub const JSON_NO_ROOM: usize = 2;
-    pub const MESSAGE_LATE: usize = 3;
-    pub const MESSAGE_NO_ROOM: usize = 4;
-    pub const CONNECTION_LIMIT: usize = 5;
+    pub const MESSAGE_LATE: usize = 1;
+    pub const MESSAGE_NO_ROOM: usize = 2;
+    pub const CONNECTION_LIMIT: usize = 3;
+
+    /// The lines of the log, by reason.
+    pub const TEXTS: [&str; 4] = [
+        "the connection that holds the most is closed: clients make the process hold more than 32 MiB of messages and \
+         unread replies",
+        "a call is refused: its message did not arrive within 10 s",
+        "a call is refused: clients make the process hold more than 32 MiB of messages and unread replies",
+        "a connection without a call, or without one for the longest, is closed for a new one: no more gRPC \
+         connections are allowed (`--max-connections`, or the limit of open files)",
+    ];
 
     /// Counts one for the reason with this index.
     pub fn count(&self, reason: usize) {

@@ -66,9 +66,7 @@ impl AuthorityLog {
             let name = StreamsReset::CODES[code];
             let why = match name {
                 "PROTOCOL_ERROR" => " (its headers are invalid)",
-                "REFUSED_STREAM" => {
-                    " (its connection has more than `--max-streams` calls at a time)"
-                }
+                "REFUSED_STREAM" => " (its connection has more than 128 calls at a time)",
                 _ => "",
             };
             tracing::warn!(

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::body::Body;
 
 use super::{
-    frames::{PADDED, PRIORITY},
+    frames::{CONTINUATION, END_HEADERS, PADDED, PRIORITY},
     huffman::replacement,
     *,
 };
@@ -26,10 +26,6 @@ use crate::{
 /// Those of a worker without rules that lease.
 fn leases() -> Arc<ConnectionLeases> {
     WorkerLeases::default().of_connection()
-}
-
-fn account() -> Arc<Account> {
-    HeldBound::new(usize::MAX, Arc::default()).account()
 }
 
 const ISTIO: &[u8] = b"outbound|8081||tollgate.tollgate.svc.cluster.local";
@@ -99,7 +95,7 @@ fn rewritten(bytes: &[u8], piece: usize) -> (Vec<u8>, Arc<AuthorityLog>) {
     let authority_log = AuthorityLog::new(Arc::default());
     let out = runtime.block_on(async {
         let (mut client, server) = tokio::io::duplex(piece);
-        let mut server = AuthorityRewriter::new(server, authority_log.clone(), account(), leases());
+        let mut server = AuthorityRewriter::new(server, authority_log.clone(), leases());
         let mut out = Vec::new();
         let sent = async {
             client.write_all(bytes).await.unwrap();
@@ -362,8 +358,7 @@ fn resets_are_counted_by_their_codes_however_they_are_written() {
         let runtime = tokio::runtime::Builder::new_current_thread();
         { runtime }.build().unwrap().block_on(async {
             let (mut client, server) = tokio::io::duplex(piece);
-            let mut server =
-                AuthorityRewriter::new(server, authority_log.clone(), account(), leases());
+            let mut server = AuthorityRewriter::new(server, authority_log.clone(), leases());
             let sent = async {
                 server.write_all(&written).await.unwrap();
                 drop(server);
@@ -415,7 +410,7 @@ fn the_reset_of_a_stream_ends_the_lease_of_its_answer() {
         { runtime }.build().unwrap().block_on(async {
             let (mut client, server) = tokio::io::duplex(piece);
             let log = AuthorityLog::new(Arc::default());
-            let mut server = AuthorityRewriter::new(server, log, account(), connection);
+            let mut server = AuthorityRewriter::new(server, log, connection);
             let sent = async {
                 client.write_all(&bytes).await.unwrap();
                 drop(client);
@@ -589,7 +584,6 @@ fn served(
         let io = TokioIo::new(AuthorityRewriter::new(
             server,
             AuthorityLog::new(Arc::default()),
-            account(),
             leases,
         ));
         let server = http2::Builder::new(TokioExecutor::new()).serve_connection(io, serve);

@@ -1,17 +1,24 @@
 //! Ends each task in turn, by a return and by a panic, in a complete server.
 
-use std::{cell::RefCell, collections::BTreeSet, io, net::SocketAddr, path::Path};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+};
 
 use clap::Parser as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpSocket, TcpStream},
+    net::TcpStream,
     sync::watch,
     time::{Duration, timeout},
 };
 
 use super::*;
 use crate::{
+    foundation::random,
     server::{log::Log, run::serve},
     settings::command_line::{Cli, Command},
 };
@@ -86,14 +93,10 @@ pub(in crate::server) fn owned<F: Future<Output = ()> + Send>(
 /// Longest time for anything.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A port for a server that is started with `--reuse-port`. The socket keeps others away from it and takes no
-/// connections.
-fn reserved() -> (TcpSocket, SocketAddr) {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseport(true).unwrap();
-    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let address = socket.local_addr().unwrap();
-    (socket, address)
+/// An address of this machine that is not in use: there are 16 million in 127.0.0.0/8.
+fn unused_host() -> Ipv4Addr {
+    let [a, b, c, ..] = random::id().to_be_bytes();
+    Ipv4Addr::new(127, a, b, c)
 }
 
 async fn page(address: SocketAddr, path: &str) -> io::Result<String> {
@@ -132,14 +135,20 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let runtime = crate::server::workers::runtime().unwrap();
     let _in_runtime = runtime.enter();
-    let ((_http, http), (_debug, debug), (_prometheus, prometheus)) =
-        (reserved(), reserved(), reserved());
+    let host = unused_host();
+    let [http, debug] = [8080, 6070].map(|port| SocketAddr::from((host, port)));
     let arguments = [
-        "tollgate serve --workers 1 --drain-delay 0 --reuse-port --grpc-host 127.0.0.1 --grpc-port 0".to_owned(),
-        format!("--host 127.0.0.1 --port {} --debug-port {}", http.port(), debug.port()),
-        format!("--prometheus --prometheus-address {prometheus}"),
-        format!("--config-dir {} --redis-url redis://127.0.0.1:1", file("rules")),
-        format!("--grpc-tls --grpc-tls-cert {} --grpc-tls-key {}", file("certificate"), file("key")),
+        "tollgate serve --workers 1 --drain-delay 0 --grpc-host 127.0.0.1 --grpc-port 0".to_owned(),
+        format!("--host {host} --debug-host {host} --prometheus --prometheus-address {host}:9090"),
+        format!(
+            "--config-dir {} --redis-url redis://127.0.0.1:1",
+            file("rules")
+        ),
+        format!(
+            "--grpc-tls --grpc-tls-cert {} --grpc-tls-key {}",
+            file("certificate"),
+            file("key")
+        ),
         "--statsd --statsd-host 127.0.0.1 --statsd-port 1".to_owned(),
         "--tracing --otlp-endpoint http://127.0.0.1:1".to_owned(),
     ];

@@ -10,19 +10,14 @@ use axum::{
     response::Response,
 };
 
-use super::{
-    json::{BodyLimits, refused},
-    origin::Peer,
-    page::BlockingQueue,
-};
+use super::{json::refused, origin::Peer, page::BlockingQueue};
 use crate::{
     core::{
         counter::{Batch, CounterState, CounterStates, Increment},
         window::Timestamp,
     },
     service::{
-        grpc::{RequestClock, wire::RequestBounds},
-        held_bytes::Account,
+        grpc::RequestClock,
         leases::LeaseBook,
         limiter::{RuleSet, Rules},
     },
@@ -46,8 +41,6 @@ pub(super) use report::{algorithm, limit_document, text};
 pub(crate) struct Counters {
     pub rules: Rules,
     pub store: AnyStore,
-    pub bounds: RequestBounds,
-    pub bodies: BodyLimits,
     pub clock: RequestClock,
     pub blocking: BlockingQueue,
     pub access: ChangeAccess,
@@ -59,13 +52,8 @@ const LOOKS_AT_ONCE: usize = 32;
 
 impl Counters {
     /// The counters of the descriptors in `body`.
-    pub(super) async fn get(
-        self,
-        account: Arc<Account>,
-        headers: HeaderMap,
-        body: Body,
-    ) -> Result<Response, Response> {
-        look::answer(&self, None, &account, &headers, body).await
+    pub(super) async fn get(self, headers: HeaderMap, body: Body) -> Result<Response, Response> {
+        look::answer(&self, None, &headers, body).await
     }
 
     /// Resets the counters of the descriptors in `body`, if the caller is allowed to.
@@ -73,14 +61,13 @@ impl Counters {
         self,
         peer: Peer,
         uri: Uri,
-        account: Arc<Account>,
         headers: HeaderMap,
         body: Body,
     ) -> Result<Response, Response> {
         let allowed = self.access.check(peer, &uri, &headers, &self.blocking);
         let forbidden = |error: NotAllowed| refused(StatusCode::FORBIDDEN, &error.to_string());
         let allowed = allowed.await.map_err(forbidden)?;
-        look::answer(&self, Some(allowed), &account, &headers, body).await
+        look::answer(&self, Some(allowed), &headers, body).await
     }
 
     /// The rules in use.

@@ -15,7 +15,7 @@ use crate::{
     observe::talkers::Talkers,
     service::{
         admin::{
-            BodyLimits, Counters, DebugHosts, Snapshots, Statistics,
+            Counters, Snapshots, Statistics,
             explain::{Question, USAGE, answer_question, url_question},
             json::{is_json, json_headers, plain, read_whole},
             origin::refuse_rebound,
@@ -55,8 +55,6 @@ pub(crate) struct DebugPages<S> {
     /// The text of `/settings`.
     pub settings: String,
     pub service: Arc<grpc::Service<S>>,
-    pub bodies: BodyLimits,
-    pub hosts: DebugHosts,
 }
 
 /// Routes of the debug port.
@@ -69,24 +67,19 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
         snapshots,
         settings,
         service,
-        bodies,
-        hosts,
     } = pages;
     let blocking = statistics.blocking.clone();
-    let guard = move |request: Request, next: Next| {
-        let hosts = hosts.clone();
-        async move {
-            match refuse_rebound(&hosts, &request) {
-                Some(refusal) => refusal,
-                None => next.run(request).await,
-            }
+    let guard = |request: Request, next: Next| async move {
+        match refuse_rebound(&request) {
+            Some(refusal) => refusal,
+            None => next.run(request).await,
         }
     };
     Router::new()
         .fallback(|| async { plain(StatusCode::NOT_FOUND, "404 page not found\n") })
         .merge(start_page_routes(snapshots, settings.into()))
         .merge(tree_route(rules.clone(), blocking.clone()))
-        .route("/explain", explain(service, blocking.clone(), bodies))
+        .route("/explain", explain(service, blocking.clone()))
         .merge(statistics_routes(rules, statistics))
         .merge(top_route(talkers, blocking))
         .merge(counter_routes(counters))
@@ -96,7 +89,7 @@ pub(crate) fn debug<S: Store + Clone>(pages: DebugPages<S>) -> Router {
 fn start_page_routes(snapshots: Snapshots, settings: Bytes) -> Router {
     let start = |headers: HeaderMap| async move { start_page(&headers, INDEX) };
     let file = |Path(name): Path<String>| async move { file(&name) };
-    let snapshot = move |Extension(account)| async move { snapshots.page(account) };
+    let snapshot = move || async move { snapshots.page() };
     let settings = move || async move { (json_headers(), settings) };
     Router::new()
         .route("/", get(start))
@@ -106,8 +99,8 @@ fn start_page_routes(snapshots: Snapshots, settings: Bytes) -> Router {
 }
 
 fn tree_route(rules: Rules, blocking: BlockingQueue) -> Router {
-    let tree = move |Extension(account)| async move {
-        let page = blocking.page(account, move || rule_tree(&rules));
+    let tree = move || async move {
+        let page = blocking.page(move || rule_tree(&rules));
         (json_headers(), page)
     };
     Router::new().route("/rules", get(tree))
@@ -116,12 +109,9 @@ fn tree_route(rules: Rules, blocking: BlockingQueue) -> Router {
 fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {
     let blocking = statistics.blocking.clone();
     let lines = statistics.clone();
-    let lines = move |Extension(account)| async move { lines.lines(account) };
-    let metrics = move |Extension(account)| async move { statistics.prometheus(account) };
-    let rlconfig = move |Extension(account)| async move {
-        let begin = move || (rlconfig(&rules), 0);
-        text_page(blocking.page(account, begin))
-    };
+    let lines = move || async move { lines.lines() };
+    let metrics = move || async move { statistics.prometheus() };
+    let rlconfig = move || async move { text_page(blocking.page(move || rlconfig(&rules))) };
     Router::new()
         .route("/metrics", get(metrics))
         .route("/stats", get(lines))
@@ -129,8 +119,8 @@ fn statistics_routes(rules: Rules, statistics: Statistics) -> Router {
 }
 
 fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
-    let top = move |Extension(account)| async move {
-        let page = blocking.page(account, move || top(&talkers));
+    let top = move || async move {
+        let page = blocking.page(move || top(&talkers));
         (json_headers(), page)
     };
     Router::new().route("/top", get(top))
@@ -138,15 +128,9 @@ fn top_route(talkers: Arc<Talkers>, blocking: BlockingQueue) -> Router {
 
 fn counter_routes(counters: Counters) -> Router {
     let look = counters.clone();
-    let look = move |Extension(account), headers: HeaderMap, body: Body| async move {
-        look.get(account, headers, body).await
-    };
-    let reset = move |Extension(peer),
-                      Extension(account),
-                      uri: Uri,
-                      headers: HeaderMap,
-                      body: Body| async move {
-        counters.reset(peer, uri, account, headers, body).await
+    let look = move |headers: HeaderMap, body: Body| async move { look.get(headers, body).await };
+    let reset = move |Extension(peer), uri: Uri, headers: HeaderMap, body: Body| async move {
+        counters.reset(peer, uri, headers, body).await
     };
     Router::new()
         .route("/counters/get", post(look))
@@ -157,26 +141,22 @@ fn counter_routes(counters: Counters) -> Router {
 fn explain<S: Store + Clone>(
     service: Arc<grpc::Service<S>>,
     blocking: BlockingQueue,
-    bodies: BodyLimits,
 ) -> MethodRouter {
     let (other, queue) = (service.clone(), blocking.clone());
-    let by_url = move |Extension(account), RawQuery(query): RawQuery| async move {
+    let by_url = move |RawQuery(query): RawQuery| async move {
         match query.as_deref().map(url_question) {
             None => plain(StatusCode::OK, USAGE),
-            Some(question) => answer_question(&other, &queue, &account, question).await,
+            Some(question) => answer_question(&other, &queue, question).await,
         }
     };
-    let by_body = move |Extension(account), headers: HeaderMap, body: Body| async move {
+    let by_body = move |headers: HeaderMap, body: Body| async move {
         if !is_json(&headers) {
             let text = "Unsupported Media Type: send application/json\n";
             return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
         }
-        match read_whole(&account, body, bodies).await {
-            Ok((body, _held)) => {
-                let question = Question::Body(body);
-                answer_question(&service, &blocking, &account, Ok(question)).await
-            }
-            Err(refusal) => *refusal,
+        match read_whole(body).await {
+            Ok(body) => answer_question(&service, &blocking, Ok(Question::Body(body))).await,
+            Err(refusal) => refusal,
         }
     };
     get(by_url).post(by_body)

@@ -1,8 +1,6 @@
 //! `/explain`: how a request would be decided, and why. The request is in the query, as
 //! `domain=D&descriptor=K=V,K=V&hits=N`, or in the body, as for `/json`.
 
-use std::sync::Arc;
-
 use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
@@ -20,7 +18,6 @@ use crate::{
             self,
             proto::{self, envoy::service::ratelimit::v3::RateLimitRequest},
         },
-        held_bytes::{Account, HeldBytes},
     },
     store::contract::Store,
 };
@@ -70,7 +67,6 @@ pub(super) fn url_question(query: &str) -> Result<Question, String> {
 pub(super) async fn answer_question<S: Store + Clone>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,
-    account: &Arc<Account>,
     question: Result<Question, String>,
 ) -> Response {
     let message = match question {
@@ -90,10 +86,7 @@ pub(super) async fn answer_question<S: Store + Clone>(
         Err(error) => return unexplained(error),
     };
     match blocking.work(move || looked.explain(&message)).await {
-        Ok(text) => {
-            let held = HeldBytes::new(account, text.len());
-            (json_headers(), held.with(text.into_bytes())).into_response()
-        }
+        Ok(text) => (json_headers(), text).into_response(),
         Err(error) => unexplained(error),
     }
 }

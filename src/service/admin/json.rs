@@ -1,7 +1,7 @@
 //! `/json`: a request in proto3 JSON, and its reply in proto3 JSON. Also how all pages read queries and bodies, and
 //! build replies.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, time::Duration};
+use std::{future::poll_fn, pin::Pin};
 
 use axum::{
     body::Body,
@@ -17,24 +17,13 @@ use percent_encoding::percent_decode;
 use super::page::BlockingQueue;
 use crate::{
     foundation::printable::on_one_line,
-    observe::metrics::CutOff,
-    service::{
-        grpc::{
-            self,
-            proto::{self, envoy::service::ratelimit::v3::rate_limit_response::Code},
-        },
-        held_bytes::{Account, HeldBytes, NoHeldRoom},
+    service::grpc::{
+        self, MAX_MESSAGE_BYTES,
+        body::MESSAGE_TIMEOUT,
+        proto::{self, envoy::service::ratelimit::v3::rate_limit_response::Code},
     },
     store::contract::{Deadline, Store},
 };
-
-/// Bounds on the body of a `/json` request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyLimits {
-    pub max_bytes: usize,
-    /// Longest time until the whole body has arrived.
-    pub timeout: Duration,
-}
 
 /// Whether the request declares its body as JSON. Browsers send such a request to another origin only with that
 /// origin's consent, so a foreign page cannot make its visitors count hits.
@@ -52,14 +41,12 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
 pub(super) async fn answer_json<S: Store + Clone>(
     service: &grpc::Service<S>,
     blocking: &BlockingQueue,
-    account: &Arc<Account>,
     body: Body,
-    bodies: BodyLimits,
 ) -> Response {
     let bad = |reason: &str| refused(StatusCode::BAD_REQUEST, &format!("Bad Request: {reason}"));
-    let (message, _held) = match read_json(blocking, account, body, bodies, proto::request).await {
-        Ok((Ok(message), held)) => (message, held),
-        Ok((Err(error), _)) => return bad(&error.to_string()),
+    let message = match read_json(blocking, body, proto::request).await {
+        Ok(Ok(message)) => message,
+        Ok(Err(error)) => return bad(&error.to_string()),
         Err(refusal) => return refusal,
     };
     let reply = match service.answer(&message, &Deadline::of_store()).await {
@@ -71,10 +58,7 @@ pub(super) async fn answer_json<S: Store + Clone>(
         Code::Ok | Code::Unknown => StatusCode::OK,
     };
     match blocking.work(move || proto::response(&reply, false)).await {
-        Ok(text) => {
-            let text = HeldBytes::new(account, text.len()).with(text);
-            (status, [(CONTENT_TYPE, "application/json")], text).into_response()
-        }
+        Ok(text) => (status, [(CONTENT_TYPE, "application/json")], text).into_response(),
         Err(error) => {
             tracing::warn!(%error, "a reply cannot be written as JSON");
             plain(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error\n")
@@ -82,84 +66,54 @@ pub(super) async fn answer_json<S: Store + Clone>(
     }
 }
 
-/// Reads all of `body`, and returns it with the charge for its memory.
+/// Reads all of `body`.
 ///
 /// # Errors
 ///
 /// The reply to a body that is too large, too late or cut off.
-pub(super) async fn read_whole(
-    account: &Arc<Account>,
-    body: Body,
-    bodies: BodyLimits,
-) -> Result<(Vec<u8>, HeldBytes), Box<Response>> {
-    let mut held = HeldBytes::new(account, 0);
-    let read = read(body, bodies.max_bytes, &mut held);
-    let refusal = match tokio::time::timeout(bodies.timeout, read).await {
-        Ok(Ok(body)) => return Ok((body, held)),
+pub(super) async fn read_whole(body: Body) -> Result<Vec<u8>, Response> {
+    let read = tokio::time::timeout(MESSAGE_TIMEOUT, read(body)).await;
+    let refusal = match read {
+        Ok(Ok(body)) => return Ok(body),
         Ok(Err(BodyError::TooLarge)) => plain(StatusCode::PAYLOAD_TOO_LARGE, "Payload Too Large\n"),
         Ok(Err(BodyError::Gone)) => plain(StatusCode::BAD_REQUEST, "Bad Request\n"),
-        Ok(Err(BodyError::NoRoom)) => {
-            account.bound().note(CutOff::JSON_NO_ROOM);
-            plain(StatusCode::SERVICE_UNAVAILABLE, "Service Unavailable\n")
-        }
-        Err(_elapsed) => {
-            account.bound().note(CutOff::JSON_LATE);
-            plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n")
-        }
+        Err(_elapsed) => plain(StatusCode::REQUEST_TIMEOUT, "Request Timeout\n"),
     };
-    Err(Box::new(refusal))
+    Err(refusal)
 }
 
-/// Reads a body, and parses it on the blocking pool. The body stays charged as long as the returned [`HeldBytes`] live.
+/// Reads a body, and parses it on the blocking pool.
 ///
 /// # Errors
 ///
 /// The reply to a body that cannot be read.
 pub(super) async fn read_json<T: Send + 'static>(
     blocking: &BlockingQueue,
-    account: &Arc<Account>,
     body: Body,
-    bodies: BodyLimits,
     parse: fn(&[u8]) -> T,
-) -> Result<(T, HeldBytes), Response> {
-    let (body, held) = read_whole(account, body, bodies)
-        .await
-        .map_err(|refusal| *refusal)?;
-    Ok((blocking.work(move || parse(&body)).await, held))
+) -> Result<T, Response> {
+    let body = read_whole(body).await?;
+    Ok(blocking.work(move || parse(&body)).await)
 }
 
 /// Why a body was not read.
 enum BodyError {
     TooLarge,
-    NoRoom,
     /// The client closed the connection.
     Gone,
 }
 
-impl From<NoHeldRoom> for BodyError {
-    fn from(_: NoHeldRoom) -> Self {
-        Self::NoRoom
-    }
-}
-
-/// Reads all of `body`, charging its memory to `held`.
-async fn read(
-    mut body: Body,
-    max_bytes: usize,
-    held: &mut HeldBytes,
-) -> Result<Vec<u8>, BodyError> {
+async fn read(mut body: Body) -> Result<Vec<u8>, BodyError> {
     let mut all = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame.map_err(|_| BodyError::Gone)?;
         let Ok(data) = frame.into_data() else {
             continue;
         };
-        if data.len() > max_bytes - all.len() {
+        if data.len() > MAX_MESSAGE_BYTES - all.len() {
             return Err(BodyError::TooLarge);
         }
-        let before = all.capacity();
         all.extend_from_slice(&data);
-        held.add(all.capacity() - before)?;
     }
     Ok(all)
 }

@@ -4,10 +4,7 @@
 //! declare (`Sec-Fetch-Site`, `Origin`), or by a name of its own that resolves to loopback (DNS rebinding), which only
 //! the Host header shows.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use axum::{
     extract::Request,
@@ -35,32 +32,20 @@ impl Peer {
     }
 }
 
-/// The host names by which callers on this machine may read the debug port, in addition to `localhost`.
-pub(crate) type DebugHosts = Arc<[String]>;
-
-/// Refuses a call over loopback that is meant for another host, unless that is one of `hosts`.
-pub(super) fn refuse_rebound(hosts: &DebugHosts, request: &Request) -> Option<Response> {
+/// Refuses a call over loopback that is meant for another host.
+pub(super) fn refuse_rebound(request: &Request) -> Option<Response> {
     let Some(Peer(peer)) = request.extensions().get().copied() else {
-        return Some(plain(
-            StatusCode::FORBIDDEN,
-            "the address of the caller is unknown\n",
-        ));
-    };
-    let is_known = |host: &str| {
-        let host = without_port(host);
-        is_here(host) || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
+        let text = "the address of the caller is unknown\n";
+        return Some(plain(StatusCode::FORBIDDEN, text));
     };
     let is_open = request.uri().path() == "/metrics";
     if is_open || !peer.ip().to_canonical().is_loopback() {
         return None;
     }
-    let are_known =
-        hosts_of(request.uri(), request.headers()).all(|host| host.is_some_and(is_known));
-    let refused = || {
-        let text = "only for localhost and its addresses, or for a name in --debug-hosts (TOLLGATE_DEBUG_HOSTS)\n";
-        plain(StatusCode::FORBIDDEN, text)
-    };
-    (!are_known).then(refused)
+    let is_known = |host: Option<&str>| host.is_some_and(|host| is_here(without_port(host)));
+    let are_known = hosts_of(request.uri(), request.headers()).all(is_known);
+    let text = "only for localhost and its addresses\n";
+    (!are_known).then(|| plain(StatusCode::FORBIDDEN, text))
 }
 
 /// Whether the call names at least one host, and each of them is this machine.

@@ -2,8 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    convert::Infallible,
-    iter, mem,
+    fmt, io, iter, mem,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -17,32 +16,23 @@ use axum::{
 use hyper::body::Frame;
 use tokio::sync::Mutex;
 
-use crate::{
-    foundation::lock::lock,
-    service::held_bytes::{Account, HeldBytes},
-};
+use crate::foundation::lock::lock;
 
 /// Runs slow work on the blocking pool, one piece at a time, so that neither probes nor new gRPC connections have to
 /// wait for it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockingQueue {
     turn: Arc<Mutex<()>>,
-    /// Readers of pages, oldest first.
-    readers: Arc<std::sync::Mutex<VecDeque<PageReader>>>,
+    /// The pages that are read, oldest first.
+    pages: Arc<std::sync::Mutex<VecDeque<Weak<Page>>>>,
 }
 
-/// Most pages that are written at a time. One more ends the oldest, whose reader is slow.
+/// Most pages that are written at a time, because a page of statistics can hold some megabytes. One more ends the
+/// oldest, whose reader is slow.
 const MAX_PAGES: usize = 4;
 
 /// Bytes of a page that are written at a time.
 pub(super) const PIECE_BYTES: usize = 32 << 10;
-
-#[derive(Debug)]
-struct PageReader {
-    /// Gone when the page is dropped.
-    reads: Weak<()>,
-    account: Weak<Account>,
-}
 
 /// Appends the next part of a page to a text, and returns whether more follows.
 pub(super) type PageWriter = Box<dyn FnMut(&mut String) -> bool + Send>;
@@ -66,90 +56,87 @@ impl BlockingQueue {
         }
     }
 
-    /// A page that is written piece by piece, each after the previous one was sent. `begin` returns the writer, and how
-    /// many bytes it holds.
-    pub(super) fn page(
-        &self,
-        account: Arc<Account>,
-        begin: impl FnOnce() -> (PageWriter, usize) + Send + 'static,
-    ) -> Body {
-        let reads = Arc::new(());
-        self.make_room_for(PageReader {
-            reads: Arc::downgrade(&reads),
-            account: Arc::downgrade(&account),
-        });
-        let first = Box::new(move || {
-            let (mut writer, bytes) = begin();
-            let held = HeldBytes::new(&account, bytes);
-            let writer: PageWriter = Box::new(move |text| {
-                // These live as long as the writer.
-                let (_held, _reads) = (&held, &reads);
-                writer(text)
-            });
-            piece(writer)
-        });
-        NextPiece::of_page(self.clone(), first).body()
-    }
-
-    fn make_room_for(&self, reader: PageReader) {
-        let mut readers = lock(&self.readers);
-        readers.retain(|reader| reader.reads.strong_count() > 0);
-        while readers.len() >= MAX_PAGES {
-            let oldest = readers.pop_front();
-            if let Some(account) = oldest.and_then(|oldest| oldest.account.upgrade()) {
-                account.end();
+    /// A page that is written piece by piece, each after the previous one was sent.
+    pub(super) fn page(&self, begin: impl FnOnce() -> PageWriter + Send + 'static) -> Body {
+        let (page, pages) = (Arc::new(Page(None.into())), self.pages.clone());
+        let first = {
+            let page = page.clone();
+            // No other piece is written meanwhile.
+            move || {
+                end_oldest(&mut lock(&pages), &page);
+                *lock(&page.0) = Some(begin());
+                page.piece()
             }
+        };
+        Body::new(PageBody {
+            next: Some(Box::pin(self.work(first))),
+            blocking: self.clone(),
+            page,
+        })
+    }
+}
+
+/// A page that is read. Its writer is gone once the page was ended.
+struct Page(std::sync::Mutex<Option<PageWriter>>);
+
+impl fmt::Debug for Page {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").finish_non_exhaustive()
+    }
+}
+
+/// Text of a page, and whether more follows; `None` if the page was ended.
+type Piece = Option<(String, bool)>;
+
+impl Page {
+    fn piece(&self) -> Piece {
+        let mut text = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 8);
+        let goes_on = lock(&self.0).as_mut()?(&mut text);
+        Some((text, goes_on))
+    }
+}
+
+/// Makes room for `new`, and appends it.
+fn end_oldest(pages: &mut VecDeque<Weak<Page>>, new: &Arc<Page>) {
+    pages.retain(|page| page.strong_count() > 0);
+    while pages.len() >= MAX_PAGES {
+        if let Some(oldest) = pages.pop_front().and_then(|oldest| oldest.upgrade()) {
+            *lock(&oldest.0) = None;
         }
-        readers.push_back(reader);
     }
+    pages.push_back(Arc::downgrade(new));
 }
 
-/// Writes the next piece of a page. Returns the writer too, unless the piece was the last.
-fn piece(mut writer: PageWriter) -> (String, Option<PageWriter>) {
-    let mut text = String::with_capacity(PIECE_BYTES + PIECE_BYTES / 8);
-    let goes_on = writer(&mut text);
-    (text, goes_on.then_some(writer))
+struct PageBody {
+    blocking: BlockingQueue,
+    page: Arc<Page>,
+    /// The next piece; `None` at the end.
+    next: Option<Pin<Box<dyn Future<Output = Piece> + Send>>>,
 }
 
-/// The next piece of a body, which is still to be produced, with the piece after it; `None` at the end of the body.
-struct NextPiece(Pin<Box<dyn Future<Output = Option<Piece>> + Send>>);
-
-type Piece = (Bytes, Option<NextPiece>);
-
-type WritePiece = Box<dyn FnOnce() -> (String, Option<PageWriter>) + Send>;
-
-impl NextPiece {
-    /// The piece that `write` writes, followed by the pieces of the writer that it returns.
-    fn of_page(blocking: BlockingQueue, write: WritePiece) -> Self {
-        Self(Box::pin(async move {
-            let (text, writer) = blocking.work(write).await;
-            let next = writer.map(|writer| Self::of_page(blocking, Box::new(|| piece(writer))));
-            Some((text.into(), next))
-        }))
-    }
-
-    /// The body that begins with this piece.
-    fn body(self) -> Body {
-        Body::new(PieceBody(Some(self)))
-    }
-}
-
-struct PieceBody(Option<NextPiece>);
-
-impl hyper::body::Body for PieceBody {
+impl hyper::body::Body for PageBody {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let Some(NextPiece(next)) = &mut self.0 else {
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let Some(next) = &mut self.next else {
             return Poll::Ready(None);
         };
-        let (text, next) = ready!(next.as_mut().poll(context)).unzip();
-        self.0 = next.flatten();
-        Poll::Ready(text.map(|text| Ok(Frame::data(text))))
+        let piece = ready!(next.as_mut().poll(context));
+        self.next = None;
+        Poll::Ready(Some(match piece {
+            None => Err(io::Error::other("newer pages took the place of this one")),
+            Some((text, goes_on)) => {
+                if goes_on {
+                    let page = self.page.clone();
+                    self.next = Some(Box::pin(self.blocking.work(move || page.piece())));
+                }
+                Ok(Frame::data(text.into()))
+            }
+        }))
     }
 }
 

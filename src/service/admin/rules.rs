@@ -36,14 +36,13 @@ enum TreePart {
     End,
 }
 
-/// Returns the writer of the page, and the bytes that it holds.
-pub(super) fn rule_tree(rules: &Rules) -> (PageWriter, usize) {
+/// Returns the writer of the page.
+pub(super) fn rule_tree(rules: &Rules) -> PageWriter {
     let rules = rules.current();
     let parts = rules
         .as_ref()
         .map_or_else(Vec::new, |rules| parts(&rules.matcher));
-    let bytes = size_of_val(&*parts);
-    (writer(rules, parts), bytes)
+    writer(rules, parts)
 }
 
 fn parts(matcher: &Matcher) -> Vec<TreePart> {

@@ -30,7 +30,6 @@ use crate::{
             statistics::Statistics,
         },
         grpc,
-        held_bytes::Account,
         limiter::Rules,
     },
     store::{loss::LostLimits, redis::stats::RedisStats},
@@ -100,9 +99,9 @@ impl Snapshots {
     }
 
     /// Sends a snapshot that is at most a second old.
-    pub(super) fn page(self, account: Arc<Account>) -> Response {
+    pub(super) fn page(self) -> Response {
         let blocking = self.0.statistics.blocking.clone();
-        let page = blocking.page(account, move || {
+        let page = blocking.page(move || {
             let text = self.0.text();
             let (bytes, mut sent) = (text.len(), 0);
             let writer: PageWriter = Box::new(move |page| {
@@ -111,7 +110,7 @@ impl Snapshots {
                 sent = end;
                 end < bytes
             });
-            (writer, bytes)
+            writer
         });
         (json_headers(), page).into_response()
     }

@@ -14,7 +14,6 @@ use crate::{
         Metrics, process,
         prometheus::{self, Renderer},
     },
-    service::held_bytes::Account,
     store::memory::MemoryStore,
 };
 
@@ -34,30 +33,27 @@ impl Statistics {
     }
 
     /// The Prometheus page, in text format 0.0.4.
-    pub(super) fn prometheus(self, account: Arc<Account>) -> Response {
+    pub(super) fn prometheus(self) -> Response {
         let blocking = self.blocking.clone();
-        let page = blocking.page(account, move || {
+        let page = blocking.page(move || {
             let memory = self.memory.as_deref();
             let each =
                 |take: &mut dyn FnMut(Sample)| self.metrics.each_histogram_sample(memory, take);
             let end = process::render();
             let mut page = self.renderer.page(each).ending_with(&end);
-            let bytes = page.bytes();
             let writer: PageWriter = Box::new(move |text| page.write_some(text, PIECE_BYTES));
-            (writer, bytes)
+            writer
         });
         ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], page).into_response()
     }
 
     /// One line for each statistic, sorted by name.
-    pub(super) fn lines(self, account: Arc<Account>) -> Response {
+    pub(super) fn lines(self) -> Response {
         let blocking = self.blocking.clone();
-        let page = blocking.page(account, move || {
+        let page = blocking.page(move || {
             let mut samples = self.samples();
             samples.sort_by(|a, b| a.name.cmp(&b.name));
-            let each = |sample: &Sample| size_of::<Sample>() + sample.name.capacity();
-            let bytes = samples.iter().map(each).sum();
-            (texts(samples.into_iter().map(line)), bytes)
+            texts(samples.into_iter().map(line))
         });
         text_page(page)
     }

@@ -41,14 +41,13 @@ struct TopEntry {
     omitted_bytes: Option<usize>,
 }
 
-/// The writer of the page, and the bytes that it holds.
-pub(super) fn top(talkers: &Talkers) -> (PageWriter, usize) {
+/// The writer of the page.
+pub(super) fn top(talkers: &Talkers) -> PageWriter {
     let steady = Instant::now().into();
     // People compare this with the start of the server, so it is not the clock of Redis.
     let since = now().minus(talkers.counted_for(steady));
     let head = format!("{{\"sinceMillis\":{},\"rules\":[", since.millis());
     let rules = talkers.top(steady);
-    let bytes = rules.values().flatten().map(Talker::bytes).sum();
     let rules = rules.into_iter().map(|(rule, talkers)| {
         let hits = talkers.iter().map(|talker| talker.at_least);
         let rule = TopRule {
@@ -58,7 +57,7 @@ pub(super) fn top(talkers: &Talkers) -> (PageWriter, usize) {
         };
         ascii_json(&json_without_nulls(&rule))
     });
-    (json_list(head, rules, "]}\n".to_owned()), bytes)
+    json_list(head, rules, "]}\n".to_owned())
 }
 
 impl TopTalker {

@@ -122,7 +122,7 @@ fn check_requests(
             .map(|pairs| Entries(pairs.clone()))
             .collect();
         let message = question("d", &entries, Some(hits.cast_signed()));
-        let request = wire::request(&message, NO_BOUNDS).unwrap();
+        let request = wire::request(&message).unwrap();
         let mut look = Plan::new(matcher, &request, modes, NOW).batch;
         look.look();
         let before = store.live_counters();
@@ -406,7 +406,7 @@ fn looked_account(
     let descriptors: Vec<_> = keys.iter().map(|key| format!("{key}=x")).collect();
     let descriptors: Vec<_> = descriptors.iter().map(String::as_str).collect();
     let message = question("d", &pairs(&descriptors), Some(hits.cast_signed()));
-    let request = wire::request(&message, NO_BOUNDS).unwrap();
+    let request = wire::request(&message).unwrap();
     serde_json::from_str(&explain(matcher, &request, modes, NOW, Some(Ok(known(looked)))).json())
         .unwrap()
 }

@@ -5,7 +5,7 @@ use prost::encoding::decode_varint;
 
 use super::{
     proto::saturated,
-    wire::{RequestBounds, unit_number},
+    wire::{MAX_DESCRIPTORS, MAX_ENTRIES, MAX_TEXT_BYTES, unit_number},
 };
 use crate::core::{
     decision::{Binding, Code, Decision, Status},
@@ -33,29 +33,25 @@ const VALUE: u8 = part_of(2);
 
 /// Parses `message`. `None` if it has anything besides a domain, descriptors with keys and values, and hits, or if it
 /// is invalid.
-pub fn read(message: &[u8], bounds: RequestBounds) -> Option<Request<'_>> {
+pub fn read(message: &[u8]) -> Option<Request<'_>> {
     let mut request = Request::default();
-    read_into(&mut request, message, bounds)?;
+    read_into(&mut request, message)?;
     Some(request)
 }
 
 /// Like [`read`], but fills an empty request in place; after a `None` its content is undefined.
-pub fn read_into<'a>(
-    request: &mut Request<'a>,
-    message: &'a [u8],
-    bounds: RequestBounds,
-) -> Option<()> {
+pub fn read_into<'a>(request: &mut Request<'a>, message: &'a [u8]) -> Option<()> {
     let mut hits = 0;
     let mut rest = message;
     while !rest.is_empty() {
         match byte(&mut rest)? {
             DOMAIN => {
                 // Must be UTF-8, unlike keys and values.
-                let domain = std::str::from_utf8(text(&mut rest, bounds)?);
+                let domain = std::str::from_utf8(text(&mut rest)?);
                 request.domain = domain.ok()?.as_bytes();
             }
-            DESCRIPTORS if request.len() < bounds.descriptors => {
-                read_descriptor(part(&mut rest)?, bounds, request)?;
+            DESCRIPTORS if request.len() < MAX_DESCRIPTORS => {
+                read_descriptor(part(&mut rest)?, request)?;
             }
             HITS_ADDEND => hits = u32::try_from(varint(&mut rest)?).ok()?,
             _ => return None,
@@ -71,16 +67,12 @@ pub fn read_into<'a>(
     Some(())
 }
 
-fn read_descriptor<'a>(
-    mut message: &'a [u8],
-    bounds: RequestBounds,
-    request: &mut Request<'a>,
-) -> Option<()> {
+fn read_descriptor<'a>(mut message: &'a [u8], request: &mut Request<'a>) -> Option<()> {
     let mut entries = 0;
     while !message.is_empty() {
         match byte(&mut message)? {
-            ENTRIES if entries < bounds.entries => {
-                request.push_entry(entry(part(&mut message)?, bounds)?);
+            ENTRIES if entries < MAX_ENTRIES => {
+                request.push_entry(entry(part(&mut message)?)?);
                 entries += 1;
             }
             _ => return None,
@@ -90,23 +82,23 @@ fn read_descriptor<'a>(
     Some(())
 }
 
-fn entry(mut message: &[u8], bounds: RequestBounds) -> Option<Entry<'_>> {
+fn entry(mut message: &[u8]) -> Option<Entry<'_>> {
     let mut entry = Entry {
         key: b"",
         value: b"",
     };
     while !message.is_empty() {
         match byte(&mut message)? {
-            KEY => entry.key = text(&mut message, bounds)?,
-            VALUE => entry.value = text(&mut message, bounds)?,
+            KEY => entry.key = text(&mut message)?,
+            VALUE => entry.value = text(&mut message)?,
             _ => return None,
         }
     }
     Some(entry)
 }
 
-fn text<'a>(message: &mut &'a [u8], bounds: RequestBounds) -> Option<&'a [u8]> {
-    part(message).filter(|text| text.len() <= bounds.text_bytes)
+fn text<'a>(message: &mut &'a [u8]) -> Option<&'a [u8]> {
+    part(message).filter(|text| text.len() <= MAX_TEXT_BYTES)
 }
 
 /// A length-delimited field.
@@ -142,26 +134,23 @@ fn byte(message: &mut &[u8]) -> Option<u8> {
 /// The most bytes of a status without the name of its limit.
 const STATUS_BYTES: usize = 64;
 
-/// The most bytes that [`write()`] needs.
-pub fn room(decision: &Decision) -> usize {
+/// The reply, without headers and metadata.
+pub fn reply(decision: &Decision) -> Vec<u8> {
     let name = |status: &Status| Some(status.binding.as_ref()?.limit.name.as_ref()?.len());
     let of_status = |status| STATUS_BYTES + name(status).unwrap_or(0);
-    2 + decision.statuses.iter().map(of_status).sum::<usize>()
-}
-
-/// Writes the reply, without headers and metadata, at the end of `room`, and returns where it begins.
-///
-/// # Panics
-///
-/// If the reply does not fit into `room`; [`room()`] bytes are enough.
-pub fn write(decision: &Decision, room: &mut [u8]) -> usize {
-    let start = room.len();
-    let mut reply = Backward { room, start };
+    let most = 2 + decision.statuses.iter().map(of_status).sum::<usize>();
+    let mut room = vec![0; most];
+    let mut reply = Backward {
+        room: &mut room,
+        start: most,
+    };
     for status in decision.statuses.iter().rev() {
         reply.part(2, |reply| reply.status(status));
     }
     reply.number(1, code(decision.overall).into());
-    reply.start
+    let start = reply.start;
+    room.drain(..start);
+    room
 }
 
 /// Writes a message from its last byte to its first, so the length of a part is known when it has to be written.
@@ -267,21 +256,15 @@ mod tests {
         },
     };
 
-    const BOUNDS: RequestBounds = RequestBounds {
-        descriptors: 3,
-        entries: 2,
-        text_bytes: 10,
-    };
-
     /// prost's reading of the bytes.
     #[track_caller]
     fn check(bytes: &[u8], is_plain: bool) {
         let message = RateLimitRequest::decode(bytes);
-        let plain = read(bytes, BOUNDS);
+        let plain = read(bytes);
         assert_eq!(plain.is_some(), is_plain);
         if let Some(plain) = plain {
             let message = message.as_ref().unwrap();
-            assert_eq!(wire::request(message, BOUNDS), Ok(plain));
+            assert_eq!(wire::request(message), Ok(plain));
         }
     }
 
@@ -324,11 +307,12 @@ mod tests {
         );
         let limit = descriptor::RateLimitOverride::default();
         check_changed(|message| message.descriptors[0].limit = Some(limit), false);
-        let four = vec![RateLimitDescriptor::default(); 4];
-        check_changed(|message| message.descriptors = four, false);
-        let three = vec![descriptor::Entry::default(); 3];
-        check_changed(|message| message.descriptors[0].entries = three, false);
-        check_changed(|message| message.domain = "x".repeat(11), false);
+        let many = vec![RateLimitDescriptor::default(); MAX_DESCRIPTORS + 1];
+        check_changed(|message| message.descriptors = many, false);
+        let many = vec![descriptor::Entry::default(); MAX_ENTRIES + 1];
+        check_changed(|message| message.descriptors[0].entries = many, false);
+        let long = "x".repeat(MAX_TEXT_BYTES + 1);
+        check_changed(|message| message.domain = long, false);
         check(b"\x0a\x01\xff\x12\x00", false);
         check(&[0x0b; 100], false);
     }
@@ -377,11 +361,10 @@ mod tests {
                 statuses: statuses.into(),
                 ..Decision::default()
             };
-            let mut buffer = vec![0; room(&decision)];
-            let start = write(&decision, &mut buffer);
+            let written = reply(&decision);
             let extras = wire::Extras::default();
             let message = wire::response(&mut decision, &plain(), &extras);
-            prop_assert_eq!(&buffer[start..], &message.encode_to_vec()[..]);
+            prop_assert_eq!(written, message.encode_to_vec());
         }
 
         #[test]
@@ -394,9 +377,9 @@ mod tests {
                 bytes[at] = byte;
             }
             let message = RateLimitRequest::decode(&bytes[..]);
-            if let Some(plain) = read(&bytes, BOUNDS) {
+            if let Some(plain) = read(&bytes) {
                 let message = message.as_ref().unwrap();
-                prop_assert_eq!(wire::request(message, BOUNDS), Ok(plain));
+                prop_assert_eq!(wire::request(message), Ok(plain));
             }
         }
     }

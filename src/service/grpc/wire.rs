@@ -29,15 +29,14 @@ use crate::{
     foundation::header_text::{is_free_name, is_value},
 };
 
-/// Bounds on the size of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestBounds {
-    pub descriptors: usize,
-    /// Most entries of one descriptor.
-    pub entries: usize,
-    /// Longest domain, key or value, in bytes.
-    pub text_bytes: usize,
-}
+/// Most descriptors of a request. Envoy sends one for each of its actions.
+pub const MAX_DESCRIPTORS: usize = 1000;
+
+/// Most entries of a descriptor.
+pub const MAX_ENTRIES: usize = 100;
+
+/// Longest domain, key or value, in bytes. Envoy accepts at most 60 KiB of headers.
+pub const MAX_TEXT_BYTES: usize = 64 << 10;
 
 /// Why a request is invalid. The texts go to the caller; the first two are the reference's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,12 +45,12 @@ pub enum BadRequest {
     EmptyDomain,
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
-    #[error("more than {0} descriptors")]
-    TooManyDescriptors(usize),
-    #[error("a descriptor has more than {0} entries")]
-    TooManyEntries(usize),
-    #[error("a domain, key or value is longer than {0} bytes")]
-    TextTooLong(usize),
+    #[error("more than {MAX_DESCRIPTORS} descriptors")]
+    TooManyDescriptors,
+    #[error("a descriptor has more than {MAX_ENTRIES} entries")]
+    TooManyEntries,
+    #[error("a domain, key or value is longer than {MAX_TEXT_BYTES} bytes")]
+    TextTooLong,
     #[error("unknown unit {0} in a limit override")]
     UnknownUnit(i32),
     #[error("the period of a limit override must be at least 1 unit and at most 10,000 years")]
@@ -63,38 +62,34 @@ pub enum BadRequest {
 /// # Errors
 ///
 /// If the message is invalid or exceeds a bound.
-pub fn request(
-    message: &RateLimitRequest,
-    bounds: RequestBounds,
-) -> Result<Request<'_>, BadRequest> {
+pub fn request(message: &RateLimitRequest) -> Result<Request<'_>, BadRequest> {
     if message.domain.is_empty() {
         return Err(BadRequest::EmptyDomain);
     }
     if message.descriptors.is_empty() {
         return Err(BadRequest::NoDescriptors);
     }
-    if message.descriptors.len() > bounds.descriptors {
-        return Err(BadRequest::TooManyDescriptors(bounds.descriptors));
+    if message.descriptors.len() > MAX_DESCRIPTORS {
+        return Err(BadRequest::TooManyDescriptors);
     }
     let mut request = Request::new(message.domain.as_bytes());
     for part in &message.descriptors {
-        push_descriptor(part, message.hits_addend, bounds, &mut request)?;
+        push_descriptor(part, message.hits_addend, &mut request)?;
     }
-    text(request.domain, bounds)?;
+    text(request.domain)?;
     Ok(request)
 }
 
 fn push_descriptor<'a>(
     message: &'a RateLimitDescriptor,
     hits_of_request: u32,
-    bounds: RequestBounds,
     request: &mut Request<'a>,
 ) -> Result<(), BadRequest> {
-    if message.entries.len() > bounds.entries {
-        return Err(BadRequest::TooManyEntries(bounds.entries));
+    if message.entries.len() > MAX_ENTRIES {
+        return Err(BadRequest::TooManyEntries);
     }
     for part in &message.entries {
-        request.push_entry(entry(part, bounds)?);
+        request.push_entry(entry(part)?);
     }
     // In the request's own number absent and 0 are equal on the wire, and both mean 1.
     let of_request = (hits_of_request > 0).then_some(hits_of_request.into());
@@ -106,19 +101,16 @@ fn push_descriptor<'a>(
     Ok(())
 }
 
-fn entry(
-    message: &rate_limit_descriptor::Entry,
-    bounds: RequestBounds,
-) -> Result<Entry<'_>, BadRequest> {
+fn entry(message: &rate_limit_descriptor::Entry) -> Result<Entry<'_>, BadRequest> {
     Ok(Entry {
-        key: text(&message.key, bounds)?,
-        value: text(&message.value, bounds)?,
+        key: text(&message.key)?,
+        value: text(&message.value)?,
     })
 }
 
-fn text(bytes: &[u8], bounds: RequestBounds) -> Result<&[u8], BadRequest> {
-    if bytes.len() > bounds.text_bytes {
-        return Err(BadRequest::TextTooLong(bounds.text_bytes));
+fn text(bytes: &[u8]) -> Result<&[u8], BadRequest> {
+    if bytes.len() > MAX_TEXT_BYTES {
+        return Err(BadRequest::TextTooLong);
     }
     Ok(bytes)
 }
@@ -470,12 +462,6 @@ mod tests {
     use super::*;
     use crate::core::request::InlineList;
 
-    const BOUNDS: RequestBounds = RequestBounds {
-        descriptors: 3,
-        entries: 2,
-        text_bytes: 10,
-    };
-
     fn message() -> RateLimitRequest {
         RateLimitRequest {
             domain: "d".to_owned(),
@@ -494,7 +480,7 @@ mod tests {
     fn check(change: impl FnOnce(&mut RateLimitRequest), expected: Result<(), BadRequest>) {
         let mut message = message();
         change(&mut message);
-        assert_eq!(request(&message, BOUNDS).map(|_| ()), expected);
+        assert_eq!(request(&message).map(|_| ()), expected);
     }
 
     #[test]
@@ -509,23 +495,24 @@ mod tests {
             Err(BadRequest::NoDescriptors),
         );
         check(|message| message.descriptors[0].entries.clear(), Ok(()));
-        let four = vec![RateLimitDescriptor::default(); 4];
+        let many = vec![RateLimitDescriptor::default(); MAX_DESCRIPTORS + 1];
         check(
-            |message| message.descriptors = four,
-            Err(BadRequest::TooManyDescriptors(3)),
+            |message| message.descriptors = many,
+            Err(BadRequest::TooManyDescriptors),
         );
-        let three = vec![rate_limit_descriptor::Entry::default(); 3];
+        let many = vec![rate_limit_descriptor::Entry::default(); MAX_ENTRIES + 1];
         check(
-            |message| message.descriptors[0].entries = three,
-            Err(BadRequest::TooManyEntries(2)),
+            |message| message.descriptors[0].entries = many,
+            Err(BadRequest::TooManyEntries),
+        );
+        let long = "x".repeat(MAX_TEXT_BYTES + 1);
+        check(
+            |message| message.descriptors[0].entries[0].value = long.clone().into(),
+            Err(BadRequest::TextTooLong),
         );
         check(
-            |message| message.descriptors[0].entries[0].value = "x".repeat(11).into(),
-            Err(BadRequest::TextTooLong(10)),
-        );
-        check(
-            |message| message.domain = "x".repeat(11),
-            Err(BadRequest::TextTooLong(10)),
+            |message| message.domain = long.clone(),
+            Err(BadRequest::TextTooLong),
         );
     }
 
@@ -558,7 +545,7 @@ mod tests {
         message.hits_addend = of_request;
         message.descriptors[0].hits_addend = own;
         message.descriptors[0].is_negative_hits = is_negative;
-        let request = request(&message, BOUNDS).unwrap();
+        let request = request(&message).unwrap();
         assert_eq!(request.descriptors().next().unwrap().hits, expected);
     }
 
@@ -580,7 +567,7 @@ mod tests {
             0x0a, 1, b'd', 0x12, 8, 0x0a, 6, 0x0a, 1, b'k', 0x12, 1, 0xff,
         ];
         let message = RateLimitRequest::decode(&bytes[..]).unwrap();
-        let request = request(&message, BOUNDS).unwrap();
+        let request = request(&message).unwrap();
         let descriptor = request.descriptors().next().unwrap();
         assert_eq!(descriptor.entries[0].value, [0xff]);
     }

@@ -10,7 +10,6 @@ use crate::{
         plan::Plan,
         window::Timestamp,
     },
-    foundation::object_pool::Pooled,
     observe::metrics::Recorder,
     service::leases::LeaseBook,
     store::{
@@ -106,7 +105,7 @@ impl<S: Store + Clone> Limiter<S> {
     /// back. Without room for that, nothing is sent.
     async fn count_lease(
         &self,
-        batch: Pooled<Batch>,
+        batch: Box<Batch>,
         now: Timestamp,
         deadline: Deadline,
     ) -> SentLease<S> {

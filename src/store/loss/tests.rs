@@ -31,7 +31,6 @@ fn loss(replicas: u32, max_counters: usize) -> Loss {
     let bounds = CounterBounds {
         counters: max_counters,
         bytes: CounterBounds::DEFAULT_BYTES,
-        ..CounterBounds::default()
     };
     let number = ReplicaCount::new(NonZeroU32::new(replicas));
     let stats = Arc::default();

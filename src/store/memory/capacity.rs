@@ -1,19 +1,14 @@
 //! Room for counters: how many the store holds and how many bytes they take, and the bounds on both.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Bounds on the counters of one store.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CounterBounds {
     /// The most counters.
     pub counters: usize,
     /// The most bytes that they take.
     pub bytes: usize,
-    /// Bytes of these that are kept free for rules at present.
-    pub reserved: Arc<AtomicUsize>,
 }
 
 impl CounterBounds {
@@ -27,7 +22,7 @@ impl CounterBounds {
     pub(crate) fn half(&self) -> Self {
         Self {
             bytes: self.bytes / 2,
-            ..self.clone()
+            ..*self
         }
     }
 
@@ -50,15 +45,12 @@ pub(super) struct Capacity {
 /// Counters that exist may grow after there is no room for new ones: one byte in this many is left for them.
 const GROWTH_SHARE: usize = 8;
 
-/// However many bytes are reserved, counters keep one in this many.
-const LEAST_SHARE: usize = 8;
-
 impl Capacity {
     pub(super) fn new(bounds: &CounterBounds) -> Self {
         Self {
             live: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
-            bounds: bounds.clone(),
+            bounds: *bounds,
         }
     }
 
@@ -67,18 +59,9 @@ impl Capacity {
         self.bytes.load(Relaxed)
     }
 
-    /// The most bytes of counters at present.
-    pub(super) fn max_bytes(&self) -> usize {
-        let CounterBounds {
-            bytes, reserved, ..
-        } = &self.bounds;
-        let left = bytes.saturating_sub(reserved.load(Relaxed));
-        left.max(bytes / LEAST_SHARE)
-    }
-
-    /// The most bytes of counters at present with which new ones may come.
+    /// The most bytes of counters with which new ones may come.
     fn bytes_for_new(&self) -> usize {
-        let max = self.max_bytes();
+        let max = self.bounds.bytes;
         max - max / GROWTH_SHARE
     }
 
@@ -91,7 +74,7 @@ impl Capacity {
 
     /// Whether a counter that exists may take so many bytes more.
     pub(super) fn may_grow(&self, bytes: usize) -> bool {
-        self.bytes().saturating_add(bytes) < self.max_bytes()
+        self.bytes().saturating_add(bytes) < self.bounds.bytes
     }
 
     /// Records that a counter takes `after` bytes instead of `before`.

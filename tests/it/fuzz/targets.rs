@@ -20,8 +20,7 @@ use tollgate::{
     Request, Returns, Rule, RuleFiles, RuleOptions, Rules, Sample, SampleValue, Store as _,
     Timestamp, fast_path,
     proto::envoy::service::{discovery::v3::DiscoveryResponse, ratelimit::v3::RateLimitRequest},
-    rewrite, slot_owners,
-    wire::{self, RequestBounds},
+    rewrite, slot_owners, wire,
 };
 use tonic::codegen::http::uri::Authority;
 
@@ -45,16 +44,9 @@ pub const ALL: [Target; 10] = [
 
 /// A request read in place equals the request read by prost.
 pub fn message(bytes: &[u8]) {
-    const BOUNDS: RequestBounds = RequestBounds {
-        descriptors: 3,
-        entries: 3,
-        text_bytes: 20,
-    };
     let message = RateLimitRequest::decode(bytes);
-    let read = message
-        .as_ref()
-        .map(|message| wire::request(message, BOUNDS));
-    if let Some(quick) = fast_path::read(bytes, BOUNDS) {
+    let read = message.as_ref().map(wire::request);
+    if let Some(quick) = fast_path::read(bytes) {
         assert_eq!(read, Ok(Ok(quick)));
         return;
     }
@@ -68,7 +60,7 @@ pub fn message(bytes: &[u8]) {
             && !descriptor.is_negative_hits
     });
     let written = message.encode_to_vec();
-    assert_eq!(fast_path::read(&written, BOUNDS).is_some(), is_plain);
+    assert_eq!(fast_path::read(&written).is_some(), is_plain);
 }
 
 // --- headers -------------------------------------------------------------------------------------

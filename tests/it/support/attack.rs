@@ -320,8 +320,14 @@ fn flood(address: SocketAddr, times: usize, piece: &[u8]) -> Frames {
     client
 }
 
-const MESSAGE: usize = 4 << 20;
-const LARGE: &[&str] = &["--max-message-bytes", "4194304"];
+/// Almost the largest message that is let in.
+const MESSAGE: usize = 250_000;
+
+/// Calls without an end on several connections, because each has few streams.
+fn endless_calls(address: SocketAddr, size: Size) -> Vec<Hoarder> {
+    let calls = |_| calls_without_end(address, size.of(122), MESSAGE);
+    (0..8).map(calls).collect()
+}
 
 /// All attacks, in the order of the review.
 pub fn all() -> Vec<Attack> {
@@ -359,24 +365,17 @@ pub fn all() -> Vec<Attack> {
             },
         )
         .was("no health as long as they stay"),
-        Attack::new("61 calls of 4 MB without an end", |server, size| {
-            Box::new(calls_without_end(server.grpc, size.of(61), MESSAGE))
+        Attack::new("976 calls of 250 kB without an end", |server, size| {
+            Box::new(endless_calls(server.grpc, size))
         })
         .was("256 MB, held"),
-        Attack::new(
-            "the same where messages of 4 MB are let in",
-            |server, size| Box::new(calls_without_end(server.grpc, size.of(61), MESSAGE)),
-        )
-        .with(LARGE)
-        .was("256 MB, held"),
-        Attack::new("61 slow bodies of 4 MB at /json", |server, size| {
-            Box::new(slow_bodies(server.http, size.of(61), MESSAGE))
+        Attack::new("976 slow bodies of 250 kB at /json", |server, size| {
+            Box::new(slow_bodies(server.http, size.of(976), MESSAGE))
         })
-        .with(LARGE)
         .was("256 MB"),
         Attack::new("10,240 replies that are not read", |server, size| {
             let message = many_descriptors(1_000, b"v");
-            Box::new(unread_replies(server.grpc, 10, size.of(1_024), &message))
+            Box::new(unread_replies(server.grpc, 80, size.of(128), &message))
         })
         .was("480 MB"),
         Attack::new(
@@ -497,9 +496,9 @@ pub fn all() -> Vec<Attack> {
             }
             let message = many_descriptors(1_000, b"v");
             thread::scope(|scope| {
-                let calls = scope.spawn(|| calls_without_end(grpc, size.of(61), MESSAGE));
-                let bodies = scope.spawn(|| slow_bodies(http, size.of(61), MESSAGE));
-                let replies = scope.spawn(|| unread_replies(grpc, 10, size.of(1_024), &message));
+                let calls = scope.spawn(|| endless_calls(grpc, size));
+                let bodies = scope.spawn(|| slow_bodies(http, size.of(976), MESSAGE));
+                let replies = scope.spawn(|| unread_replies(grpc, 80, size.of(128), &message));
                 let mut scrape = TcpStream::connect(server.debug).unwrap();
                 scrape
                     .write_all(b"GET /metrics HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
@@ -515,7 +514,6 @@ pub fn all() -> Vec<Attack> {
                 ))
             })
         })
-        .with(LARGE)
         .was("more than 1 GB"),
         Attack::new(FULL, full::carry_out)
             .with(full::ARGS)
@@ -526,5 +524,5 @@ pub fn all() -> Vec<Attack> {
 const FULL: &str = "full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 \
     slow bodies and 100,000 rules more, where 80 % of 256 MiB may be taken";
 
-pub const ALL_AT_ONCE: &str = "61 calls of 4 MB without an end, 61 slow bodies at /json, 10,240 unread replies, \
+pub const ALL_AT_ONCE: &str = "976 calls of 250 kB without an end, 976 slow bodies at /json, 10,240 unread replies, \
     10,000 names of 490 bytes scraped, all at once";

@@ -227,7 +227,7 @@ pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250";
 pub const PAUSES_RANDOM: &str = "tollgate stopped at random, up to 300 ms";
 pub const PAUSES_OF_BOTH: &str = "tollgate and Redis stopped in turns, 40 ms each";
 pub const BUSY: &str = "four busy loops beside it";
-pub const STARVED: &str = "workers starved by requests of 4 MB";
+pub const STARVED: &str = "workers starved by requests of 250 kB";
 pub const LATE_REPLIES: &str = "a reply 1, 5, 9, 11, 15, 30 ms late now and then";
 pub const LATE_REPLIES_ENVOY: &str = "the same with callers that wait for 20 ms, as Envoy does";
 pub const STALL: &str = "a connection stalls for 210 ms now and then";
@@ -783,9 +783,7 @@ async fn busy(plan: Plan) -> Outcome {
 }
 
 /// A worker that reads a large message does nothing else meanwhile.
-async fn starved(mut plan: Plan) -> Outcome {
-    let large = ["--max-message-bytes", "4194304"];
-    plan.args.extend(large.map(str::to_owned));
+async fn starved(plan: Plan) -> Outcome {
     let redis = Redis::start();
     let server = start_by_default(&plan, &redis.url());
     let lasts = plan.lasts;
@@ -797,7 +795,7 @@ async fn starved(mut plan: Plan) -> Outcome {
     let mut course = Course::begin(STARVED, plan, &[&server], &|| counted_in(&redis)).await;
     course.broken_beside(witness);
     let until = Instant::now() + lasts;
-    let message = request("d", vec![descriptor(&[("k", "large"); 300_000])]);
+    let message = request("d", vec![descriptor(&[("k", "large"); 18_000])]);
     while Instant::now() < until {
         let mut calls = JoinSet::new();
         for client in &clients {

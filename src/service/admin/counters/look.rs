@@ -33,7 +33,6 @@ use crate::{
             json::{is_json, json_headers, read_json},
         },
         grpc::{proto, wire},
-        held_bytes::{Account, HeldBytes},
         limiter::RuleSet,
     },
     store::contract::{Deadline, Store as _},
@@ -46,7 +45,6 @@ const MAX_DESCRIPTORS: usize = 16;
 pub(super) async fn answer(
     counters: &Counters,
     allowed: Option<Allowed>,
-    account: &Arc<Account>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Response, Response> {
@@ -54,17 +52,17 @@ pub(super) async fn answer(
         let text = "Unsupported Media Type: send application/json";
         return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
     }
-    let (blocking, bodies) = (&counters.blocking, counters.bodies);
-    let (message, _held) = read_json(blocking, account, body, bodies, proto::request).await?;
+    let blocking = &counters.blocking;
+    let message = read_json(blocking, body, proto::request).await?;
     let message = message.map_err(|error| {
         let text = format!("the body is not a RateLimitRequest: {error}");
         refused(StatusCode::BAD_REQUEST, &text)
     })?;
-    let bounds = wire::RequestBounds {
-        descriptors: counters.bounds.descriptors.min(MAX_DESCRIPTORS),
-        ..counters.bounds
-    };
-    let request = wire::request(&message, bounds);
+    if message.descriptors.len() > MAX_DESCRIPTORS {
+        let text = format!("more than {MAX_DESCRIPTORS} descriptors");
+        return Err(refused(StatusCode::BAD_REQUEST, &text));
+    }
+    let request = wire::request(&message);
     let request = request.map_err(|error| refused(StatusCode::BAD_REQUEST, &error.to_string()))?;
     let mut answer = CounterAnswer::begin(counters, &request)?;
     let looked = counters.look_at(&mut answer.reports, answer.now).await;
@@ -75,7 +73,6 @@ pub(super) async fn answer(
     let document = answer.document(&request);
     let json = move || ascii_json(&json_without_nulls(&document)) + "\n";
     let text = blocking.work(json).await;
-    let text = HeldBytes::new(account, text.len()).with(text.into());
     Ok((json_headers(), text).into_response())
 }
 

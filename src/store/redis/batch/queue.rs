@@ -22,7 +22,6 @@ use crate::{
         counter::{Batch, CounterStates},
         window::Timestamp,
     },
-    foundation::object_pool::Pooled,
     store::{
         contract::{Deadline, StoreError},
         redis::{node::Node, wait::by},
@@ -47,7 +46,7 @@ pub(crate) struct NodeQueue {
 /// A request that waits. If it is dropped without an answer, it may have been counted.
 #[derive(Debug)]
 pub(crate) struct QueuedRequest {
-    pub(crate) batch: Pooled<Batch>,
+    pub(crate) batch: Box<Batch>,
     pub(crate) now: Timestamp,
     /// When its call arrived.
     pub(crate) began: Instant,
@@ -89,7 +88,7 @@ impl NodeQueue {
             return Err(StoreError::Unsent);
         }
         let (reply, pending) = oneshot::channel();
-        let mut own = Pooled::<Batch>::default();
+        let mut own = Box::<Batch>::default();
         own.append(batch);
         let request = QueuedRequest {
             batch: own,

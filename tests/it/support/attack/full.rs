@@ -14,8 +14,13 @@ use super::super::{
 };
 use super::{Caller, Kept, Size, connections};
 
-/// 80 % of 256 MiB, as if that were the limit of the container.
-pub(super) const ARGS: &[&str] = &["--max-memory-bytes", "214748364"];
+/// As where the limit of the container is 256 MiB.
+pub(super) const ARGS: &[&str] = &[
+    "--max-counter-bytes",
+    "89478485",
+    "--max-connections",
+    "1016",
+];
 
 /// Bytes of each invented value.
 const VALUE: usize = 120;

@@ -1,10 +1,12 @@
-//! The control group of this process (cgroups(7)): its files, its memory limit, and the pauses of its CPU quota.
+//! The limits of this process: memory and processor time by its control group (cgroups(7)), and open files.
 
 use std::{
     fs,
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// The mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -18,10 +20,22 @@ pub(super) fn files(controller: &str, name: &str) -> Vec<PathBuf> {
     candidates(Path::new(ROOT), &memberships(), controller, name)
 }
 
-/// Most bytes of memory that the process may take: the lowest limit of its group and of the groups above it. `None` if
-/// there is none.
-pub(super) fn memory_limit() -> Option<u64> {
-    limit(Path::new(ROOT), &memberships())
+/// Most bytes of memory that the process may take: the lowest limit of its group and of the groups above it, or else
+/// the memory of the machine.
+pub(super) fn memory_limit() -> usize {
+    let limit = limit(Path::new(ROOT), &memberships()).or_else(of_machine);
+    limit
+        .and_then(|bytes| usize::try_from(bytes).ok())
+        .unwrap_or(usize::MAX)
+}
+
+fn of_machine() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let total = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = total.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kilobytes << 10)
 }
 
 fn memberships() -> String {
@@ -125,6 +139,54 @@ fn parse(text: &str) -> Option<Throttled> {
     })
 }
 
+/// Files that the process itself needs: ports, gRPC connections that are closing, rules being read, statistics, the log.
+const OWN: u64 = 32 + 64;
+
+/// Files that each worker needs: its runtime, and connections to each node of Redis.
+const OWN_EACH: u64 = 32;
+
+/// Each of the three HTTP ports gets one in this many files, and at most so many connections: each can hold a message.
+const HTTP_SHARE: u64 = 16;
+const MAX_HTTP: u64 = 64;
+
+/// Raises the limit, and computes how many gRPC connections fit, and how many on each HTTP port. Logs a warning if the
+/// former are fewer than `max_connections`.
+pub(super) fn connection_limits(max_connections: usize, workers: usize) -> (usize, usize) {
+    let files = raise();
+    let (grpc, http) = share(files, max_connections, workers);
+    if grpc < max_connections {
+        tracing::warn!(
+            "the process may open {files} files (ulimit -n): it accepts at most {grpc} gRPC connections, \
+             not {max_connections}"
+        );
+    }
+    (grpc, http)
+}
+
+/// Raises the soft limit to the hard one, and returns it.
+fn raise() -> u64 {
+    // If the limit cannot be read, it counts as infinite.
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return u64::MAX;
+    };
+    match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            tracing::warn!(%error, "the limit of open files stays at {soft}");
+            soft
+        }
+    }
+}
+
+fn share(files: u64, max_connections: usize, workers: usize) -> (usize, usize) {
+    let number = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+    let workers = u64::try_from(workers).unwrap_or(u64::MAX);
+    let http = (files / HTTP_SHARE).clamp(1, MAX_HTTP);
+    let own = OWN.saturating_add(OWN_EACH.saturating_mul(workers)) + 3 * http;
+    let rest = files.saturating_sub(own).max(1);
+    (max_connections.min(number(rest)), number(http))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,5 +259,18 @@ mod tests {
         assert_eq!(parse(v1), Some(expected));
         // This is a group without a quota.
         assert_eq!(parse("usage_usec 5\n"), None);
+    }
+
+    #[test]
+    fn connections_leave_files_for_everything_else() {
+        for (files, workers, fit) in [
+            (u64::MAX, 1024, (10_000, 64)),
+            (1 << 20, 64, (10_000, 64)),
+            (1024, 2, (672, 64)),
+            (256, 2, (48, 16)),
+            (0, 2, (1, 1)),
+        ] {
+            assert_eq!(share(files, 10_000, workers), fit);
+        }
     }
 }
