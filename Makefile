@@ -79,11 +79,12 @@ image-test: ## Start the image of `make image` as a restricted pod, and ask it
 	@$(PACKAGING)/install try
 	@$(PACKAGING)/image_test.py
 
-dist: ## Write an archive, a Debian package and a wheel for each processor
+dist: tools ## Write an archive, a Debian package and a wheel for each processor, and each overlay as one file
 	@$(PACKAGING)/install build
 	@$(PACKAGING)/build.py
 	@$(PACKAGING)/dist.py
 	@$(PACKAGING)/sbom.py
+	@target/tools/bin/python3 deploy/check.py --rendered target/dist/kubernetes
 
 dist-test: ## Install each package of `make dist` where there is nothing else, and ask it
 	@$(PACKAGING)/install try

@@ -66,6 +66,11 @@ def main():
             problems = plant()
         elif options.inventory:
             problems = inventory.take()
+        elif options.rendered:
+            options.rendered.mkdir(parents=True, exist_ok=True)
+            for name, text in documents.rendered().items():
+                (options.rendered / name).write_text(text)
+            problems = []
         elif options.unit_tests:
             options.unit_tests.write_text(yaml.safe_dump(prometheus.unit_tests(), width=10_000))
             problems = []
@@ -91,6 +96,7 @@ def parse_options():
     way = parser.add_mutually_exclusive_group()
     path = {"type": pathlib.Path, "metavar": "FILE"}
     way.add_argument("--write", action="store_true", help="write the files that are made of others")
+    way.add_argument("--rendered", type=pathlib.Path, metavar="FOLDER", help="write each overlay as one file")
     way.add_argument("--plant", action="store_true", help="misspell every field once; each must be refused")
     way.add_argument("--inventory", action="store_true", help="count all that is rendered, and name all that is not")
     way.add_argument("--unit-tests", **path, help="write promtool's unit tests of the alerts")
@@ -101,13 +107,10 @@ def parse_options():
 
 
 def write():
-    # First what kustomize reads.
-    for made in (documents.copies, documents.written):
-        for path, text in made().items():
-            if not path.exists() or path.read_text() != text:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(text)
-                print(f"wrote {path.relative_to(DEPLOY)}")
+    for path, text in documents.copies().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(DEPLOY)}")
     return 0
 
 
@@ -128,10 +131,9 @@ def check():
 
 def stale():
     """Files that are made of others and were not made anew."""
-    made = documents.copies() | documents.written()
     return [
         f"{path.relative_to(DEPLOY)} is not up to date: run deploy/check.py --write"
-        for path, text in made.items() if not path.exists() or path.read_text() != text
+        for path, text in documents.copies().items() if not path.exists() or path.read_text() != text
     ]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -157,26 +156,18 @@ def dump(bodies):
     return "---\n".join(texts)
 
 
-def written():
-    """Files that are made of others: path and text. `check.py --write` writes them."""
+def rendered():
+    """Each overlay as one file, for those who have no kustomize: name and text. `make dist` writes them."""
     files = {}
     for name in overlays():
-        head = (
-            f"# Made by deploy/check.py --write of deploy/kustomize/overlays/{name}, for those who have no\n"
-            "# kustomize, and to show in a review what a change does.\n\n"
-        )
-        bodies = [document.body for document in kustomize(OVERLAYS / name)]
-        files[DEPLOY / "kubernetes" / f"{name}.yaml"] = head + dump(bodies)
+        head = f"# deploy/kustomize/overlays/{name}, rendered.\n\n"
+        files[f"{name}.yaml"] = head + dump(document.body for document in kustomize(OVERLAYS / name))
     return files
 
 
 def copies():
-    """Files that stand at two places, because neither Helm nor kustomize reads outside its folder."""
-    files = {}
+    """Files that stand at two places, because kustomize does not read outside its folder."""
     rules = DEPLOY / "prometheus" / "rules.yaml"
-    files[CHART / "files" / "rules.yaml"] = re.sub(r"(?m)^\s*#.*\n", "", rules.read_text())
-    for dashboard in sorted((DEPLOY / "grafana").glob("*.json")):
-        files[CHART / "files" / dashboard.name] = dashboard.read_text()
     labels = {f"app.kubernetes.io/{key}": value for key, value in
               [("name", "tollgate"), ("instance", "tollgate"), ("component", "server")]}
     rule = {
@@ -185,5 +176,4 @@ def copies():
     }
     head = "# Made by deploy/check.py --write of deploy/prometheus/rules.yaml.\n"
     component = DEPLOY / "kustomize" / "components" / "prometheus-operator"
-    files[component / "prometheusrule.yaml"] = head + dump([rule])
-    return files
+    return {component / "prometheusrule.yaml": head + dump([rule])}
