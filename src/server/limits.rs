@@ -1,9 +1,8 @@
-//! The limits of this process: memory and processor time by its control group (cgroups(7)), and open files.
+//! The limits of this process: memory by its control group (cgroups(7)), and open files.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -15,15 +14,11 @@ const ROOT: &str = "/sys/fs/cgroup";
 /// pages.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Candidates for this process's file of this name, most likely first. `controller` names the hierarchy in cgroup v1.
-pub(super) fn files(controller: &str, name: &str) -> Vec<PathBuf> {
-    candidates(Path::new(ROOT), &memberships(), controller, name)
-}
-
 /// Most bytes of memory that the process may take: the lowest limit of its group and of the groups above it, or else
 /// the memory of the machine.
 pub(super) fn memory_limit() -> usize {
-    let limit = limit(Path::new(ROOT), &memberships()).or_else(of_machine);
+    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limit = limit(Path::new(ROOT), &memberships).or_else(of_machine);
     limit
         .and_then(|bytes| usize::try_from(bytes).ok())
         .unwrap_or(usize::MAX)
@@ -38,13 +33,9 @@ fn of_machine() -> Option<u64> {
     Some(kilobytes << 10)
 }
 
-fn memberships() -> String {
-    fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
-}
-
 fn limit(root: &Path, memberships: &str) -> Option<u64> {
-    let v2 = candidates(root, memberships, "memory", "memory.max");
-    let v1 = candidates(root, memberships, "memory", "memory.limit_in_bytes");
+    let v2 = candidates(root, memberships, "memory.max");
+    let v1 = candidates(root, memberships, "memory.limit_in_bytes");
     let groups = v2.iter().chain(&v1).flat_map(|file| {
         let name = file.file_name().unwrap_or_default();
         let folders = file.ancestors().skip(1);
@@ -60,7 +51,7 @@ fn limit(root: &Path, memberships: &str) -> Option<u64> {
 
 /// The paths in cgroup v2, then in v1: below the process's own path, and at the root, as a container sees it.
 /// `memberships` is the text of `/proc/self/cgroup`.
-fn candidates(root: &Path, memberships: &str, controller: &str, name: &str) -> Vec<PathBuf> {
+fn candidates(root: &Path, memberships: &str, name: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in memberships.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -70,8 +61,8 @@ fn candidates(root: &Path, memberships: &str, controller: &str, name: &str) -> V
         let path = path.trim_start_matches('/');
         if controllers.is_empty() {
             files.push(root.join(path).join(name));
-        } else if controllers.split(',').any(|one| one == controller) {
-            for folder in [controllers, controller] {
+        } else if controllers.split(',').any(|one| one == "memory") {
+            for folder in [controllers, "memory"] {
                 files.push(root.join(folder).join(path).join(name));
                 files.push(root.join(folder).join(name));
             }
@@ -79,64 +70,6 @@ fn candidates(root: &Path, memberships: &str, controller: &str, name: &str) -> V
     }
     files.push(root.join(name));
     files
-}
-
-/// Interval between checks.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Pauses that add up to less than this in one interval are not reported.
-const NOTEWORTHY: Duration = Duration::from_millis(10);
-
-/// How often a CPU quota has stopped the processes of a control group, and for how long in total.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Throttled {
-    times: u64,
-    time: Duration,
-}
-
-/// Watches until the quota evidently causes pauses, and ends then; or at once, if the kernel provides no numbers.
-pub(super) async fn watch() {
-    let Some((file, mut before)) = files("cpu", "cpu.stat")
-        .into_iter()
-        .find_map(|file| read(&file).map(|throttled| (file, throttled)))
-    else {
-        return;
-    };
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let Some(now) = read(&file) else { continue };
-        let time = now.time.saturating_sub(before.time);
-        if now.times > before.times && time >= NOTEWORTHY {
-            tracing::warn!(
-                times = now.times - before.times,
-                stopped_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-                "the CPU quota pauses this process: with a larger one (limits.cpu in Kubernetes) \
-                 answers would be faster"
-            );
-            return;
-        }
-        before = now;
-    }
-}
-
-/// Reads the numbers in a file; `None` if it does not contain them.
-fn read(file: &Path) -> Option<Throttled> {
-    parse(&fs::read_to_string(file).ok()?)
-}
-
-fn parse(text: &str) -> Option<Throttled> {
-    let value = |wanted: &str| {
-        let mut words = text.lines().filter_map(|line| line.split_once(' '));
-        let (_, value) = words.find(|(name, _)| *name == wanted)?;
-        value.trim().parse::<u64>().ok()
-    };
-    let time = value("throttled_usec")
-        .map(Duration::from_micros)
-        .or_else(|| value("throttled_time").map(Duration::from_nanos));
-    Some(Throttled {
-        times: value("nr_throttled")?,
-        time: time.unwrap_or_default(),
-    })
 }
 
 /// Files that the process itself needs: ports, gRPC connections that are closing, rules being read, statistics, the log.
@@ -195,17 +128,23 @@ mod tests {
     fn the_own_group_is_looked_at_first() {
         let root = Path::new("/r");
         let shown = |memberships| {
-            let files = candidates(root, memberships, "cpu", "cpu.stat").into_iter();
+            let files = candidates(root, memberships, "memory.max").into_iter();
             files
                 .map(|file| file.display().to_string())
                 .collect::<Vec<_>>()
         };
-        assert_eq!(shown("0::/pod/a\n"), ["/r/pod/a/cpu.stat", "/r/cpu.stat"]);
         assert_eq!(
-            shown("4:memory:/m\n3:cpu,cpuacct:/pod\n")[..2],
-            ["/r/cpu,cpuacct/pod/cpu.stat", "/r/cpu,cpuacct/cpu.stat"]
+            shown("0::/pod/a\n"),
+            ["/r/pod/a/memory.max", "/r/memory.max"]
         );
-        assert_eq!(shown("nonsense"), ["/r/cpu.stat"]);
+        assert_eq!(
+            shown("4:cpu:/m\n3:memory,hugetlb:/pod\n")[..2],
+            [
+                "/r/memory,hugetlb/pod/memory.max",
+                "/r/memory,hugetlb/memory.max"
+            ]
+        );
+        assert_eq!(shown("nonsense"), ["/r/memory.max"]);
     }
 
     /// Checks the limit in a hierarchy of these files.
@@ -245,20 +184,6 @@ mod tests {
             "5:memory:/docker/1\n",
             None,
         );
-    }
-
-    #[test]
-    fn both_versions_are_read() {
-        let v2 = "usage_usec 5\nnr_periods 9\nnr_throttled 3\nthrottled_usec 4500\n";
-        let v1 = "nr_periods 9\nnr_throttled 3\nthrottled_time 4500000\n";
-        let expected = Throttled {
-            times: 3,
-            time: Duration::from_micros(4500),
-        };
-        assert_eq!(parse(v2), Some(expected));
-        assert_eq!(parse(v1), Some(expected));
-        // This is a group without a quota.
-        assert_eq!(parse("usage_usec 5\n"), None);
     }
 
     #[test]

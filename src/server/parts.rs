@@ -192,14 +192,6 @@ pub(super) fn start_store_tasks(
     } = parts;
     let sweeping = sweep(rules.clone(), backend.memory(), backend.reminders());
     tasks.start(Task::Sweep, sweeping);
-    if backend.servers().next().is_some() {
-        let watching = async {
-            limits::watch().await;
-            // One report is enough.
-            std::future::pending().await
-        };
-        tasks.start(Task::CpuQuota, watching);
-    }
     for servers in backend.servers() {
         let topology = TopologyWatcher::new(servers.clone(), &settings.redis.options());
         let watching = async move { match topology.run().await {} };

@@ -54,8 +54,6 @@ pub(super) enum Task {
     Health,
     /// Frees unused rules and expired counters.
     Sweep,
-    /// Watches for pauses that a CPU quota causes.
-    CpuQuota,
     Statsd,
     /// Exports spans.
     Otlp,
@@ -79,7 +77,6 @@ impl Task {
             Self::Certificates => "the reload of certificates",
             Self::Health => "the report of health",
             Self::Sweep => "the removal of expired counters",
-            Self::CpuQuota => "the watch of the CPU quota",
             Self::Statsd => "the export to statsd",
             Self::Otlp => "the export of spans",
         }

@@ -200,7 +200,10 @@ fn good_configurations_have_no_trap() {
     // The bootstrap of the sidecar is in a ConfigMap.
     let bootstrap = root("deploy/kustomize/overlays/sidecar/envoy.yaml");
     let bootstrap = fs::read_to_string(bootstrap).unwrap();
-    let lines: Vec<_> = bootstrap.lines().map(|line| format!("    {line}")).collect();
+    let lines: Vec<_> = bootstrap
+        .lines()
+        .map(|line| format!("    {line}"))
+        .collect();
     let head = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: envoy}\ndata:\n  envoy.yaml: |\n";
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("manifest.yaml");

@@ -23,7 +23,7 @@ use crate::{
     settings::command_line::{Cli, Command},
 };
 
-const ALL: [Task; 17] = [
+const ALL: [Task; 16] = [
     Task::Worker,
     Task::WorkerBatchers,
     Task::Batchers,
@@ -38,7 +38,6 @@ const ALL: [Task; 17] = [
     Task::Certificates,
     Task::Health,
     Task::Sweep,
-    Task::CpuQuota,
     Task::Statsd,
     Task::Otlp,
 ];
