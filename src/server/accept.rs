@@ -25,7 +25,8 @@ const CLOSING: usize = 32;
 /// How long the next connection then waits at a time.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long a connection keeps its place at least, from its beginning and from each call: so a new one can call in a crowd.
+/// How long a connection keeps its place at least, from its beginning and from each call: a new one can then call in a
+/// crowd.
 const LEAST_TIME: Duration = Duration::from_millis(20);
 
 /// An accepted connection on its way to a worker.

@@ -72,7 +72,7 @@ fn candidates(root: &Path, memberships: &str, name: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Files that the process itself needs: ports, gRPC connections that are closing, rules being read, statistics, the log.
+/// Files that the process itself needs: ports, gRPC connections that are closing, rules being read, exports, the log.
 const OWN: u64 = 32 + 64;
 
 /// Files that each worker needs: its runtime, and connections to each node of Redis.

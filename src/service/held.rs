@@ -41,7 +41,7 @@ const SMALL_REPLY_BYTES: usize = 4 << 10;
 #[derive(Debug)]
 pub(crate) struct HeldBytes {
     metrics: Arc<Metrics>,
-    /// Told when connections have to close.
+    /// Notified when connections have to close.
     pub(crate) is_over: Notify,
 }
 
