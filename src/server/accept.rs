@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{sync::mpsc, time::interval};
@@ -22,11 +22,11 @@ const SEARCH: Duration = Duration::from_secs(1);
 /// Most connections that were closed and are not gone, because their workers have not noticed. Each has an open file.
 const CLOSING: usize = 32;
 
-/// How long the next connection then waits at a time.
+/// How long a new connection then waits at a time.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How long a connection keeps its place at least, from its beginning and from each call: a new one can then call in a
-/// crowd.
+/// How long a connection keeps its place from its beginning and from each call, unless all had a call as late: a new
+/// one can then call in a crowd.
 const LEAST_TIME: Duration = Duration::from_millis(20);
 
 /// An accepted connection on its way to a worker.
@@ -85,8 +85,8 @@ impl AcceptedConnections {
         all.filter(|connection| !connection.closed.is_cancelled())
     }
 
-    /// If all places are taken, closes the connection without a call that is the oldest, or else the one without a call
-    /// for the longest.
+    /// If all places are taken, closes the oldest of the connections that never had a call, or else the one without a
+    /// call for the longest.
     async fn make_room(&mut self) {
         if self.all.len() < self.most {
             return;
@@ -99,12 +99,21 @@ impl AcceptedConnections {
         if self.open().count() < self.most {
             return;
         }
-        let last_use =
-            |connection: &Arc<OpenConnection>| (connection.last_call(), connection.opened);
-        if let Some(connection) = self.open().min_by_key(last_use) {
-            let used = connection.last_call().unwrap_or(connection.opened);
-            tokio::time::sleep_until((used + LEAST_TIME).into()).await;
-            connection.close(CutOff::CONNECTION_LIMIT);
+        let last_resort = Instant::now() + LEAST_TIME;
+        loop {
+            let now = Instant::now();
+            let had_its_time = |connection: &Arc<OpenConnection>| {
+                let used = connection.last_call().unwrap_or(connection.opened);
+                used + LEAST_TIME <= now || last_resort <= now
+            };
+            let idlest = self.open().filter(had_its_time).min_by_key(|connection| {
+                // One without a call is less than all that had one.
+                (connection.last_call(), connection.opened)
+            });
+            if let Some(connection) = idlest {
+                return connection.close(CutOff::CONNECTION_LIMIT);
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 

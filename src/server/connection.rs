@@ -4,7 +4,7 @@ use std::{
     convert::Infallible,
     io,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -187,7 +187,10 @@ impl ConnectionServer {
             ))
         };
         let stream = AuthorityRewriter::new(stream, self.shared.authority_log, leases.clone());
-        let served = http2().serve_connection(TokioIo::new(stream), service_fn(answer));
+        // They end with the connection: HTTP/2 does not wake those that wait for their messages.
+        let calls = Arc::<Calls>::default();
+        let http2 = http2(CallStarter(Arc::downgrade(&calls)));
+        let served = http2.serve_connection(TokioIo::new(stream), service_fn(answer));
         let mut served = std::pin::pin!(served);
         let is_old = tokio::select! {
             ended = served.as_mut() => {
@@ -229,21 +232,26 @@ async fn answer_call(
     Ok(ReplyBody::of(response, open))
 }
 
-/// The calls of a connection. They end with it: HTTP/2 does not wake those that wait for their messages.
-#[derive(Clone, Default)]
-struct CallTasks(Arc<Mutex<JoinSet<()>>>);
+/// The calls of a connection.
+type Calls = Mutex<JoinSet<()>>;
 
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for CallTasks {
+/// Starts calls. Each of them has a copy, so the connection owns them.
+#[derive(Clone)]
+struct CallStarter(Weak<Calls>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for CallStarter {
     fn execute(&self, call: F) {
-        let mut calls = lock(&self.0);
-        while calls.try_join_next().is_some() {}
-        calls.spawn(call);
+        if let Some(calls) = self.0.upgrade() {
+            let mut calls = lock(&calls);
+            while calls.try_join_next().is_some() {}
+            calls.spawn(call);
+        }
     }
 }
 
 /// The HTTP/2 side of a connection.
-fn http2() -> http2::Builder<CallTasks> {
-    let mut builder = http2::Builder::new(CallTasks::default());
+fn http2(calls: CallStarter) -> http2::Builder<CallStarter> {
+    let mut builder = http2::Builder::new(calls);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)

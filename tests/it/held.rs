@@ -6,6 +6,7 @@ use tonic::Code;
 
 use crate::support::{
     ask::{ask, connect, descriptor, is_ok, request},
+    frames::{beginnings, headers},
     hoard::{
         Hoarder, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
         unread_replies,
@@ -134,6 +135,25 @@ fn a_message_that_does_not_come_in_time_is_given_up() {
     let mut reply = [0; 12];
     std::io::Read::read_exact(&mut stream, &mut reply).unwrap();
     assert_eq!(&reply, b"HTTP/1.1 408");
+}
+
+/// Nothing waits until the message of a closed connection would be late.
+#[test]
+fn a_connection_that_is_closed_for_a_new_one_is_gone_though_it_has_a_call() {
+    let server = start(&["--max-connections", "8"]);
+    let begun = [&beginnings()[4][..], &headers(1)].concat();
+    let crowd = (0..200).map(|_| {
+        let mut stream = std::net::TcpStream::connect(server.grpc).unwrap();
+        std::io::Write::write_all(&mut stream, &begun).unwrap();
+        stream
+    });
+    let crowd: Vec<_> = crowd.collect();
+    check_others(&server);
+    let of_reason =
+        |reason| server.metric(&format!("tollgate_cut_off_total{{reason=\"{reason}\"}}"));
+    assert_eq!(of_reason("message_late"), 0);
+    assert!(of_reason("connection_limit") > 190);
+    drop(crowd);
 }
 
 /// Names that requests create, as many and as long as possible, and the page with all of them.

@@ -522,7 +522,7 @@ pub fn all() -> Vec<Attack> {
 }
 
 const FULL: &str = "full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 \
-    slow bodies and 100,000 rules more, where 80 % of 256 MiB may be taken";
+    slow bodies and 5,000 rules more, with the bounds of a container of 256 MiB";
 
 pub const ALL_AT_ONCE: &str = "976 calls of 250 kB without an end, 976 slow bodies at /json, 10,240 unread replies, \
     10,000 names of 490 bytes scraped, all at once";
