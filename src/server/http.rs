@@ -40,7 +40,8 @@ use crate::{
 /// Most bytes of a request's headers, and of replies that a client leaves unread while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
 
-/// How long a connection keeps its place at least: a probe is answered meanwhile, also in a crowd.
+/// How long a connection keeps its place at least: a probe is answered meanwhile, also in a crowd. Requests after the
+/// first one add nothing to it, or those that send many would keep new connections out.
 const LEAST_TIME: Duration = Duration::from_millis(20);
 
 /// How long a request, its reply and the wait for the next request can take together.
@@ -51,7 +52,13 @@ struct Connections {
     /// Most connections.
     most: usize,
     running: JoinSet<()>,
-    open: HashMap<Id, (AbortHandle, Began)>,
+    open: HashMap<Id, Connection>,
+}
+
+struct Connection {
+    handle: AbortHandle,
+    opened: Instant,
+    began: Began,
 }
 
 /// When a connection's last request began, or the connection itself if there was none.
@@ -69,10 +76,17 @@ async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
     loop {
         let stream = accept_next(&listener).await;
         connections.make_room().await;
-        let began = Began::new(Mutex::new(Instant::now()));
+        let opened = Instant::now();
+        let began = Began::new(Mutex::new(opened));
         let served = serve(stream, router.clone(), began.clone());
         let handle = connections.running.spawn(served);
-        connections.open.insert(handle.id(), (handle, began));
+        let id = handle.id();
+        let connection = Connection {
+            handle,
+            opened,
+            began,
+        };
+        connections.open.insert(id, connection);
     }
 }
 
@@ -87,13 +101,19 @@ impl Connections {
         if self.open.len() < self.most {
             return;
         }
-        let oldest = self.open.iter().min_by_key(|(_, (_, began))| *lock(began));
-        if let Some((&id, (_, began))) = oldest {
-            let until = *lock(began) + LEAST_TIME;
-            tokio::time::sleep_until(until).await;
-            if let Some((handle, _)) = self.open.remove(&id) {
-                handle.abort();
-            }
+        let oldest = self.open.values().map(|connection| connection.opened).min();
+        if let Some(oldest) = oldest
+            && oldest.elapsed() < LEAST_TIME
+        {
+            tokio::time::sleep_until(oldest + LEAST_TIME).await;
+        }
+        let open = self.open.iter();
+        let had_their_time =
+            open.filter(|(_, connection)| connection.opened.elapsed() >= LEAST_TIME);
+        let idlest = had_their_time.min_by_key(|(_, connection)| *lock(&connection.began));
+        if let Some((&id, connection)) = idlest {
+            connection.handle.abort();
+            self.open.remove(&id);
         }
     }
 }
