@@ -48,14 +48,14 @@ const LEAST_TIME: Duration = Duration::from_millis(20);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The connections of one HTTP port.
-struct Connections {
+struct HttpConnections {
     /// Most connections.
     most: usize,
     running: JoinSet<()>,
-    open: HashMap<Id, Connection>,
+    open: HashMap<Id, HttpConnection>,
 }
 
-struct Connection {
+struct HttpConnection {
     handle: AbortHandle,
     opened: Instant,
     began: Began,
@@ -68,7 +68,7 @@ type Began = Arc<Mutex<Instant>>;
 /// new request for the longest. An error affects only its own connection. Requests carry the connection's [`Peer`] in
 /// their extensions.
 async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
-    let mut connections = Connections {
+    let mut connections = HttpConnections {
         most,
         running: JoinSet::new(),
         open: HashMap::new(),
@@ -81,7 +81,7 @@ async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
         let served = serve(stream, router.clone(), began.clone());
         let handle = connections.running.spawn(served);
         let id = handle.id();
-        let connection = Connection {
+        let connection = HttpConnection {
             handle,
             opened,
             began,
@@ -90,7 +90,7 @@ async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
     }
 }
 
-impl Connections {
+impl HttpConnections {
     /// Waits for a place, and closes the connection that has been without a new request for the longest if need be.
     async fn make_room(&mut self) {
         // Forgets connections that have ended.

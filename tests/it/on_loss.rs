@@ -707,7 +707,7 @@ async fn a_full_local_table_refuses_nobody_before_its_values_share_the_limit() {
 #[tokio::test]
 async fn a_full_queue_is_answered_as_the_rules_say() {
     const LIMITS: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10000000/10000years]}]";
-    /// On each connection. Of all of them 1,000 are on their way to Redis, and 5,000 may wait (docs/run/redis.md).
+    /// On each connection. While one call is on its way to Redis, 5,000 may wait (docs/run/redis.md).
     const CALLS: usize = 128;
     const CONNECTIONS: usize = 50;
     for answer in ["error", "allow", "deny", "local"] {
@@ -726,6 +726,11 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
         let before = server.peak_bytes();
         redis.freeze();
         let message = request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec();
+        let _on_its_way = unread_replies(server.grpc, 1, 1, &message);
+        wait_until("one call is on its way", || {
+            let stats = server.page("/stats");
+            stats.lines().any(|line| line.ends_with(".in_flight: 1"))
+        });
         let _waiting = unread_replies(server.grpc, CONNECTIONS, CALLS, &message);
         let overloaded = "tollgate_decisions_without_store_total{cause=\"overloaded\"}";
         wait_until("more have come than may wait", || {
