@@ -52,13 +52,8 @@ struct HttpConnections {
     /// Most connections.
     most: usize,
     running: JoinSet<()>,
-    open: HashMap<Id, HttpConnection>,
-}
-
-struct HttpConnection {
-    handle: AbortHandle,
-    opened: Instant,
-    began: Began,
+    /// Each with its beginning, and that of its last request.
+    open: HashMap<Id, (AbortHandle, Instant, Began)>,
 }
 
 /// When a connection's last request began, or the connection itself if there was none.
@@ -80,13 +75,9 @@ async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
         let began = Began::new(Mutex::new(opened));
         let served = serve(stream, router.clone(), began.clone());
         let handle = connections.running.spawn(served);
-        let id = handle.id();
-        let connection = HttpConnection {
-            handle,
-            opened,
-            began,
-        };
-        connections.open.insert(id, connection);
+        connections
+            .open
+            .insert(handle.id(), (handle, opened, began));
     }
 }
 
@@ -101,18 +92,17 @@ impl HttpConnections {
         if self.open.len() < self.most {
             return;
         }
-        let oldest = self.open.values().map(|connection| connection.opened).min();
+        let oldest = self.open.values().map(|(_, opened, _)| *opened).min();
         if let Some(oldest) = oldest
             && oldest.elapsed() < LEAST_TIME
         {
             tokio::time::sleep_until(oldest + LEAST_TIME).await;
         }
         let open = self.open.iter();
-        let had_their_time =
-            open.filter(|(_, connection)| connection.opened.elapsed() >= LEAST_TIME);
-        let idlest = had_their_time.min_by_key(|(_, connection)| *lock(&connection.began));
-        if let Some((&id, connection)) = idlest {
-            connection.handle.abort();
+        let had_their_time = open.filter(|(_, (_, opened, _))| opened.elapsed() >= LEAST_TIME);
+        let idlest = had_their_time.min_by_key(|(_, (.., began))| *lock(began));
+        if let Some((&id, (handle, ..))) = idlest {
+            handle.abort();
             self.open.remove(&id);
         }
     }

@@ -49,7 +49,7 @@ pub mod proto;
 mod refusal_body;
 pub mod wire;
 
-use body::{MESSAGE_TIMEOUT, ReplyBody, RequestBody};
+use body::{MESSAGE_TIMEOUT, ReplyBody, RequestBody, no_room};
 use codec::EncodedMessages;
 use proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use wire::RefusalText;
@@ -114,6 +114,9 @@ pub(crate) async fn respond<S: Store + Clone>(
         let mut refusal = HttpResponse::new(Body::empty());
         *refusal.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
         return ReplyBody::of(refusal, open);
+    }
+    if open.is_greedy() {
+        return ReplyBody::of(no_room(&open).into_http(), open);
     }
     let request = RequestBody::of(request, &open, MESSAGE_TIMEOUT);
     let mut grpc = Grpc::new(EncodedMessages)

@@ -31,6 +31,9 @@ const CLOSED_ABOVE_BYTES: u64 = MAX_HELD_BYTES / 4 * 3;
 /// The bytes of a connection count in whole pieces of this size, so that ordinary calls touch no shared counter.
 const PIECE_BYTES: usize = 16 << 10;
 
+/// A connection that holds more gets no answers while there is little room. An Envoy's holds less, with all its calls.
+const MODEST_BYTES: u64 = 256 << 10;
+
 /// Memory of HTTP/2 for a call whose reply waits, besides the reply.
 const CALL_BYTES: usize = 1 << 10;
 
@@ -153,6 +156,11 @@ impl OpenConnection {
         (has_room || is_small).then(|| Bytes::from_owner(unsent))
     }
 
+    /// Whether a call is refused before it costs anything: its connection is one of those that leave little room.
+    pub(super) fn is_greedy(&self) -> bool {
+        self.all.excess() > 0 && self.held() > MODEST_BYTES
+    }
+
     /// Counts a call that is refused.
     pub(super) fn refused(&self, reason: usize) {
         self.all.cut_off(reason);
@@ -213,6 +221,7 @@ mod tests {
         all.is_over.notified().await;
         let above = MAX_HELD_BYTES - CLOSED_ABOVE_BYTES;
         assert_eq!(all.excess(), above + PIECE_BYTES as u64);
+        assert_eq!([one.is_greedy(), other.is_greedy()], [true, false]);
         assert!(other.hold(Bytes::from(vec![0; PIECE_BYTES])).is_none());
         assert!(other.hold(Bytes::from_static(b"a reply")).is_some());
         other.give_back(2 * PIECE_BYTES);

@@ -103,7 +103,8 @@ impl Body for RequestBody {
     }
 }
 
-fn no_room(connection: &OpenConnection) -> Status {
+/// Refuses a call because its connection would hold too much.
+pub(super) fn no_room(connection: &OpenConnection) -> Status {
     connection.refused(CutOff::MESSAGE_NO_ROOM);
     Status::resource_exhausted("clients hold too much memory")
 }
