@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// How long a connection keeps its place from its beginning and from each call, unless all had a call as late: a new
 /// one can then call in a crowd.
-const LEAST_TIME: Duration = Duration::from_millis(20);
+pub(super) const LEAST_TIME: Duration = Duration::from_millis(20);
 
 /// An accepted connection on its way to a worker.
 pub(super) struct Arrival {

@@ -25,6 +25,7 @@ use tokio::{
 use crate::{
     foundation::lock::lock,
     server::{
+        accept::LEAST_TIME,
         parts::Parts,
         ports::{Ports, accept_next},
         tasks::{OwnedTasks, Task},
@@ -39,10 +40,6 @@ use crate::{
 
 /// Most bytes of a request's headers, and of replies that a client leaves unread while it sends more requests.
 const MAX_BUFFER_BYTES: usize = 16 << 10;
-
-/// How long a connection keeps its place at least: a probe is answered meanwhile, also in a crowd. Requests after the
-/// first one add nothing to it, or those that send many would keep new connections out.
-const LEAST_TIME: Duration = Duration::from_millis(20);
 
 /// How long a request, its reply and the wait for the next request can take together.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -83,6 +80,8 @@ async fn serve_http(listener: TcpListener, router: axum::Router, most: usize) {
 
 impl HttpConnections {
     /// Waits for a place, and closes the connection that has been without a new request for the longest if need be.
+    /// Each has its least time, so that a probe is answered in a crowd; its requests add nothing to that, or those that
+    /// send many would keep new connections out.
     async fn make_room(&mut self) {
         // Forgets connections that have ended.
         while let Some(ended) = self.running.try_join_next_with_id() {

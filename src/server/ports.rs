@@ -27,7 +27,6 @@ pub(super) struct Ports {
 impl Ports {
     pub(super) async fn bind(settings: &Settings) -> Result<Self, ServerError> {
         let Settings { listen, stats, .. } = settings;
-        let bind = |purpose, host, port| bind(purpose, host, port);
         let debug_host = or(&listen.debug_host, LOOPBACK);
         Ok(Self {
             http: bind(HTTP, or(&listen.host, EVERY), listen.port).await?,

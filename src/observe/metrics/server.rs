@@ -150,10 +150,10 @@ impl CutOff {
 
     /// The lines of the log, by reason.
     pub const TEXTS: [&str; 4] = [
-        "the connection that holds the most is closed: clients make the process hold more than 32 MiB of messages and \
+        "the connection that holds the most is closed: clients make the process hold almost 32 MiB of messages and \
          unread replies",
         "a call is refused: its message did not arrive within 10 s",
-        "a call is refused: clients make the process hold more than 32 MiB of messages and unread replies",
+        "a call is refused: clients make the process hold almost 32 MiB of messages and unread replies, or more",
         "a connection without a call, or without one for the longest, is closed for a new one: no more gRPC \
          connections are allowed (`--max-connections`, or the limit of open files)",
     ];
