@@ -236,7 +236,7 @@ async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost
     assert!(metric(&first, "slice_passes_total") > 1_000);
 }
 
-/// In seconds. A horizon is a fortieth of it.
+/// In seconds. A horizon is a thirtieth of it.
 const PERIOD: u64 = 4;
 
 /// The times of replies, on the clock of windows. Ours can differ from it by less than this.

@@ -4,7 +4,7 @@
 //! A slice only ever admits: without enough free hits the store is asked, as it would be without slices. So no request
 //! is refused that exact counting would admit, and none waits for a slice.
 //!
-//! A slice is as large as the demand of a *horizon*, a fortieth of the window, and a fifth more. Demand is what was
+//! A slice is as large as the demand of a *horizon*, a thirtieth of the window, and a fifth more. Demand is what was
 //! charged; refused hits are none. It is taken only where it serves enough calls to cost less than they do. What a
 //! holder has and asks for is together at most a quarter of its share of what is free: the last hits of a
 //! limit are counted one by one. The share follows from how much of the counters' growth is this holder's. What is too
@@ -47,9 +47,9 @@ impl SlicePolicy {
 
     /// For the shortest window and the least limit of a descriptor.
     pub fn new(window_millis: u64, limit: u64, holders: u32) -> Self {
-        let horizon = Duration::from_millis(window_millis / 40);
+        let horizon = Duration::from_millis(window_millis / 30);
         Self {
-            horizon: horizon.clamp(Duration::from_millis(50), Duration::from_secs(1)),
+            horizon: horizon.clamp(Duration::from_millis(50), Duration::from_secs(2)),
             limit,
             holders: holders.max(1),
         }
@@ -600,7 +600,7 @@ mod tests {
 
     #[test]
     fn a_slice_may_pay_from_half_of_the_calls_that_make_it_pay() {
-        for (window, least) in [(1_000, 200), (20_000, 20), (60_000, 10), (86_400_000, 10)] {
+        for (window, least) in [(1_000, 200), (20_000, 16), (60_000, 5), (86_400_000, 5)] {
             let policy = SlicePolicy::new(window, 1, 1);
             assert!(policy.may_pay(least), "{window}");
             assert!(!policy.may_pay(least - 1), "{window}");
@@ -608,11 +608,11 @@ mod tests {
     }
 
     #[test]
-    fn a_horizon_is_a_fortieth_of_a_window_within_bounds() {
+    fn a_horizon_is_a_thirtieth_of_a_window_within_bounds() {
         let horizons = [1_000, 20_000, 60_000].map(|window| SlicePolicy::new(window, 1, 1).horizon);
         assert_eq!(
             horizons.map(|horizon| horizon.as_millis()),
-            [50, 500, 1_000]
+            [50, 666, 2_000]
         );
     }
 }

@@ -85,22 +85,6 @@ fn median(values: impl Iterator<Item = i64>) -> Option<i64> {
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-/// A measurement that has begun.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Measurement(Instant);
-
-impl Measurement {
-    pub(crate) fn begin() -> Self {
-        Self(Instant::now())
-    }
-
-    /// The reading of a clock that has just answered `theirs`, which it read half a round trip ago.
-    pub(crate) fn end(self, process: &ProcessClock, theirs: Timestamp) -> SkewReading {
-        let round_trip = self.0.elapsed();
-        SkewReading::new(process.at(self.0.into()), round_trip, theirs)
-    }
-}
-
 /// One measured difference between two clocks, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SkewReading {
@@ -112,8 +96,9 @@ pub(crate) struct SkewReading {
 }
 
 impl SkewReading {
-    /// `ours` is our time when the question was sent.
-    fn new(ours: Timestamp, round_trip: Duration, theirs: Timestamp) -> Self {
+    /// For a clock that has just answered `theirs`, which it read half a round trip ago; `ours` is our time when the
+    /// question was sent.
+    pub(crate) fn new(ours: Timestamp, round_trip: Duration, theirs: Timestamp) -> Self {
         let half = i64::try_from(round_trip.as_millis() / 2).unwrap_or(i64::MAX);
         let signed = |at: Timestamp| i64::try_from(at.millis()).unwrap_or(i64::MAX);
         Self {

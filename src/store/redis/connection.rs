@@ -38,7 +38,10 @@ pub(crate) struct Connection {
     missing: usize,
     bytes_left: usize,
     replies: Vec<Value>,
-    is_broken: bool,
+    /// The most bytes of replies besides those that were sent.
+    pub(super) reply_bytes: usize,
+    /// Whether it cannot be used any more.
+    pub(super) is_broken: bool,
 }
 
 impl std::fmt::Debug for Connection {
@@ -57,18 +60,9 @@ impl Connection {
             missing: 0,
             bytes_left: 0,
             replies: Vec::new(),
+            reply_bytes: REPLY_BYTES,
             is_broken: false,
         }
-    }
-
-    /// Whether the connection cannot be used any more.
-    pub(super) fn is_broken(&self) -> bool {
-        self.is_broken
-    }
-
-    /// Marks the connection as unusable.
-    pub(super) fn abandon(&mut self) {
-        self.is_broken = true;
     }
 
     /// Sends `commands` and returns a reply for each, in order; error replies are values.
@@ -84,21 +78,6 @@ impl Connection {
         self.receive().await
     }
 
-    /// Like [`ask`](Self::ask), for replies of at most `bytes`.
-    ///
-    /// # Errors
-    ///
-    /// As for `ask`.
-    pub(super) async fn ask_within(
-        &mut self,
-        commands: &PackedCommands,
-        bytes: usize,
-    ) -> Result<Vec<Value>, NodeFailure> {
-        self.send(commands).await;
-        self.bytes_left = bytes;
-        self.receive().await
-    }
-
     /// Sends `commands`. [`receive`](Self::receive) tells whether that failed; until it has returned all replies the
     /// connection cannot be used for others.
     pub(super) async fn send(&mut self, commands: &PackedCommands) {
@@ -107,7 +86,7 @@ impl Connection {
             false => self.write(commands).await,
         };
         self.missing = commands.len();
-        self.bytes_left = REPLY_BYTES + commands.bytes().len();
+        self.bytes_left = self.reply_bytes + commands.bytes().len();
     }
 
     /// The replies to what was sent, in order. If it is dropped before, the next call goes on.
@@ -197,9 +176,9 @@ impl Connection {
         if self.is_broken {
             return unreachable("the connection is broken");
         }
-        self.bytes_left = REPLY_BYTES;
+        self.bytes_left = self.reply_bytes;
         let said = poll_fn(|context| match self.poll_reply(context) {
-            Poll::Pending if self.bytes_left == REPLY_BYTES => Poll::Pending,
+            Poll::Pending if self.bytes_left == self.reply_bytes => Poll::Pending,
             Poll::Pending => Poll::Ready(None),
             Poll::Ready(said) => Poll::Ready(Some(said)),
         });
@@ -249,7 +228,7 @@ impl io::Read for Arrived<'_, '_> {
     }
 }
 
-/// No bytes, and no end.
+/// No bytes, and no end: after an end a parser reads no more.
 struct Nothing;
 
 impl io::Read for Nothing {
@@ -292,6 +271,19 @@ mod tests {
         };
         let (answer, ()) = tokio::join!(connection.ask(&commands), send);
         answer
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_asked_again_and_again() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(Box::new(near), true);
+        let commands = PackedCommands::one(&[b"GET"]);
+        for number in 0..3 {
+            let answer = format!(":{number}\r\n");
+            far.write_all(answer.as_bytes()).await.unwrap();
+            let replies = connection.ask(&commands).await.unwrap();
+            assert_eq!(replies, [Value::Int(number)]);
+        }
     }
 
     fn bytes(length: usize) -> String {
@@ -358,7 +350,7 @@ mod tests {
             far.write_all(sent.as_bytes()).await.unwrap();
             let failure = connection.broken().await.to_string();
             assert!(failure.contains(why), "{failure}");
-            assert!(connection.is_broken());
+            assert!(connection.is_broken);
         }
     }
 }

@@ -1,11 +1,8 @@
 //! One Redis server, as all workers and the probe see it.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
 };
 
 use tokio::sync::{Notify, watch};
@@ -31,8 +28,6 @@ pub(crate) struct Node {
     pub(super) endpoint: Endpoint,
     /// Why it is lost.
     failure: watch::Sender<Option<NodeFailure>>,
-    /// Whether it is lost, in a form that each request can read cheaply.
-    is_lost: AtomicBool,
     /// Whether more than a tenth of the last decisions gave up waiting although it answers.
     pub(super) is_slow: AtomicBool,
     pub(super) stats: NodeStats,
@@ -41,16 +36,17 @@ pub(crate) struct Node {
     pub(super) ahead_millis: AtomicI64,
     /// How far its clock is ahead of this machine's, in milliseconds, for operators.
     pub(super) skew_millis: AtomicI64,
-    /// Whether the probe has ever found it well, and whether it answered a worker since it did so last.
+    /// Whether the probe has ever found it well.
     was_well: AtomicBool,
-    was_used: AtomicBool,
+    /// Whether it answered a worker since the probe last found it well after a loss.
+    pub(super) was_used: AtomicBool,
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
     /// Wakes the probe, and tells of its answers that came as promptly as a decision needs them.
     pub(super) doubt: Notify,
     pub(super) prompt_answer: Notify,
     /// Notifies the topology task of changes.
-    node_events: Arc<Notify>,
+    pub(super) events: Arc<Notify>,
 }
 
 /// Stats of one server, apart from the fields of a node that every request reads.
@@ -70,18 +66,11 @@ pub(super) struct NodeStats {
     waiting: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
-impl fmt::Display for Node {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.endpoint.fmt(f)
-    }
-}
-
 impl Node {
-    pub(super) fn new(endpoint: Endpoint, node_events: Arc<Notify>) -> Self {
+    pub(super) fn new(endpoint: Endpoint, events: Arc<Notify>) -> Self {
         Self {
             endpoint,
             failure: watch::Sender::new(None),
-            is_lost: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
             stats: NodeStats::default(),
             ahead_millis: AtomicI64::new(UNKNOWN),
@@ -92,7 +81,7 @@ impl Node {
             losses: LossThrottle::new(),
             doubt: Notify::new(),
             prompt_answer: Notify::new(),
-            node_events,
+            events,
         }
     }
 
@@ -106,7 +95,7 @@ impl Node {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        self.is_lost.load(Relaxed)
+        self.failure.borrow().is_some()
     }
 
     /// Why it is lost; `None` if it is not.
@@ -123,55 +112,36 @@ impl Node {
         self.doubt.notify_one();
     }
 
-    /// Records that it answered a worker.
-    pub(super) fn record_use(&self) {
-        if !self.was_used.load(Relaxed) {
-            self.was_used.store(true, Relaxed);
-        }
-    }
-
-    /// Whether it answered a worker since the probe last found it well after a loss.
-    pub(super) fn was_used(&self) -> bool {
-        self.was_used.load(Relaxed)
-    }
-
     /// Marks the node as lost: no request waits for it until the probe finds it well. The last failure replaces those
     /// before.
     pub(super) fn lose(&self, failure: NodeFailure) {
-        let text = failure.to_string();
-        let (mut is_new, mut is_other) = (false, false);
-        self.failure.send_if_modified(|known| {
-            self.is_lost.store(true, Relaxed);
-            is_new = known.is_none();
-            is_other = known.as_ref().is_some_and(|known| *known != failure);
-            *known = Some(failure);
-            is_new || is_other
-        });
-        if is_other && self.losses.may_log_reason() {
-            tracing::warn!(node = %self.endpoint, cause = text, "Redis is still lost");
+        let cause = failure.to_string();
+        let before = self.failure.send_replace(Some(failure.clone()));
+        if before.as_ref().is_some_and(|before| *before != failure) && self.losses.may_log_reason()
+        {
+            tracing::warn!(node = %self.endpoint, cause, "Redis is still lost");
         }
-        if is_new {
+        if before.is_none() {
             self.stats.times_lost.fetch_add(1, Relaxed);
             self.is_slow.store(false, Relaxed);
             match self.losses.may_log_loss() {
-                Some(0) => tracing::warn!(node = %self.endpoint, cause = text, "Redis is lost"),
+                Some(0) => tracing::warn!(node = %self.endpoint, cause, "Redis is lost"),
                 Some(before) => {
-                    tracing::warn!(node = %self.endpoint, cause = text, before, "Redis is lost again");
+                    tracing::warn!(node = %self.endpoint, cause, before, "Redis is lost again");
                 }
                 None => {}
             }
             self.wake_probe();
         }
-        self.notify_topology();
+        self.events.notify_one();
     }
 
     /// Marks the node as well.
     pub(super) fn regain(&self) {
         let is_first = !self.was_well.swap(true, Relaxed);
-        let is_back = self.failure.send_if_modified(|failure| {
-            self.is_lost.store(false, Relaxed);
-            failure.take().is_some()
-        });
+        let is_back = self
+            .failure
+            .send_if_modified(|failure| failure.take().is_some());
         if is_back {
             self.was_used.store(false, Relaxed);
             if self.losses.may_log_return() {
@@ -179,13 +149,8 @@ impl Node {
             }
         }
         if is_first || is_back {
-            self.notify_topology();
+            self.events.notify_one();
         }
-    }
-
-    /// Makes the topology task look at it.
-    pub(super) fn notify_topology(&self) {
-        self.node_events.notify_one();
     }
 
     /// Whether the probe has ever found it well.

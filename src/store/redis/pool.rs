@@ -252,7 +252,7 @@ impl ManageConnection for ConnectionFactory {
     }
 
     fn has_broken(&self, worker_connection: &mut WorkerConnection) -> bool {
-        worker_connection.connection.is_broken()
+        worker_connection.connection.is_broken
     }
 }
 

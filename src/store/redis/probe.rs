@@ -15,7 +15,7 @@ use bb8_redis::redis::{self, Value};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    clock::{Measurement, ProcessClock, Skew},
+    clock::{ProcessClock, Skew, SkewReading},
     failure::{NodeFailure, SetbackPauses, role},
     wait::{by, within},
 };
@@ -47,13 +47,6 @@ const PAUSES: Backoff = Backoff {
     // The probe is the only one of this process.
     jitter: false,
 };
-
-/// How long an attempt to reach a node may take. A path that swallows packets is given up after that, so
-/// that the next attempt finds it repaired.
-const PATIENCE: Duration = Duration::from_millis(250);
-
-/// Every fourth attempt may take as long as the settings allow: a far node may need it.
-const LONG_ATTEMPT: u32 = 4;
 
 /// A little more, so that the attempt itself says how far it came.
 pub(super) const MARGIN: Duration = Duration::from_millis(3);
@@ -107,7 +100,7 @@ impl Slowness {
         if is_slow && self.log.may_log() {
             let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             tracing::warn!(
-                node = %node, late, answered, wait_ms = millis(deadline), redis_ms = millis(took),
+                node = %node.endpoint, late, answered, wait_ms = millis(deadline), redis_ms = millis(took),
                 "Redis is slow: decisions give up before it answers; see --redis-timeout (TOLLGATE_REDIS_TIMEOUT) and \
                  the deadline of the caller (Envoy's `timeout`)"
             );
@@ -167,7 +160,9 @@ impl Probe {
                         setbacks = SetbackPauses::new();
                     }
                     self.well(took, before.is_some()).await;
-                    is_setback = self.node.is_lost() && before.is_some() && !self.node.was_used();
+                    is_setback = self.node.is_lost()
+                        && before.is_some()
+                        && !self.node.was_used.load(Relaxed);
                 }
                 // It may only have been closed: the next attempt shows it.
                 Err(_) if had_connection && before.is_none() => {}
@@ -260,25 +255,19 @@ impl Probe {
     /// A new connection on which the node was found well.
     async fn reach(&self, before: Option<&NodeFailure>) -> Result<Connection, NodeFailure> {
         let mut pauses = BackoffWaits::new(PAUSES);
-        for attempt in 0_u32.. {
-            let patience = if attempt % LONG_ATTEMPT == LONG_ATTEMPT - 1 {
-                self.connector.timeout + MARGIN
-            } else {
-                self.connector.timeout.min(PATIENCE)
-            };
+        loop {
             let reached = async {
                 let mut connection = self.connector.connect(&self.node.endpoint).await?;
                 let asked = self.ask(&mut connection, before).await;
                 asked.map_err(NodeFailure::after_coming_up)?;
                 Ok(connection)
             };
-            match within(patience, reached).await {
+            match within(self.connector.timeout + MARGIN, reached).await {
                 Some(Err(NodeFailure::Silent)) | None => {}
                 Some(reached) => return reached,
             }
             sleep(pauses.next_wait()).await;
         }
-        Err(NodeFailure::Silent)
     }
 
     /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.
@@ -332,11 +321,13 @@ impl Probe {
             let Some(connection) = &mut self.connection else {
                 return Ok(());
             };
-            let measurement = Measurement::begin();
-            match within(self.connector.timeout.min(PATIENCE), time(connection)).await {
+            let asked = Instant::now();
+            match within(self.connector.timeout, time(connection)).await {
                 Some(Ok(Some(theirs))) => {
                     self.time_failures = 0;
-                    if self.skew.record(measurement.end(&self.process, theirs)) {
+                    let ours = self.process.at(asked.into_std().into());
+                    let reading = SkewReading::new(ours, asked.elapsed(), theirs);
+                    if self.skew.record(reading) {
                         break;
                     }
                 }
@@ -355,7 +346,7 @@ impl Probe {
             let of_machine = self.process.ahead_of((self.now)());
             let skew = ahead.saturating_add(of_machine);
             self.node.skew_millis.store(skew, Relaxed);
-            self.node.notify_topology();
+            self.node.events.notify_one();
         }
         Ok(())
     }

@@ -247,12 +247,12 @@ impl Batcher {
         let mut idle = interval(IDLE);
         idle.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut is_unused = false;
-        while !connection.connection.is_broken() {
+        while !connection.connection.is_broken {
             if self.node.is_lost() {
                 // A server that refuses further connections answers on those that it has.
                 if !matches!(self.node.failure(), Some(NodeFailure::Refuses(_))) {
                     // It may lead to a server that is gone. The pool would keep it.
-                    connection.connection.abandon();
+                    connection.connection.is_broken = true;
                     break;
                 }
                 if !self.until_found(failure).await {
@@ -420,7 +420,7 @@ impl Batcher {
 
     /// Gives up the connection of a batch. The answer to leased hits is followed on it, if there are some.
     fn late(&mut self, mut batch: SentBatch, connection: Option<PooledWorkerConnection>) {
-        tracing::debug!(node = %self.node, "a silent connection is replaced");
+        tracing::debug!(node = %self.node.endpoint, "a silent connection is replaced");
         self.node.wake_probe();
         self.owe(&batch.commands.owed());
         while self.followed.try_join_next().is_some() {}
@@ -434,21 +434,21 @@ impl Batcher {
                 if let Ok(Ok(replies)) = replied {
                     batch.commands.answer(&replies, &mut batch.requests);
                 }
-                connection.connection.abandon();
+                connection.connection.is_broken = true;
             });
         }
     }
 
     /// Handles a connection that broke before it brought all replies.
     fn broke(&self, batch: &SentBatch, connection: &WorkerConnection, failure: NodeFailure) {
-        tracing::debug!(node = %self.node, %failure, "a batch failed");
+        tracing::debug!(node = %self.node.endpoint, %failure, "a batch failed");
         self.record_failure();
         self.owe(&batch.commands.owed());
         let scripts = &self.node.scripts;
         if batch.commands.has_script && scripts.record_end(connection.came_up, Instant::now()) {
             if scripts.may_log() {
                 tracing::warn!(
-                    node = %self.node, %failure,
+                    node = %self.node.endpoint, %failure,
                     "Redis ends connections for EVAL: limits that need a script answer as their on_store_loss says"
                 );
             }
@@ -468,7 +468,7 @@ impl Batcher {
         self.redirects.follow(&commands.packed, &mut replies).await;
         self.run_again(&mut connection.connection, commands, &mut replies)
             .await;
-        if commands.has_script && !connection.connection.is_broken() {
+        if commands.has_script && !connection.connection.is_broken {
             self.node.scripts.record_answer();
         }
         self.judge(&mut connection.connection, &commands.packed, &replies);
@@ -478,7 +478,7 @@ impl Batcher {
         let stats = &self.node.stats;
         stats.answered.fetch_add(answered, Relaxed);
         stats.late.fetch_add(late, Relaxed);
-        self.node.record_use();
+        self.node.was_used.store(true, Relaxed);
         connection.batches += 1;
         self.setbacks = SetbackPauses::new();
         connection.knows_script |= commands.has_script;
@@ -580,7 +580,7 @@ impl Batcher {
             match Reaction::to(reply) {
                 Some(Reaction::Lose(failure)) => {
                     // A new connection may reach another server at the same endpoint.
-                    connection.abandon();
+                    connection.is_broken = true;
                     self.record_failure();
                     return self.node.lose(failure);
                 }
@@ -593,9 +593,8 @@ impl Batcher {
             && self.refusals.may_log()
         {
             let said = words(error);
-            let advice = advice(error).map(|advice| format!("; {advice}"));
-            let advice = advice.unwrap_or_default();
-            tracing::warn!(node = %self.node, command, said, "Redis refuses commands{advice}");
+            let advice = advice(error).map_or(String::new(), |advice| format!("; {advice}"));
+            tracing::warn!(node = %self.node.endpoint, command, said, "Redis refuses commands{advice}");
         }
     }
 

@@ -142,7 +142,7 @@ impl Servers {
                 }
                 None => WELL.to_owned(),
             };
-            lines.push((node.to_string(), how));
+            lines.push((node.endpoint.to_string(), how));
         }
         lines
     }

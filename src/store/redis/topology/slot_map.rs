@@ -157,7 +157,7 @@ pub fn slot_owners(reply: &[u8]) -> Option<Vec<Option<String>>> {
     };
     let node = |endpoint: &Endpoint| Arc::new(Node::new(endpoint.clone(), Arc::default()));
     let (map, _) = SlotMap::read(&redis::parse_redis_value(reply).ok()?, &asked, node).ok()?;
-    let name = |owner: u16| map.nodes[usize::from(owner)].to_string();
+    let name = |owner: u16| map.nodes[usize::from(owner)].endpoint.to_string();
     Some(map.owners.iter().map(|owner| owner.map(name)).collect())
 }
 

@@ -258,8 +258,9 @@ async fn ask(
             Some(connection) => connection,
             None => connector.connect_in(time, endpoint).await?,
         };
+        connection.reply_bytes = LIST_BYTES;
         let question = PackedCommands::one(words);
-        let replies = connection.ask_within(&question, LIST_BYTES).await?;
+        let replies = connection.ask(&question).await?;
         let reply = replies.into_iter().next().unwrap_or(Value::Nil);
         connection.refuse_sentinel(&reply).await?;
         match NodeFailure::of_greeting(&reply) {
