@@ -14,7 +14,10 @@ use crate::{
 };
 
 /// The longest time until the first call of a connection, TLS handshake and HTTP/2 preface included.
-pub(super) const FIRST_CALL: Duration = Duration::from_secs(10);
+const FIRST_CALL: Duration = Duration::from_secs(10);
+
+/// The longest time until the end of its TLS handshake, less than that: a handshake that is given up is counted.
+pub(super) const HANDSHAKE: Duration = Duration::from_secs(9);
 
 /// Time between two searches for connections without a call.
 const SEARCH: Duration = Duration::from_secs(1);

@@ -27,7 +27,7 @@ use crate::{
     foundation::{lock::lock, random},
     net::tls::listener::TlsSession,
     server::{
-        accept::FIRST_CALL,
+        accept::HANDSHAKE,
         authority::{AuthorityLog, AuthorityRewriter},
         ports::{Detached, PortStream},
         tls::CurrentTls,
@@ -157,7 +157,7 @@ impl ConnectionServer {
         let handshake = async {
             // A probe that only connects is no failed handshake.
             stream.readable().await?;
-            tls.accept(stream, (open.opened + FIRST_CALL).into()).await
+            tls.accept(stream, (open.opened + HANDSHAKE).into()).await
         };
         let session = tokio::select! {
             session = handshake => session?,

@@ -420,9 +420,7 @@ fn read_to_the_end(stream: &mut TcpStream, what: &str) {
 /// Ten thousand such connections would block all others.
 #[test]
 fn who_does_not_call_in_time_is_closed() {
-    let server = tollgate::with_rules(RULES)
-        .env("TOLLGATE_FIRST_CALL_TIMEOUT", "300ms")
-        .start();
+    let server = tollgate::with_rules(RULES).start();
     let mut caller = Frames::connect(server.grpc);
     let call = |stream| [headers(stream), data(stream)].concat();
     caller.0.write_all(&call(1)).unwrap();
@@ -449,7 +447,6 @@ fn a_handshake_of_tls_is_part_of_that_time() {
     let server = tollgate::with_rules(RULES)
         .args(["--grpc-tls", "--grpc-tls-cert", &secret.at("tls.crt")])
         .args(["--grpc-tls-key", &secret.at("tls.key")])
-        .env("TOLLGATE_FIRST_CALL_TIMEOUT", "300ms")
         .start();
     let mut begun = TcpStream::connect(server.grpc).unwrap();
     begun.write_all(&[22]).unwrap();

@@ -37,9 +37,7 @@ pub(crate) struct Node {
     /// How far its clock is ahead of this machine's, in milliseconds, for operators.
     pub(super) skew_millis: AtomicI64,
     /// Whether the probe has ever found it well.
-    was_well: AtomicBool,
-    /// Whether it answered a worker since the probe last found it well after a loss.
-    pub(super) was_used: AtomicBool,
+    pub(super) was_well: AtomicBool,
     pub(super) scripts: ScriptBan,
     losses: LossThrottle,
     /// Wakes the probe, and tells of its answers that came as promptly as a decision needs them.
@@ -59,6 +57,8 @@ pub(super) struct NodeStats {
     pub(super) redirects: AtomicU64,
     pub(super) connections: AtomicU64,
     times_lost: AtomicU64,
+    /// Whether it answered a worker since the probe last found it well after a loss.
+    pub(super) was_used: AtomicBool,
     /// Requests that were answered, and those whose callers gave up waiting.
     pub(super) answered: AtomicU64,
     pub(super) late: AtomicU64,
@@ -76,7 +76,6 @@ impl Node {
             ahead_millis: AtomicI64::new(UNKNOWN),
             skew_millis: AtomicI64::new(0),
             was_well: AtomicBool::new(false),
-            was_used: AtomicBool::new(false),
             scripts: ScriptBan::default(),
             losses: LossThrottle::new(),
             doubt: Notify::new(),
@@ -143,7 +142,7 @@ impl Node {
             .failure
             .send_if_modified(|failure| failure.take().is_some());
         if is_back {
-            self.was_used.store(false, Relaxed);
+            self.stats.was_used.store(false, Relaxed);
             if self.losses.may_log_return() {
                 tracing::info!(node = %self.endpoint, "Redis is back");
             }
@@ -151,11 +150,6 @@ impl Node {
         if is_first || is_back {
             self.events.notify_one();
         }
-    }
-
-    /// Whether the probe has ever found it well.
-    pub(super) fn was_well(&self) -> bool {
-        self.was_well.load(Relaxed)
     }
 
     /// A new count of the requests of another worker that wait for it.

@@ -48,6 +48,11 @@ const PAUSES: Backoff = Backoff {
     jitter: false,
 };
 
+/// How long most attempts to reach a node may take: a path that swallows packets is given up after that, so that the
+/// next attempt finds it repaired, or the server elsewhere. Every fourth may take as long as the settings allow: a far
+/// node may need it.
+const PATIENCE: Duration = Duration::from_millis(250);
+
 /// A little more, so that the attempt itself says how far it came.
 pub(super) const MARGIN: Duration = Duration::from_millis(3);
 
@@ -142,10 +147,7 @@ impl Probe {
         let mut is_setback = false;
         loop {
             let before = self.node.failure();
-            if before
-                .as_ref()
-                .is_some_and(|was| *was != NodeFailure::Silent)
-            {
+            if matches!(&before, Some(was) if *was != NodeFailure::Silent) {
                 // A connection that failed is not asked again: a new one may reach another server.
                 self.connection = None;
             }
@@ -162,7 +164,7 @@ impl Probe {
                     self.well(took, before.is_some()).await;
                     is_setback = self.node.is_lost()
                         && before.is_some()
-                        && !self.node.was_used.load(Relaxed);
+                        && !self.node.stats.was_used.load(Relaxed);
                 }
                 // It may only have been closed: the next attempt shows it.
                 Err(_) if had_connection && before.is_none() => {}
@@ -255,19 +257,22 @@ impl Probe {
     /// A new connection on which the node was found well.
     async fn reach(&self, before: Option<&NodeFailure>) -> Result<Connection, NodeFailure> {
         let mut pauses = BackoffWaits::new(PAUSES);
-        loop {
+        let longest = self.connector.timeout + MARGIN;
+        for attempt in 1_u64.. {
+            let patience = if attempt % 4 == 0 { longest } else { PATIENCE };
             let reached = async {
                 let mut connection = self.connector.connect(&self.node.endpoint).await?;
                 let asked = self.ask(&mut connection, before).await;
                 asked.map_err(NodeFailure::after_coming_up)?;
                 Ok(connection)
             };
-            match within(self.connector.timeout + MARGIN, reached).await {
+            match within(patience.min(longest), reached).await {
                 Some(Err(NodeFailure::Silent)) | None => {}
                 Some(reached) => return reached,
             }
             sleep(pauses.next_wait()).await;
         }
+        Err(NodeFailure::Silent)
     }
 
     /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.
@@ -322,7 +327,8 @@ impl Probe {
                 return Ok(());
             };
             let asked = Instant::now();
-            match within(self.connector.timeout, time(connection)).await {
+            // A node that takes longer is silent, as the next question shows.
+            match within(self.lose_after, time(connection)).await {
                 Some(Ok(Some(theirs))) => {
                     self.time_failures = 0;
                     let ours = self.process.at(asked.into_std().into());

@@ -478,7 +478,7 @@ impl Batcher {
         let stats = &self.node.stats;
         stats.answered.fetch_add(answered, Relaxed);
         stats.late.fetch_add(late, Relaxed);
-        self.node.was_used.store(true, Relaxed);
+        stats.was_used.store(true, Relaxed);
         connection.batches += 1;
         self.setbacks = SetbackPauses::new();
         connection.knows_script |= commands.has_script;

@@ -189,10 +189,10 @@ impl Servers {
         self.clock.set(ahead);
         let is_well = map.is_complete && map.nodes.iter().all(|node| !node.is_lost());
         // A node is not lost either before its first answer.
-        let is_good = is_well && map.nodes.iter().all(|node| node.was_well());
+        let is_good = is_well && map.nodes.iter().all(|node| node.was_well.load(Relaxed));
         self.is_well
             .send_if_modified(|was_good| mem::replace(was_good, is_good) != is_good);
-        if map.nodes.iter().any(|node| node.was_well()) {
+        if map.nodes.iter().any(|node| node.was_well.load(Relaxed)) {
             self.has_answered
                 .send_if_modified(|answered| !mem::replace(answered, true));
         } else if !*self.has_answered.borrow()
