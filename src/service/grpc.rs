@@ -109,6 +109,7 @@ pub(crate) async fn respond<S: Store + Clone>(
     connection: CallConnection,
     request: HttpRequest<Incoming>,
 ) -> HttpResponse<ReplyBody> {
+    let arrived = Instant::now();
     let open = connection.open.clone();
     if !is_grpc(request.headers()) {
         let mut refusal = HttpResponse::new(Body::empty());
@@ -126,6 +127,7 @@ pub(crate) async fn respond<S: Store + Clone>(
     let method = ShouldRateLimit {
         service,
         connection,
+        arrived,
     };
     let mut response = ReplyBody::of(grpc.unary(method, request).await, open.clone());
     match response.body_mut().begin().await {
@@ -148,6 +150,8 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 struct ShouldRateLimit<S> {
     service: Arc<Service<S>>,
     connection: CallConnection,
+    /// When its headers arrived: the time that its caller gives it begins then.
+    arrived: Instant,
 }
 
 impl<S: Store + Clone> UnaryService<Bytes> for ShouldRateLimit<S> {
@@ -156,10 +160,12 @@ impl<S: Store + Clone> UnaryService<Bytes> for ShouldRateLimit<S> {
 
     fn call(&mut self, call: Call<Bytes>) -> Self::Future {
         let (service, connection) = (self.service.clone(), self.connection.clone());
+        let arrived = self.arrived;
         Box::pin(async move {
             let _running = connection.running.upgrade();
             let (headers, _, message) = call.into_parts();
-            let reply = service.answer_call(headers.into_headers(), message, &connection);
+            let headers = headers.into_headers();
+            let reply = service.answer_call(arrived, headers, message, &connection);
             reply.await.map(Response::new)
         })
     }
@@ -226,9 +232,11 @@ impl Drop for AbandonedCall<'_> {
 }
 
 impl<S: Store + Clone> Service<S> {
-    /// Answers a call whose message has arrived just now.
+    /// Answers a call whose message has arrived just now, and whose headers `arrived` before. If its time is over,
+    /// nothing is computed and nothing is charged.
     async fn answer_call(
         &self,
+        arrived: Instant,
         headers: HeaderMap,
         message: Bytes,
         connection: &CallConnection,
@@ -236,7 +244,12 @@ impl<S: Store + Clone> Service<S> {
         let began = Instant::now();
         let header = |name: &str| headers.get(name)?.to_str().ok();
         let timeout = header("grpc-timeout").and_then(|text| timeout(text.as_bytes()));
-        let deadline = Deadline::of_call(began, timeout.map(for_decision));
+        let left = timeout.map(|timeout| timeout.saturating_sub(began - arrived));
+        if left == Some(Duration::ZERO) {
+            self.limiter.metrics.record_late_call();
+            return Err(Status::deadline_exceeded("the time of the call is over"));
+        }
+        let deadline = Deadline::of_call(began, left.map(for_decision));
         let span = self.tracer.begin(header);
         let stream = connection.leases.stream(&headers);
         let stream = stream.as_ref();
@@ -249,7 +262,7 @@ impl<S: Store + Clone> Service<S> {
         };
         abandoned.answered();
         let (took, metrics) = (began.elapsed(), &self.limiter.metrics);
-        if timeout.is_some_and(|timeout| took > timeout) {
+        if left.is_some_and(|left| took > left) {
             metrics.record_late_call();
         }
         metrics.record_call(took);

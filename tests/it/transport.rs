@@ -7,6 +7,7 @@ use std::{
     net::TcpStream,
     os::unix::{fs::PermissionsExt as _, net::UnixListener},
     process::{Command, Output, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -18,10 +19,11 @@ use crate::support::{
     certificates::{Authority, Secret},
     finish,
     frames::{
-        DATA, Frames, GO_AWAY, PING, RESET, SETTINGS, beginnings, calls_to_reset, cancelled_calls,
-        data, endless_headers, frame, headers, streams,
+        DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, calls_to_reset,
+        cancelled_calls, data, endless_headers, frame, headers, headers_with_timeout, streams,
     },
     http,
+    redis::Redis,
     tollgate::{self, Tollgate, program},
     tool, wait_until,
 };
@@ -404,6 +406,60 @@ fn a_call_that_http_2_resets_is_counted_and_told() {
         1,
         "{said}"
     );
+}
+
+/// The status of the next call that ends without a message.
+#[track_caller]
+fn status_without_message(client: &mut Frames) -> String {
+    let block = loop {
+        match client.read().expect("the connection stands") {
+            (HEADERS, block) => break block,
+            (kind, _) => assert!(![DATA, RESET, GO_AWAY].contains(&kind), "{kind}"),
+        }
+    };
+    let fields = loona_hpack::Decoder::new().decode(&block).unwrap();
+    let mut fields = fields.into_iter();
+    let status = fields.find(|(name, _)| name == b"grpc-status");
+    String::from_utf8(status.expect("it has a status").1).unwrap()
+}
+
+/// As that of envoyproxy/ratelimit: nobody waits for these answers any more. The time of a call begins with its headers.
+#[test]
+fn a_call_whose_time_is_over_is_not_decided_and_charges_nothing() {
+    let rules = RULES.replace("1000000000", "3");
+    let redis = Redis::start();
+    for builder in [
+        tollgate::with_rules(&rules),
+        tollgate::with_rules(&rules).redis(&redis),
+    ] {
+        let server = builder.args(["--workers", "1"]).start();
+        let late = Duration::from_millis(60);
+        let calls = [
+            ("1n", Duration::ZERO, false),
+            ("0m", Duration::ZERO, false),
+            ("50m", late, false),
+            ("20S", late, true),
+            ("20S", Duration::ZERO, true),
+        ];
+        for (timeout, pause, is_answered) in calls {
+            let mut client = Frames::connect(server.grpc);
+            let headers = headers_with_timeout(1, timeout);
+            client.0.write_all(&headers).unwrap();
+            thread::sleep(pause);
+            client.0.write_all(&data(1)).unwrap();
+            if is_answered {
+                assert!(self::is_answered(&mut client), "{timeout}");
+            } else {
+                assert_eq!(status_without_message(&mut client), "4", "{timeout}");
+            }
+        }
+        assert_eq!(server.metric("tollgate_late_calls_total"), 3);
+        // Two of three hits are used.
+        for expected in ["OK", "OVER_LIMIT"] {
+            let (_, said) = ask(&["--server", &format!("http://{}", server.grpc)]);
+            assert!(said.contains(expected), "{said}");
+        }
+    }
 }
 
 /// Reads until the server closes.

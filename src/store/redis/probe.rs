@@ -48,10 +48,11 @@ const PAUSES: Backoff = Backoff {
     jitter: false,
 };
 
-/// How long most attempts to reach a node may take: a path that swallows packets is given up after that, so that the
-/// next attempt finds it repaired, or the server elsewhere. Every fourth may take as long as the settings allow: a far
-/// node may need it.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// How long a sentinel, a node of a cluster that names the owners of slots, and most attempts to reach a node may take.
+/// A slower sentinel has no vote this time, and after a slower node the next one is asked; a path that swallows packets
+/// is given up, so that the next attempt finds it repaired, or the server elsewhere. Every fourth attempt may take as
+/// long as the settings allow: a far node may need it.
+pub(super) const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A little more, so that the attempt itself says how far it came.
 pub(super) const MARGIN: Duration = Duration::from_millis(3);
@@ -258,8 +259,9 @@ impl Probe {
     async fn reach(&self, before: Option<&NodeFailure>) -> Result<Connection, NodeFailure> {
         let mut pauses = BackoffWaits::new(PAUSES);
         let longest = self.connector.timeout + MARGIN;
-        for attempt in 1_u64.. {
-            let patience = if attempt % 4 == 0 { longest } else { PATIENCE };
+        let mut patiences = [PATIENCE, PATIENCE, PATIENCE, longest].into_iter().cycle();
+        loop {
+            let patience = patiences.next().unwrap_or(longest);
             let reached = async {
                 let mut connection = self.connector.connect(&self.node.endpoint).await?;
                 let asked = self.ask(&mut connection, before).await;
@@ -272,7 +274,6 @@ impl Probe {
             }
             sleep(pauses.next_wait()).await;
         }
-        Err(NodeFailure::Silent)
     }
 
     /// Checks whether the node is well, as far as that can be asked; `before` is its last failure.

@@ -97,6 +97,13 @@ pub fn headers(stream: u32) -> Vec<u8> {
     frame(HEADERS, 4, stream, &header_block(0x00))
 }
 
+/// [`headers`], with a timeout (gRPC over HTTP/2, "Timeout").
+pub fn headers_with_timeout(stream: u32, timeout: &str) -> Vec<u8> {
+    let length = u8::try_from(timeout.len()).unwrap();
+    let field = [b"\x00\x0cgrpc-timeout", &[length][..], timeout.as_bytes()].concat();
+    frame(HEADERS, 4, stream, &[header_block(0x00), field].concat())
+}
+
 /// The header block of a call. `literal` says what becomes of its fields: 0x00 leaves them out of the dynamic table,
 /// 0x40 puts them into it (RFC 7541, 6.2).
 fn header_block(literal: u8) -> Vec<u8> {

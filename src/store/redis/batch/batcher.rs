@@ -299,19 +299,20 @@ impl Batcher {
         Some(())
     }
 
-    /// The requests of one pipeline: those that wait, without those whose callers have left. What is not sent is not
-    /// counted.
+    /// The requests of one pipeline: those that wait, without those whose callers have left or whose time is over. What
+    /// is not sent is not counted.
     async fn gather(&mut self, first: QueuedRequest) -> Vec<QueuedRequest> {
         if self.is_busy {
             read_sockets().await;
         }
+        let now = Instant::now();
         let (mut requests, mut increments) = (Vec::new(), 0);
         let mut next = Some(first);
         while let Some(mut request) = next.take().or_else(|| self.requests.try_recv().ok()) {
             if request.is_deserted() {
                 continue;
             }
-            if request.is_lease && request.ends <= Instant::now() {
+            if request.is_timed && request.ends <= now {
                 request.answer(Err(StoreError::TimedOutUnsent));
                 continue;
             }

@@ -54,6 +54,8 @@ pub(crate) struct QueuedRequest {
     pub(crate) ends: Instant,
     /// Whether its hits are leased: then its answer is followed after that.
     pub(crate) is_lease: bool,
+    /// Whether it may not be sent after that, because its caller has a time of its own or its hits are leased.
+    pub(crate) is_timed: bool,
     /// How many wait.
     waiting: Arc<AtomicU64>,
     /// `None` once it has an answer.
@@ -90,12 +92,16 @@ impl NodeQueue {
         let (reply, pending) = oneshot::channel();
         let mut own = Box::<Batch>::default();
         own.append(batch);
+        let ends = deadline.ends(self.longest).into();
+        let is_lease = deadline.is_for_lease;
+        let is_short = deadline.timeout.is_some_and(|most| most < self.longest);
         let request = QueuedRequest {
             batch: own,
             now,
             began: deadline.began.into(),
-            ends: deadline.ends(self.longest).into(),
-            is_lease: deadline.is_for_lease,
+            ends,
+            is_lease,
+            is_timed: is_lease || is_short,
             waiting: self.waiting.clone(),
             reply: Some(reply),
         };
@@ -108,12 +114,7 @@ impl NodeQueue {
             })?;
         Ok(PendingReply {
             reply: pending,
-            ends: match deadline.timeout {
-                Some(timeout) if timeout < self.longest && !deadline.is_for_lease => {
-                    Some((deadline.began + timeout).into())
-                }
-                _ => None,
-            },
+            ends: (is_short && !is_lease).then_some(ends),
         })
     }
 }

@@ -34,7 +34,7 @@ use crate::{
         node::Node,
         options::Options,
         pool::Connector,
-        probe::{MARGIN, Probe},
+        probe::{MARGIN, PATIENCE, Probe},
         wait::within,
     },
 };
@@ -51,10 +51,6 @@ const FAILING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The least time between two looks, however many workers ask for one.
 const MIN_INTERVAL: Duration = Duration::from_millis(20);
-
-/// How long a sentinel or one node of a cluster may take. A slower sentinel has no vote this time, and after a slower
-/// node the next one is asked.
-const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The task that keeps the topology and the health of the servers. One for each address.
 #[derive(Debug)]
