@@ -164,20 +164,14 @@ impl<S: Store + Clone> UnaryService<Bytes> for ShouldRateLimit<S> {
         Box::pin(async move {
             let _running = connection.running.upgrade();
             let (headers, _, message) = call.into_parts();
-            let headers = headers.into_headers();
-            let reply = service.answer_call(arrived, headers, message, &connection);
+            let reply = service.answer_call(arrived, headers.into_headers(), message, &connection);
             reply.await.map(Response::new)
         })
     }
 }
 
-/// A tenth of the time is left for the network.
+/// A tenth of the time of a call is left for the network.
 const MARGIN: u32 = 10;
-
-/// The part of `timeout` that a decision may use.
-fn for_decision(timeout: Duration) -> Duration {
-    timeout - timeout / MARGIN
-}
 
 /// How long after its arrival an answer is of use to the caller (gRPC over HTTP/2, "Timeout"). `None` if `text` is no
 /// timeout. Envoy sends milliseconds, 20 unless it is configured otherwise.
@@ -249,7 +243,7 @@ impl<S: Store + Clone> Service<S> {
             self.limiter.metrics.record_late_call();
             return Err(Status::deadline_exceeded("the time of the call is over"));
         }
-        let deadline = Deadline::of_call(began, left.map(for_decision));
+        let deadline = Deadline::of_call(began, left.map(|left| left - left / MARGIN));
         let span = self.tracer.begin(header);
         let stream = connection.leases.stream(&headers);
         let stream = stream.as_ref();
@@ -304,7 +298,7 @@ impl<S: Store + Clone> Service<S> {
         message: Bytes,
         stream: Option<&CallStream>,
     ) -> Result<Vec<u8>, Status> {
-        let began_nanos = nanos();
+        let began_nanos = u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX);
         let message: RateLimitRequest = codec::decode(message)?;
         let reply = self.answer_on(&message, deadline, stream).await;
         span.end(CallSummary {
@@ -411,12 +405,8 @@ impl<S: Store + Clone> Service<S> {
         let token = lease.token.to_string();
         let mut orders = Request::new(sent.domain);
         for &index in &lease.descriptors {
-            for entry in sent
-                .descriptors()
-                .nth(index)
-                .into_iter()
-                .flat_map(|sent| sent.entries)
-            {
+            let entries = sent.descriptors().nth(index).map(|sent| sent.entries);
+            for entry in entries.into_iter().flatten() {
                 orders.push_entry(*entry);
             }
             orders.push_entry(Entry {
@@ -478,11 +468,6 @@ pub fn now() -> Timestamp {
     Timestamp::from_millis(0).plus(since_epoch())
 }
 
-/// The time of day for a span, in nanoseconds since 1970.
-fn nanos() -> u64 {
-    u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
-}
-
 fn since_epoch() -> Duration {
     #[expect(
         clippy::disallowed_methods,
@@ -497,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_in_every_unit_and_a_tenth_is_left_for_the_way() {
+    fn timeouts_are_read_in_every_unit() {
         for (text, expected) in [
             ("20m", Some(Duration::from_millis(20))),
             ("0m", Some(Duration::ZERO)),
@@ -516,7 +501,5 @@ mod tests {
         ] {
             assert_eq!(timeout(text.as_bytes()), expected, "{text}");
         }
-        let of_envoy = Duration::from_millis(20);
-        assert_eq!(for_decision(of_envoy), Duration::from_millis(18));
     }
 }
