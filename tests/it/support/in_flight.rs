@@ -73,8 +73,9 @@ impl Requests {
             self.without_slot += 1;
             return None;
         }
-        self.drop_ended();
         self.open.insert(self.arrived, stream.try_clone().ok()?);
+        // Also this one, if Envoy has given it up before it was read here.
+        self.drop_ended();
         self.most = self.most.max(u32::try_from(self.open.len()).unwrap());
         Some(self.arrived)
     }
