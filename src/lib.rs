@@ -142,7 +142,6 @@ mod observe {
     pub(crate) mod decision_log;
     pub(crate) mod log_lines;
     pub(crate) mod metrics;
-    pub(crate) mod standard_error;
     pub(crate) mod talkers;
     pub(crate) mod traces;
 }

@@ -519,7 +519,7 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &[&str]); 29] = [
+const LIBRARIES: [(&str, &[&str]); 34] = [
     ("arc_swap", &["service"]),
     ("axum", &["observe", "server", "service"]),
     ("bb8_redis", &["store"]),
@@ -529,14 +529,18 @@ const LIBRARIES: [(&str, &[&str]); 29] = [
     ("fastrand", &["foundation"]),
     ("foldhash", &["config", "core", "store"]),
     ("hashbrown", &["store"]),
-    ("hyper", &["cli", "net", "observe", "server", "service"]),
-    ("hyper_util", &["net", "observe", "server"]),
+    ("hyper", &["cli", "net", "server", "service"]),
+    ("hyper_util", &["net", "server"]),
     ("itoa", &["store"]),
     ("jiff", &["config", "core", "observe"]),
     ("nix", &["config", "server"]),
     ("notify", &["control"]),
+    ("opentelemetry", &["observe"]),
+    ("opentelemetry_http", &["observe"]),
+    ("opentelemetry_otlp", &["observe"]),
+    ("opentelemetry_sdk", &["observe"]),
     ("percent_encoding", &["service", "store"]),
-    ("prost", &["config", "observe", "service"]),
+    ("prost", &["config", "service"]),
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),
     ("regex", &["observe"]),
@@ -552,9 +556,10 @@ const LIBRARIES: [(&str, &[&str]); 29] = [
     (
         "tonic",
         &[
-            "cli", "config", "control", "net", "observe", "server", "service", "settings",
+            "cli", "config", "control", "net", "observe", "server", "service",
         ],
     ),
+    ("tracing_appender", &["server"]),
     ("tracing_subscriber", &["server"]),
     ("webpki_roots", &["net"]),
 ];
@@ -731,7 +736,7 @@ fn no_time_of_day_outlives_a_request_but_where_the_list_says_why() {
 
 /// The files that write to standard error and standard output: both can fail, and the macros of the standard library panic
 /// then.
-const STREAM_FILES: [&str; 2] = ["cli/print.rs", "observe/standard_error.rs"];
+const STREAM_FILES: [&str; 2] = ["cli/print.rs", "observe/log_lines.rs"];
 
 #[test]
 fn standard_streams_are_written_where_their_failure_is_expected() {
@@ -952,9 +957,9 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 41_208),
-    ("files in src", 290),
-    ("flags of serve", 131),
+    ("lines of code in src", 40_971),
+    ("files in src", 288),
+    ("flags of serve", 114),
     ("files in tests and fuzz", 237),
 ];
 

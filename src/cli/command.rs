@@ -74,7 +74,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
             let end = ends.iter().filter_map(|end| text.find(end)).min();
             let problem = &text[..end.unwrap_or(text.len())];
             let problem = problem.trim_start_matches("error: ").trim_end();
-            let _log = log::start_at(log_format, LogLevel::Error)?;
+            let _log = log::start_at(log_format, LogLevel::Error);
             tracing::error!("{problem}");
         }
         LogFormat::Text => {
@@ -87,7 +87,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
 
 /// Serves until the process is stopped. An error goes into the log.
 fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
-    let log = log::start(&settings.process)?;
+    let log = log::start(&settings.process);
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }

@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
 };
 
 use crate::{
@@ -47,7 +47,7 @@ mod worker_stats;
 
 pub(crate) use crate::observe::metrics::server::{CutOff, HeldStats};
 pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::{Recorder, is_denied_by_loss};
 pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
 pub(crate) use worker_stats::{CallCount, CallTotals};
@@ -195,6 +195,15 @@ impl Metrics {
         worker_stats::totals(&self.workers)
     }
 
+    /// Stores that do not answer: requests have failed, or a server is lost, also before the first request.
+    pub(crate) fn stores_lost(&self) -> u64 {
+        let stores = [&self.redis, &self.redis_per_second];
+        let has_lost =
+            |stats: &&&Arc<RedisStats>| stats.nodes().iter().any(|node| node.failure.is_some());
+        let lost = stores.iter().filter(has_lost).count();
+        self.loss.lost.load(Relaxed).max(lost as u64)
+    }
+
     /// Records whether the control plane is connected.
     pub fn record_control_plane(&self, is_up: bool) {
         self.config.record_control_plane(is_up);
@@ -237,6 +246,7 @@ impl Metrics {
         self.log.samples(list);
         self.tasks.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
+        list.gauge("tollgate.stores_lost", self.stores_lost());
         self.loss.samples(list);
         self.slices.samples(list);
         self.returns.samples(list);

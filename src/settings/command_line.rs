@@ -44,7 +44,7 @@ Examples:
   tollgate ask --domain shop -d remote_address=192.0.2.1
 
 Without a command, `serve` is assumed. Each of its settings has an environment variable, which `tollgate serve --help` \
-names. The documents are in docs/ of the repository, and begin with docs/README.md."
+names. The documents are in docs/ of the repository, and its README.md lists them."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -54,6 +54,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve Envoy's ShouldRateLimit calls (the default command)
+    #[command(
+        after_help = "Traces have variables only: TRACING_ENABLED and others of envoyproxy/ratelimit, and those of \
+                      OpenTelemetry's SDK, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_HEADERS; \
+                      docs/run/traces.md has all of them."
+    )]
     Serve(Box<Settings>),
     /// Check rule files: reports every problem, each with file, line, column and rule
     Check(Check),
@@ -251,9 +256,6 @@ mod tests {
             ("--redis-per-second-url", "redis://:sesame@h:1"),
             ("--redis-per-second-auth", "sesame"),
             ("--redis-per-second-sentinel-auth", "sesame"),
-            ("--otlp-headers", "authorization=sesame"),
-            ("--otlp-endpoint", "http://u:sesame@h"),
-            ("--otlp-traces-endpoint", "http://u:sesame@h"),
             ("--xds-headers", "authorization:sesame"),
         ];
         let arguments: Vec<_> = flags

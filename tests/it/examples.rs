@@ -90,7 +90,7 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         symlink(root().join(target), at(name)).unwrap();
     }
     let documented: BTreeSet<_> = papers().iter().flat_map(|paper| commands(paper)).collect();
-    assert!(documented.len() > 20, "{documented:?}");
+    assert!(documented.len() > 15, "{documented:?}");
     let neighbours = [
         "check config/full.yaml config/small.yaml",
         "check config --format json",

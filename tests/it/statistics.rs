@@ -517,13 +517,20 @@ async fn extra_tags_are_labels_and_break_no_mapping() {
 
 #[tokio::test]
 async fn names_that_requests_make_up_are_bounded() {
-    let rules = "
-domain: d
+    let rules = |domain: &str| {
+        format!(
+            "domain: {domain}
 descriptors:
-  - { key: det, detailed_metric: true, rate_limit: { unit: year, requests_per_unit: 9 } }
-";
-    const NAMES: u64 = 10_000;
-    let server = tollgate::with_rules(rules).start();
+  - {{ key: det, detailed_metric: true, rate_limit: {{ unit: year, requests_per_unit: 9 }} }}
+"
+        )
+    };
+    // A domain leaves as many as it has, of 10,000.
+    const NAMES: u64 = 10 + 4_995;
+    let other = rules("other");
+    let server = tollgate::with_rules(&rules("d"))
+        .file("other.yaml", &other)
+        .start();
     let mut client = connect(server.grpc).await;
     for value in 0..10 {
         let domain = format!("unknown-{value}");
@@ -552,6 +559,15 @@ descriptors:
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
     assert_eq!(counted, 11_000);
+    assert!(
+        server
+            .log()
+            .text()
+            .contains("no room for more names of metrics")
+    );
+    ask(&mut client, "other", &[("det", "v")]).await.unwrap();
+    let own = "ratelimit.service.rate_limit.other.det_v.total_hits";
+    assert_eq!(stat(&server, own), Some(1));
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter};
+use crate::foundation::{
+    lock::lock, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
+};
 
 use super::rule_stats::RuleStats;
 
@@ -13,20 +15,20 @@ use super::rule_stats::RuleStats;
 /// than a process should keep.
 pub(super) const MAX_DYNAMIC_NAME_BYTES: usize = 512;
 
-/// Bound on the average length of such names in bytes: a scraped page contains each name several times, in several
-/// forms.
-pub(super) const MEAN_DYNAMIC_NAME_BYTES: usize = 128;
+/// A name takes a place for each beginning of this many bytes, because a scraped page contains each name several times,
+/// in several forms.
+pub(super) const PLACE_BYTES: usize = 128;
 
-/// Total length of such names that is always allowed, in bytes.
-const SMALL_DYNAMIC_NAMES_BYTES: usize = 64 << 10;
+static FULL: LogThrottle = LogThrottle::new();
 
 /// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`, limit overrides,
 /// unknown domains. Bounded, because clients could otherwise fill the memory.
 #[derive(Debug, Default)]
 pub(super) struct DynamicNames {
-    max: usize,
-    /// Length of all names together.
-    bytes: usize,
+    /// Places that no name has taken.
+    free: usize,
+    /// The places of each domain, and of all domains without rules together, under the empty name.
+    taken: HashMap<Box<str>, usize>,
     pub(super) values: ByName<Arc<RuleStats>>,
     pub(super) unknown_domains: ByName<u64>,
     /// Events that were not counted under a name of their own, because no more names were allowed.
@@ -63,10 +65,10 @@ impl<T> ByName<T> {
 }
 
 impl DynamicNames {
-    /// An empty set with room for `max` names.
-    pub(super) fn new(max: usize) -> Self {
+    /// An empty set with this many places.
+    pub(super) fn new(places: usize) -> Self {
         Self {
-            max,
+            free: places,
             ..Self::default()
         }
     }
@@ -77,7 +79,8 @@ impl DynamicNames {
         if let Some(stats) = self.values.get_mut(&key) {
             return Some(stats.clone());
         }
-        if !self.takes_room_for(&key) {
+        let domain = key.split('.').next().unwrap_or_default();
+        if !self.takes_room_for(&key, domain) {
             return None;
         }
         // A lock guards these, so all workers share one set of counters.
@@ -92,24 +95,34 @@ impl DynamicNames {
         let domain = sanitize(&domain);
         if let Some(count) = self.unknown_domains.get_mut(&domain) {
             *count += 1;
-        } else if self.takes_room_for(&domain) {
+        } else if self.takes_room_for(&domain, "") {
             self.unknown_domains.insert(&domain, 1);
         }
     }
 
-    /// Reserves room for `name` if there is some; otherwise counts the overflow. Returns whether there was.
-    fn takes_room_for(&mut self, name: &str) -> bool {
-        let max_bytes = self.max.saturating_mul(MEAN_DYNAMIC_NAME_BYTES);
-        let bytes = self.bytes + name.len();
-        let has_room = self.values.list.len() + self.unknown_domains.list.len() < self.max
-            && name.len() <= MAX_DYNAMIC_NAME_BYTES
-            && bytes <= max_bytes.max(SMALL_DYNAMIC_NAMES_BYTES);
+    /// Takes room for a name of `domain` if there is some; otherwise counts the overflow. Returns whether there was. A
+    /// domain leaves as much as it has, so that others always get some.
+    fn takes_room_for(&mut self, name: &str, domain: &str) -> bool {
+        let places = name.len().div_ceil(PLACE_BYTES).max(1);
+        let before = self.taken.get(domain).copied().unwrap_or_default();
+        let has_room = name.len() <= MAX_DYNAMIC_NAME_BYTES && before + places <= self.free;
         if has_room {
-            self.bytes = bytes;
-        } else {
-            self.overflow += 1;
+            self.free -= places;
+            self.taken.insert(domain.into(), before + places);
+            return true;
         }
-        has_room
+        self.overflow += 1;
+        if FULL.may_log() {
+            let of = match domain {
+                "" => "domains without rules",
+                domain => domain,
+            };
+            tracing::warn!(
+                "no room for more names of metrics that requests of {of:?} make up: others count under the names of \
+                 their rules, and tollgate_metric_names_overflow_total counts them"
+            );
+        }
+        false
     }
 }
 

@@ -14,22 +14,24 @@ use crate::{
     foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter},
 };
 
-/// Events of reservations. Those that are still open were made and neither settled nor released.
+/// Events of reservations. Those that are still open were made and neither settled, released nor kept.
 #[derive(Clone, Copy)]
 enum ReservationEvent {
     Made,
     Settled,
     Released,
+    Kept,
     Unknown,
     Unreserved,
     Repeated,
     LateWindow,
 }
 
-const EVENTS: [(ReservationEvent, &str); 7] = [
+const EVENTS: [(ReservationEvent, &str); 8] = [
     (ReservationEvent::Made, "made"),
     (ReservationEvent::Settled, "settled"),
     (ReservationEvent::Released, "released"),
+    (ReservationEvent::Kept, "kept"),
     (ReservationEvent::Unknown, "unknown"),
     (ReservationEvent::Unreserved, "unreserved"),
     (ReservationEvent::Repeated, "repeated"),
@@ -77,6 +79,10 @@ impl ReservationStats {
             OrderOutcome::Released { leased } => {
                 self.settled(leased, 0);
                 ReservationEvent::Released
+            }
+            OrderOutcome::Kept { leased } => {
+                self.settled(leased, leased);
+                ReservationEvent::Kept
             }
             OrderOutcome::Unknown { cost } => {
                 self.add(UNRESERVED, cost);

@@ -37,8 +37,8 @@ struct LeaseStats {
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
-/// those over it that shadow mode let pass; those decided without the store; and those that the local cache knew to be
-/// over.
+/// those over it that shadow mode let pass; descriptors that the store did not decide; and hits that the local cache
+/// knew to be over.
 pub(crate) type RuleTotals = [u64; 7];
 
 const HITS: usize = 0;
@@ -62,9 +62,9 @@ impl RuleStats {
     /// Counters for `rule` that continue its `old` ones. The counts of its limits restart at zero if one of them has
     /// changed.
     pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
-        let labels = labels(rule);
+        let limits = facts(rule);
         if let Some(old) = old
-            && *old.limits.labels() == *labels
+            && old.limits.facts == limits
         {
             return old.clone();
         }
@@ -75,10 +75,12 @@ impl RuleStats {
                 Arc::default(),
             ),
         };
-        let limits = LimitStats::new(labels);
         Arc::new(Self {
             counts,
-            limits,
+            limits: LimitStats {
+                facts: limits,
+                counts: OnceLock::new(),
+            },
             leases,
         })
     }
@@ -97,7 +99,7 @@ impl RuleStats {
         let counts = counts.get_or_init(Box::default);
         counts.add(HITS, hits);
         counts.add(WITHIN, fell.within);
-        let degraded = if count.is_degraded { hits } else { 0 };
+        let degraded = u64::from(count.is_degraded);
         if fell.near | fell.over | degraded == 0 {
             return;
         }
@@ -107,6 +109,12 @@ impl RuleStats {
         counts.add(SHADOWED, over_if(is_shadowed));
         counts.add(DEGRADED, degraded);
         counts.add(CACHED, over_if(count.is_cached));
+    }
+
+    /// Counts a request without an answer, because the store did not decide it.
+    pub(super) fn record_failure(&self, worker: usize) {
+        let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
+        counts.get_or_init(Box::default).add(DEGRADED, 1);
     }
 
     /// Adds hits that fell near or over the limit with this index.
@@ -183,7 +191,11 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
 
 /// Writes the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
-    let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
+    let [hits, within, near, over, shadowed, degraded, cached] = *totals;
+    if degraded > 0 {
+        let name = format!("tollgate.rule_without_store_total.{key}");
+        list.counter(name, degraded);
+    }
     for (stat, total, is_optional) in [
         ("total_hits", hits, false),
         ("within_limit", within, false),
@@ -204,25 +216,22 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
 /// first hit near a limit, because few rules come that far.
 #[derive(Debug, Default)]
 struct LimitStats {
-    /// The labels of the limits, in the rule's order.
-    labels: Box<[Box<str>]>,
+    /// The limits, in the rule's order.
+    facts: Box<[LimitFacts]>,
     /// The counts of worker 0 for each limit, then those of worker 1, and so on.
     counts: OnceLock<Box<[OwnCounts<2>]>>,
 }
 
+/// A limit, as its statistics show it.
+#[derive(Debug, PartialEq)]
+struct LimitFacts {
+    /// Its name, or `3/second`.
+    label: Box<str>,
+    requests: u64,
+    period_secs: u64,
+}
+
 impl LimitStats {
-    /// Empty counts for limits with these labels.
-    fn new(labels: Box<[Box<str>]>) -> Self {
-        Self {
-            labels,
-            counts: OnceLock::new(),
-        }
-    }
-
-    fn labels(&self) -> &[Box<str>] {
-        &self.labels
-    }
-
     /// Whether any hit has been near or over a limit.
     fn is_used(&self) -> bool {
         self.counts.get().is_some()
@@ -231,10 +240,10 @@ impl LimitStats {
     /// Adds hits that fell near or over the limit with this index, for one of `workers` workers.
     fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
         let new = || {
-            let count = workers * self.labels.len();
+            let count = workers * self.facts.len();
             (0..count).map(|_| OwnCounts::default()).collect()
         };
-        let at = worker * self.labels.len() + limit;
+        let at = worker * self.facts.len() + limit;
         if let Some(counts) = self.counts.get_or_init(new).get(at) {
             counts.add(0, fell.near);
             counts.add(1, fell.over);
@@ -245,36 +254,44 @@ impl LimitStats {
     fn totals(&self, limit: usize) -> [u64; 2] {
         let counts = self.counts.get().map_or(&[][..], |counts| counts);
         let of_limit = counts.iter().skip(limit);
-        OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
+        OwnCounts::totals(of_limit.step_by(self.facts.len().max(1)))
     }
 
-    /// Writes the totals of each limit of the rule at `path`.
+    /// Writes each limit of the rule at `path`, and its totals.
     fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
         let path = sanitize(path);
-        for (limit, label) in self.labels.iter().enumerate() {
+        for (limit, facts) in self.facts.iter().enumerate() {
             let [near, over] = self.totals(limit);
-            list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
-            list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
+            let label = &facts.label;
+            let name = |what: &str| format!("tollgate.limit_{what}.{path}.{label}");
+            list.gauge(name("requests"), facts.requests);
+            list.gauge(name("period_seconds"), facts.period_secs);
+            list.counter(name("near_total"), near);
+            list.counter(name("over_total"), over);
         }
     }
 }
 
-/// The labels of a rule's limits: the name of each, or `3/second`.
-fn labels(rule: &Rule) -> Box<[Box<str>]> {
+/// The limits of a rule.
+fn facts(rule: &Rule) -> Box<[LimitFacts]> {
     let limits: &[Limit] = match &rule.allows {
         Allows::Unlimited => &[],
         Allows::Within(limits) => limits,
     };
-    let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
+    let mut facts: Vec<LimitFacts> = Vec::with_capacity(limits.len());
     for limit in limits {
         let mut label = label(limit);
         // Two limits of a rule can differ in nothing but their algorithm.
-        if labels.iter().any(|other| **other == *label) {
+        if facts.iter().any(|other| *other.label == *label) {
             label = format!("{label} {}", limit.algorithm.name());
         }
-        labels.push(label.into());
+        facts.push(LimitFacts {
+            label: label.into(),
+            requests: limit.requests_per_unit,
+            period_secs: limit.period.secs(),
+        });
     }
-    labels.into()
+    facts.into()
 }
 
 fn label(limit: &Limit) -> String {

@@ -96,7 +96,7 @@ impl StreamsReset {
     }
 }
 
-/// Exports of metrics and traces that ended although they should run as long as the process, and started again.
+/// Exports of metrics that ended although they should run as long as the process, and started again.
 #[derive(Debug, Default)]
 pub struct EndedTasks(AtomicU64);
 

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{
-    dynamic_names::{MAX_DYNAMIC_NAME_BYTES, MEAN_DYNAMIC_NAME_BYTES},
+    dynamic_names::{DynamicNames, MAX_DYNAMIC_NAME_BYTES, PLACE_BYTES},
     *,
 };
 use crate::{
@@ -101,48 +101,44 @@ fn what_a_request_calls_like_a_rule_is_counted_with_it() {
     assert_eq!(found[0].value, SampleValue::Counter(6));
 }
 
+/// A domain leaves as much as it has, and all domains without rules are one.
 #[test]
-fn names_that_requests_make_up_are_bounded() {
-    let metrics = Metrics::new(NearRatio::default(), 3);
+fn names_that_requests_make_up_are_bounded_for_each_domain() {
+    let metrics = Metrics::new(NearRatio::default(), 8);
     let mut dynamic_names = lock(&metrics.dynamic_names);
-    dynamic_names.unknown_domain(b"x|y");
-    dynamic_names.unknown_domain(b"x|y");
-    assert!(dynamic_names.stats("d.a").is_some());
-    assert!(dynamic_names.stats("d.1.2.3.4").is_some());
-    assert!(dynamic_names.stats("d.c").is_none());
-    assert!(dynamic_names.stats("d.a").is_some());
-    dynamic_names.unknown_domain(b"z");
+    let kept = |names: &mut DynamicNames, domain: &str| {
+        let is_kept = |value: &usize| names.stats(&format!("{domain}.{value}")).is_some();
+        (0..10).filter(is_kept).count()
+    };
+    assert_eq!(kept(&mut dynamic_names, "d"), 4);
+    assert_eq!(kept(&mut dynamic_names, "d"), 4);
+    for domain in [&b"x|y"[..], b"x|y", b"y", b"z"] {
+        dynamic_names.unknown_domain(domain);
+    }
+    assert_eq!(dynamic_names.unknown_domains.list.len(), 2);
+    assert_eq!(kept(&mut dynamic_names, "e"), 1);
     drop(dynamic_names);
     let unknown = "ratelimit.service.rate_limit.x_y.domain_not_found";
     assert_eq!(value(&metrics, unknown), Some(2));
     assert_eq!(
         value(&metrics, "tollgate.metric_names_overflow_total"),
-        Some(2)
+        Some(6 + 6 + 1 + 9)
     );
 }
 
 /// A page contains each name several times, and a scrape holds the page twice.
 #[test]
-fn many_long_names_are_fewer_than_short_ones() {
-    let metrics = Metrics::new(NearRatio::default(), 10_000);
+fn a_long_name_takes_the_room_of_several() {
+    let metrics = Metrics::new(NearRatio::default(), 1_000);
     let mut dynamic_names = lock(&metrics.dynamic_names);
-    let mut kept = 0;
-    for number in 0..10_000 {
-        let name = format!("d.{number:0>400}");
-        if number % 2 == 0 {
-            kept += usize::from(dynamic_names.stats(&name).is_some());
-        } else {
-            dynamic_names.unknown_domain(name.as_bytes());
-        }
-    }
-    kept += dynamic_names.unknown_domains.list.len();
-    assert_eq!(kept, 10_000 * MEAN_DYNAMIC_NAME_BYTES / 402);
-    assert_eq!(dynamic_names.overflow, 10_000 - kept as u64);
+    let name = |number: usize| format!("d.{number:0>400}");
+    let kept = (0..1_000).filter(|number| dynamic_names.stats(&name(*number)).is_some());
+    assert_eq!(kept.count(), 500 / 402_usize.div_ceil(PLACE_BYTES));
 }
 
 #[test]
 fn a_name_that_is_as_long_as_a_header_is_not_kept() {
-    let metrics = Metrics::new(NearRatio::default(), 3);
+    let metrics = Metrics::new(NearRatio::default(), 30);
     let long = "x".repeat(60_000);
     let mut dynamic_names = lock(&metrics.dynamic_names);
     assert!(dynamic_names.stats(&long).is_none());

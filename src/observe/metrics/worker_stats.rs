@@ -44,6 +44,7 @@ pub(crate) enum CallCount {
     GlobalShadowMode,
     BadRequests,
     StoreFailures,
+    WithoutLimit,
     Calls,
     LateCalls,
     StrayOrders,
@@ -52,12 +53,13 @@ pub(crate) enum CallCount {
 }
 
 /// The names of [`CallCount`]s as statistics.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "tollgate.decisions_total.ok",
     "tollgate.decisions_total.over_limit",
     "ratelimit.service.global_shadow_mode",
     "ratelimit.service.call.should_rate_limit.service_error",
     "ratelimit.service.call.should_rate_limit.redis_error",
+    "tollgate.requests_without_limit_total",
     "ratelimit_server.ShouldRateLimit.total_requests",
     "tollgate.late_calls_total",
     "tollgate.stray_orders_total",

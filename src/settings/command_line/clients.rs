@@ -18,8 +18,8 @@ use crate::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/run/counters.md \
-                  describes the answers and the endpoints behind these commands."
+    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/openapi.yaml \
+                  describes the endpoints behind these commands."
 )]
 pub(crate) struct CountersCommand {
     #[command(subcommand)]
@@ -186,7 +186,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "N")]
     pub hits: Option<i64>,
 
-    /// Print the JSON of docs/run/explain.md
+    /// Print the JSON of `/explain`, which docs/openapi.yaml describes
     #[arg(long)]
     pub json: bool,
 
