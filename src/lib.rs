@@ -88,7 +88,7 @@ mod config {
     #[cfg(test)]
     mod tests;
     mod whole_number;
-    mod yaml;
+    pub(crate) mod yaml;
 }
 
 /// Where counters live: the `Store` trait, its implementations, and stores around stores.
@@ -221,6 +221,7 @@ mod cli {
     mod healthcheck;
     mod lint_envoy;
     mod print;
+    mod report;
 }
 
 // The program, the tests and the benchmarks use these names. Everything else is `pub(crate)`, which the lint

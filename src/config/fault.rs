@@ -100,7 +100,7 @@ faults! {
     => TooDense;
     Error "too-many-files" ("there are more than {MAX_FILES} rule files")
     => TooManyFiles;
-    Error "not-regular" ("is no regular file, and no other is read; `tollgate check -` reads standard input")
+    Error "not-regular" ("is no regular file, and no other is read; the name `-` is standard input")
     => NotRegular;
     Error "other-resource" ("is a resource of type '{0}'; rules are ratelimit.config.ratelimit.v3.RateLimitConfig")
     => OtherType(String);

@@ -39,8 +39,8 @@ fn content_bytes(text: &str) -> usize {
 /// Rule files as they were at one moment.
 #[derive(Debug)]
 pub struct Files {
-    pub(super) files: Vec<File>,
-    pub(super) problems: Vec<Problem>,
+    pub(crate) files: Vec<File>,
+    pub(crate) problems: Vec<Problem>,
 }
 
 impl Files {

@@ -108,30 +108,6 @@ impl<'t> YamlNode<'t> {
         matches!(&self.kind, NodeKind::Scalar { text, is_plain: true }
             if text.is_empty() || NULLS.contains(&&**text))
     }
-
-    /// Copies borrowed texts.
-    pub(crate) fn into_owned(self) -> YamlNode<'static> {
-        let kind = match self.kind {
-            NodeKind::Scalar { text, is_plain } => NodeKind::Scalar {
-                text: Cow::Owned(text.into_owned()),
-                is_plain,
-            },
-            NodeKind::List(items) => {
-                NodeKind::List(items.into_iter().map(YamlNode::into_owned).collect())
-            }
-            NodeKind::Map(entries) => {
-                let owned = |(key, value): (YamlNode<'_>, YamlNode<'_>)| {
-                    (key.into_owned(), value.into_owned())
-                };
-                NodeKind::Map(entries.into_iter().map(owned).collect())
-            }
-            NodeKind::Tagged => NodeKind::Tagged,
-        };
-        YamlNode {
-            kind,
-            offset: self.offset,
-        }
-    }
 }
 
 /// Plain texts that mean null.

@@ -79,7 +79,7 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
 const DENSE_BYTES: usize = 64 << 10;
 const BYTES_PER_MARK: usize = 4;
 
-fn is_too_dense(text: &str) -> bool {
+pub(crate) fn is_too_dense(text: &str) -> bool {
     if text.len() <= DENSE_BYTES {
         return false;
     }
