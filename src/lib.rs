@@ -61,19 +61,18 @@ mod net {
 
 /// Rules: from files to a matcher, or every reason why not.
 mod config {
-    mod advice;
     mod algorithm;
     mod check;
     mod compile;
-    mod doubts;
     pub(crate) mod fault;
     pub(crate) mod file;
     pub(crate) mod files;
-    mod foreign_pattern;
+    mod hints;
     pub(crate) mod keys;
     pub(crate) mod manifest;
     pub(crate) mod message;
     mod mirror;
+    mod no_effect;
     pub(crate) mod node;
     pub(crate) mod parse;
     pub(crate) mod position;
@@ -83,11 +82,8 @@ mod config {
     pub(crate) mod rule_defaults;
     mod short_form;
     pub(crate) mod source;
-    mod syntax;
-    mod template;
     #[cfg(test)]
     mod tests;
-    mod whole_number;
     mod yaml;
 }
 
@@ -234,8 +230,6 @@ pub use config::{
     rule_defaults::Options as RuleOptions,
     source::Source as RuleSource,
 };
-#[cfg(any(test, fuzzing))]
-pub use core::matcher::middles::steps_taken;
 pub use core::{
     counter::{
         Batch, Charge, CounterState, CounterStates, Identity, IncrementSpec, Joined, KeyFormat,

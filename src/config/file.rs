@@ -57,9 +57,20 @@ impl File {
         Problem {
             file: self.name.clone(),
             position,
-            path: path.to_owned(),
+            path: shortened(path),
             fault,
         }
+    }
+}
+
+/// The most bytes of a path in a report: 100 problems of a rule whose key has 1 MiB would take 100 MiB.
+const MAX_PATH_BYTES: usize = 4 << 10;
+
+/// A path, or the beginning of a long one.
+pub(super) fn shortened(path: &str) -> String {
+    match path.len() {
+        ..=MAX_PATH_BYTES => path.to_owned(),
+        _ => format!("{}…", &path[..path.floor_char_boundary(MAX_PATH_BYTES)]),
     }
 }
 

@@ -134,6 +134,14 @@ impl<'t> YamlNode<'t> {
     }
 }
 
+/// Whether a node is `{{ … }}` without quotes, which YAML reads as a map whose only key is a map.
+pub(super) fn is_template(node: &YamlNode<'_>) -> bool {
+    let NodeKind::Map(entries) = &node.kind else {
+        return false;
+    };
+    matches!(entries.as_slice(), [(key, value)] if matches!(key.kind, NodeKind::Map(_)) && value.is_null())
+}
+
 /// Plain texts that mean null.
 pub(super) const NULLS: [&str; 4] = ["~", "null", "Null", "NULL"];
 
@@ -228,13 +236,18 @@ pub(super) fn float(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// A node in one word or its text, for errors.
+/// A node in one word or its text, up to 64 characters of it, for errors.
 pub(super) fn describe(kind: &NodeKind<'_>) -> String {
     match kind {
         NodeKind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
             "null".to_owned()
         }
-        NodeKind::Scalar { text, .. } => text.to_string(),
+        NodeKind::Scalar { text, is_plain } => {
+            let shown: String = text.chars().take(64).collect();
+            let more = if shown.len() < text.len() { "…" } else { "" };
+            let quote = if *is_plain { "" } else { "\"" };
+            format!("{quote}{shown}{more}{quote}")
+        }
         NodeKind::List(_) => "a list".to_owned(),
         NodeKind::Map(_) => "a map".to_owned(),
         NodeKind::Tagged => "a tagged value".to_owned(),

@@ -6,11 +6,14 @@
 //! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
 //! alias leads to the position of the scalar that it names.
 
-use std::{cell::OnceCell, fmt};
+use std::{
+    cell::{Cell, OnceCell},
+    fmt,
+};
 
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
-    Visitor,
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IgnoredAny, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
 };
 
 use crate::config::node::{NULLS, NodeKind, YamlNode};
@@ -148,6 +151,7 @@ pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Err
     let source = YamlText {
         text,
         marks: OnceCell::new(),
+        room: Cell::new((text.len() / 2).max(LEAST_NODES)),
     };
     let mut documents = Vec::new();
     let mut is_last_unchecked = false;
@@ -165,6 +169,12 @@ pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Err
     Ok(documents)
 }
 
+/// The most nodes of a short text; a long one may have one for two bytes, aliases included. A node takes 48 bytes.
+const LEAST_NODES: usize = 1 << 19;
+
+/// The message of serde_yaml's error for a text whose aliases stand for too many values.
+const TOO_MANY: &str = "repetition limit exceeded";
+
 /// The message of the error that stands for a number or a boolean.
 const VALUE: &str = "a value without its text";
 /// The message of the error that stands for a null.
@@ -174,6 +184,8 @@ const NULL: &str = "a null without its text";
 struct YamlText<'t> {
     text: &'t str,
     marks: OnceCell<Marks>,
+    /// How many more nodes it may have: an alias makes a map of thousands of nodes from a few bytes.
+    room: Cell<usize>,
 }
 
 impl<'t> YamlText<'t> {
@@ -260,6 +272,10 @@ impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
     type Value = YamlNode<'t>;
 
     fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        let room = self.0.room.get().checked_sub(1);
+        self.0
+            .room
+            .set(room.ok_or_else(|| D::Error::custom(TOO_MANY))?);
         deserializer.deserialize_any(self)
     }
 }

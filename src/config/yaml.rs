@@ -7,9 +7,9 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     config::{
-        advice::{OddCharacters, odd_characters},
         fault::Fault,
         file::File,
+        hints::{syntax_problem, unrendered},
         keys::{KeyKind, KeyLevel, is_meant},
         manifest::Foreign,
         mirror::{
@@ -19,9 +19,8 @@ use crate::{
         node::{NodeKind, Scalar, YamlNode, resolve},
         parse::{binary_tag, check_nesting, parse_all},
         problems::{DescriptorPath, Problems},
-        reader::{self, Fields, YamlReader},
-        short_form::{is_unlimited, limit_fault, short_form},
-        syntax::syntax_problem,
+        reader::{self, Fields, REQUESTS, YamlReader},
+        short_form::short_form,
     },
     core::metadata::{Metadata, MetadataValue},
 };
@@ -34,11 +33,8 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     }
     // libyaml skips it there, and counts it as a column.
     if let Some(before) = file.text.find("\n\u{feff}") {
-        let line = file.text[before + 1..].lines().next().unwrap_or_default();
-        if let Some(OddCharacters { found, fix }) = odd_characters(line) {
-            problems.push(file.problem(Some(before + 1), "", Fault::OddKey { found, fix }));
-            return Vec::new();
-        }
+        problems.push(file.problem(Some(before + 1), "", Fault::ByteOrderMark));
+        return Vec::new();
     }
     if is_too_dense(&file.text) && check_nesting(&file.text).is_ok() {
         problems.push(file.problem(None, "", Fault::TooDense));
@@ -265,7 +261,9 @@ impl YamlReader<'_> {
             NodeKind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.report(node.offset.or(at), path, limit_fault(text));
+                    let fault = Fault::ShortForm(text.chars().take(64).collect());
+                    let fault = unrendered(text, false).unwrap_or(fault);
+                    self.report(node.offset.or(at), path, fault);
                 }
                 limit
             }
@@ -311,9 +309,9 @@ impl YamlReader<'_> {
             week_starts: self.word(&fields, "week_starts", path),
             starts: self.starts(&fields, path),
         };
-        let is_readable = is_text(&fields, "unit")
-            && is_boolean(&fields, "unlimited")
-            && !is_meant_unlimited(&fields);
+        // A wrong number without a unit may be a word for no limit, which needs none.
+        let is_number = fields.get("unit").is_some() || is_whole(&fields, REQUESTS);
+        let is_readable = is_text(&fields, "unit") && is_boolean(&fields, "unlimited") && is_number;
         (is_readable && !is_misspelt(&fields, "unit")).then_some(limit)
     }
 
@@ -353,12 +351,12 @@ fn is_boolean(fields: &Fields<'_>, key: &str) -> bool {
     })
 }
 
-/// Whether the number of requests is a word for no limit, which needs no unit.
-fn is_meant_unlimited(fields: &Fields<'_>) -> bool {
-    let number = fields.get("requests_per_unit");
-    number.is_some_and(
-        |node| matches!(&node.kind, NodeKind::Scalar { text, .. } if is_unlimited(text)),
-    )
+/// Whether the value of `key` is a whole number, or missing.
+fn is_whole(fields: &Fields<'_>, key: &str) -> bool {
+    fields.get(key).is_none_or(|node| match &node.kind {
+        NodeKind::Scalar { text, is_plain } => matches!(resolve(text, *is_plain), Scalar::Int(0..)),
+        _ => false,
+    })
 }
 
 /// Whether `key` is missing, and another key was reported in its place.

@@ -14,36 +14,50 @@ use crate::{
     service::grpc::proto::{
         envoy::{
             config::core::v3::Node,
-            service::discovery::v3::{DiscoveryRequest, DiscoveryResponse},
+            service::discovery::v3::{
+                DiscoveryRequest, DiscoveryResponse,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
         },
         google::rpc,
     },
 };
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, mem, pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
-use tonic::{Code, metadata::MetadataMap, transport::Channel};
+use tokio::{sync::mpsc, time::Instant};
+use tonic::{
+    Code, Request,
+    codegen::tokio_stream::{self, StreamExt as _, wrappers::ReceiverStream},
+    metadata::MetadataMap,
+    transport::Channel,
+};
 
 mod connect;
 mod judge;
 mod lost;
 pub(crate) mod options;
-mod stream;
 
 use connect::{ControlPlaneConnection, ControlPlaneConnector};
 use judge::{Objection, PushJudge};
 use lost::{Presence, StreamEnd};
 use options::{Options, headers, node};
-use stream::{DiscoveryStream, StreamEvent};
 
 /// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
 /// control plane can count versions from 1 again, and confuse its own version with the one in use.
 const RESYNC_AFTER: Duration = Duration::from_secs(2);
 
-/// The reason for not believing an answer without rules.
-const DOUBT: &str = "(push): the rules in use stay, because this push without rules answers a request without a \
-                     version; send it again to remove them";
+/// Waits before a push is refused once more. Some control planes answer a refusal with the refused push at once, and
+/// without a pause both sides would do nothing else. A new push waits behind such a refusal, so a wait is short.
+const REPEATED_REFUSALS: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    max: Duration::from_secs(1),
+    factor: 2.0,
+    jitter: false,
+};
+
+/// A refused push that comes again after this time is no answer to the refusal.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The client of one control plane.
 #[derive(Debug)]
@@ -106,7 +120,7 @@ impl Client {
                     }
                     lost
                 }
-                Err(error) => error.into(),
+                Err(reason) => StreamEnd::Away(reason),
             };
             let wait = match (self.retry_interval, &lost) {
                 (Some(interval), StreamEnd::Refused(_)) => {
@@ -123,92 +137,101 @@ impl Client {
     /// Calls the control plane until the call ends, and returns why it ended.
     async fn use_connection(&mut self, connection: ControlPlaneConnection) -> StreamEnd {
         let Err(lost) = self.call(connection.channel).await;
-        match (lost, connection.end.take()) {
+        let explained = match (&lost, connection.end.take()) {
             // The library knows that the call broke, and the connection knows why.
-            (StreamEnd::Broken(_), Some(end)) => self.connector.explain(end).into(),
+            (StreamEnd::Broken(_), Some(end)) => self.connector.explain(Some(end)),
             // An error of HTTP/2 would have a code.
-            (StreamEnd::Broken(status), None) if status.code() == Code::Unknown => self
-                .connector
-                .explain_own()
-                .map_or(StreamEnd::Broken(status), StreamEnd::from),
-            (lost, _) => lost,
-        }
+            (StreamEnd::Broken(status), None) if status.code() == Code::Unknown => {
+                self.connector.explain(None)
+            }
+            _ => None,
+        };
+        explained.map_or(lost, StreamEnd::Away)
     }
 
     /// Calls the control plane and answers its pushes until the call ends.
     async fn call(&mut self, channel: Channel) -> Result<Infallible, StreamEnd> {
-        let first = self.request(self.judge.version(), "", None);
-        let headers = self.headers.clone();
-        let mut call = DiscoveryStream::new(channel, headers, self.max_message_bytes, first);
-        if !self.is_answered(&mut call).await? {
-            // No refusal came either, so the call is open; a server may say so with the first push only.
-            self.presence.find();
-            if !self.judge.version().is_empty() {
-                call.send(self.request("", "", None)).await;
-                call.asked_for_all = true;
+        // Room for one: a request is sent only after a response was read, or once in its place.
+        let (requests, queue) = mpsc::channel(1);
+        let first = tokio_stream::once(self.request(self.judge.version(), "", None));
+        let mut request = Request::new(first.chain(ReceiverStream::new(queue)));
+        *request.metadata_mut() = self.headers.clone();
+        let service = AggregatedDiscoveryServiceClient::new(channel);
+        let mut service = service.max_decoding_message_size(self.max_message_bytes);
+        let mut call = Call {
+            requests,
+            asked_for_all: false,
+            last_refusal: None,
+        };
+        let mut opening = pin!(service.stream_aggregated_resources(request));
+        let mut resync = pin!(tokio::time::sleep(RESYNC_AFTER));
+        let mut is_late = false;
+        // Servers may send no header before the first push.
+        let opened = loop {
+            tokio::select! {
+                opened = &mut opening => break opened,
+                () = &mut resync, if !is_late => {
+                    is_late = true;
+                    self.ask_for_all(&mut call).await;
+                }
             }
-        }
-        loop {
-            let event = call.next().await?;
-            self.handle(&mut call, event).await;
-        }
-    }
-
-    /// Whether the first push came soon. It is answered then.
-    async fn is_answered(&mut self, call: &mut DiscoveryStream) -> Result<bool, StreamEnd> {
-        let deadline = Instant::now() + RESYNC_AFTER;
-        while let Ok(event) = timeout_at(deadline, call.next()).await {
-            let event = event?;
-            let is_push = matches!(event, StreamEvent::Push(_));
-            self.handle(call, event).await;
-            if is_push {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    async fn handle(&mut self, call: &mut DiscoveryStream, event: StreamEvent) {
+        };
+        let opened = opened.map_err(|status| StreamEnd::by(status, StreamEnd::Refused))?;
         self.presence.find();
-        if let StreamEvent::Push(response) = event {
-            self.answer(call, response).await;
+        let mut responses = opened.into_inner();
+        loop {
+            tokio::select! {
+                next = responses.message() => {
+                    is_late = true;
+                    let next = next.map_err(|status| StreamEnd::by(status, StreamEnd::Failed))?;
+                    self.presence.find();
+                    self.answer(&mut call, next.ok_or(StreamEnd::Ended)?).await;
+                }
+                () = &mut resync, if !is_late => {
+                    is_late = true;
+                    self.ask_for_all(&mut call).await;
+                }
+            }
+        }
+    }
+
+    /// Asks for all rules, because no push has come. No refusal came either, so the call is open.
+    async fn ask_for_all(&mut self, call: &mut Call) {
+        self.presence.find();
+        if !self.judge.version().is_empty() {
+            call.send(self.request("", "", None)).await;
+            call.asked_for_all = true;
         }
     }
 
     /// Accepts or refuses a push.
-    async fn answer(&mut self, call: &mut DiscoveryStream, response: DiscoveryResponse) {
-        let DiscoveryResponse {
-            version_info,
-            resources,
-            type_url,
-            nonce,
-        } = response;
+    async fn answer(&mut self, call: &mut Call, response: DiscoveryResponse) {
         let push = Push {
-            type_url,
-            resources,
+            type_url: response.type_url,
+            resources: response.resources,
         };
-        let asked_for_all = std::mem::take(&mut call.asked_for_all);
-        let judged = self.judge.judge(push, version_info, asked_for_all).await;
-        let answer = |reason: Option<&str>| {
-            let error = reason.map(|reason| rpc::Status {
+        let asked_for_all = mem::take(&mut call.asked_for_all);
+        let version = response.version_info;
+        let judged = self.judge.judge(push, version, asked_for_all).await;
+        let mut error = None;
+        if let Err(objection) = judged {
+            let Objection {
+                digest,
+                reason,
+                is_first_doubt,
+            } = objection;
+            if is_first_doubt {
+                self.presence.doubt();
+            }
+            call.wait_before_refusing(digest).await;
+            error = Some(rpc::Status {
                 code: Code::InvalidArgument.into(),
-                message: reason.to_owned(),
+                message: reason,
             });
-            self.request(self.judge.version(), &nonce, error)
-        };
-        match judged {
-            Ok(()) => call.send(answer(None)).await,
-            Err(Objection::Refused(push)) => {
-                call.refuse(push.digest, answer(Some(&push.reason))).await;
-            }
-            Err(Objection::Doubted { is_first }) => {
-                if is_first {
-                    self.presence.doubt();
-                }
-                // Without an answer, a control plane would not send other rules either.
-                call.send(answer(Some(DOUBT))).await;
-            }
         }
+        // Without an answer, a control plane would not send other rules either.
+        let answer = self.request(self.judge.version(), &response.nonce, error);
+        call.send(answer).await;
     }
 
     fn request(
@@ -224,6 +247,33 @@ impl Client {
             type_url: TYPE_URL.to_owned(),
             response_nonce: nonce.to_owned(),
             error_detail,
+        }
+    }
+}
+
+/// One call of a control plane.
+struct Call {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    /// Whether the last request named no version although one is in use, and no response has come since.
+    asked_for_all: bool,
+    /// The push that was refused last, when, and the waits before it is refused again.
+    last_refusal: Option<([u8; 32], Instant, BackoffWaits)>,
+}
+
+impl Call {
+    /// Sends a request. If the call has ended, the next response says why.
+    async fn send(&self, request: DiscoveryRequest) {
+        let _ = self.requests.send(request).await;
+    }
+
+    /// Waits before a push is refused that only answers its last refusal.
+    async fn wait_before_refusing(&mut self, digest: [u8; 32]) {
+        match &mut self.last_refusal {
+            Some((refused, at, waits)) if *refused == digest && at.elapsed() < ANSWERED_WITHIN => {
+                tokio::time::sleep(waits.next_wait()).await;
+                *at = Instant::now();
+            }
+            last => *last = Some((digest, Instant::now(), BackoffWaits::new(REPEATED_REFUSALS))),
         }
     }
 }

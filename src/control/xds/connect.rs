@@ -16,15 +16,15 @@ use tokio::{
 use tonic::transport::{self, Channel};
 
 use crate::{
-    control::xds::{
-        lost::ConnectError,
-        options::{BadServer, ClientTlsError, ControlPlaneTls, XdsError},
-    },
-    foundation::lock::lock,
+    control::xds::options::{ControlPlaneTls, XdsError},
+    foundation::{causes::chain, lock::lock},
     net::{
         connect::{BoxedStream, OnceConnector, PlainStream, connect},
         endpoint::{BareIpv6, Endpoint},
-        tls::ServerName,
+        tls::{
+            ServerName,
+            failure::{TlsFailure, TlsSettingNames},
+        },
     },
 };
 
@@ -40,6 +40,15 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The default port of a target, as in gRPC.
 const DEFAULT_PORT: u16 = 443;
+
+/// The reason of a connection that ended without an error.
+const CLOSED: &str = "it closed the connection";
+
+const TLS: TlsSettingNames = TlsSettingNames {
+    certificate: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key)",
+    authorities: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT (--xds-tls-ca)",
+    name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san), another name in the certificate",
+};
 
 /// An open connection over which the control plane has sent something.
 pub(super) struct ControlPlaneConnection {
@@ -60,8 +69,8 @@ impl ControlPlaneConnector {
         server: &str,
         tls: Option<ControlPlaneTls>,
         keepalive: Option<Duration>,
-    ) -> Result<Self, BadServer> {
-        let bad = || BadServer(server.to_owned());
+    ) -> Result<Self, XdsError> {
+        let bad = || XdsError::Server(server.to_owned());
         Ok(Self {
             endpoint: target(server).ok_or_else(bad)?,
             tls,
@@ -81,30 +90,53 @@ impl ControlPlaneConnector {
     pub(super) fn check(&self) -> Result<(), XdsError> {
         if let Some(tls) = &self.tls {
             self.name(tls)?;
-            tls.files()?.config().map_err(ClientTlsError::from)?;
+            tls.files()?.config()?;
         }
-        let bad = |_| BadServer(self.target());
+        let bad = |_| XdsError::Server(self.target());
         self.http2().map_err(bad)?;
         Ok(())
     }
 
     /// Connects, and waits until the control plane speaks HTTP/2: with TLS 1.3 it can refuse the client after the
     /// handshake, and a process that is stopped still accepts connections.
-    pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
-        let connected = tokio::time::timeout(CONNECT, self.try_connect());
-        connected
-            .await
-            .unwrap_or(Err(ConnectError::TooSlow(CONNECT)))
+    ///
+    /// # Errors
+    ///
+    /// The reason in words.
+    pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, String> {
+        let too_slow = |_| format!("no connection within {} s", CONNECT.as_secs());
+        let connected = tokio::time::timeout(CONNECT, self.try_connect()).await;
+        connected.map_err(too_slow)?
     }
 
-    /// Why a connection that was open has ended.
-    pub(super) fn explain(&self, end: io::Error) -> ConnectError {
-        ConnectError::ended(end, self.tls.as_ref())
+    /// Why a connection that was open has ended: without an `end`, because a ping was not answered, which is the only
+    /// reason of this process. `None` if that cannot be.
+    pub(super) fn explain(&self, end: Option<io::Error>) -> Option<String> {
+        match end {
+            Some(end) => Some(self.words(&end, "the connection broke")),
+            None => self.ping_timeout().map(|timeout| {
+                format!(
+                    "it did not answer a ping within {timeout:?} (TOLLGATE_XDS_KEEPALIVE, --xds-keepalive, sets how \
+                     often it is asked)"
+                )
+            }),
+        }
     }
 
-    /// Why this process has closed a connection: it does so only if a ping is not answered.
-    pub(super) fn explain_own(&self) -> Option<ConnectError> {
-        self.ping_timeout().map(ConnectError::Silent)
+    /// An error of a connection in words, after `what` failed.
+    fn words(&self, error: &io::Error, what: &str) -> String {
+        let has_certificate = self
+            .tls
+            .as_ref()
+            .is_some_and(|tls| tls.certificate.is_some());
+        match TlsFailure::of(error) {
+            Some(TlsFailure::CertificateRefused(_)) if !has_certificate => {
+                TlsFailure::CertificateRequired.words(&TLS)
+            }
+            Some(failure) => failure.words(&TLS),
+            None if error.kind() == io::ErrorKind::UnexpectedEof => CLOSED.to_owned(),
+            None => format!("{what}: {}", chain(error)),
+        }
     }
 
     /// Longest wait for the answer to a keepalive ping; `None` without pings.
@@ -113,20 +145,17 @@ impl ControlPlaneConnector {
         Some(interval.min(KEEPALIVE_ANSWER))
     }
 
-    async fn try_connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
-        let stream = connect(&self.endpoint)
-            .await
-            .and_then(|stream| stream.keep_alive(TCP_KEEPALIVE).map(|()| stream))
-            .map_err(ConnectError::Connect)?;
+    async fn try_connect(&self) -> Result<ControlPlaneConnection, String> {
+        let connected = connect(&self.endpoint).await;
+        let stream = connected.and_then(|stream| stream.keep_alive(TCP_KEEPALIVE).map(|()| stream));
+        let stream = stream.map_err(|error| format!("cannot connect: {}", chain(&error)))?;
         let stream = match &self.tls {
             Some(tls) => self.shake_hands(tls, stream).await?,
             None => stream.boxed(),
         };
         let (stream, first_bytes, end) = WatchedStream::new(stream);
-        let mut endpoint = self
-            .http2()
-            .map_err(ConnectError::Http)?
-            .http2_adaptive_window(true);
+        let http = |error: transport::Error| format!("HTTP/2 failed: {}", chain(&error));
+        let mut endpoint = self.http2().map_err(http)?.http2_adaptive_window(true);
         if let (Some(interval), Some(timeout)) = (self.keepalive, self.ping_timeout()) {
             endpoint = endpoint
                 .http2_keep_alive_interval(interval)
@@ -134,11 +163,16 @@ impl ControlPlaneConnector {
         }
         let connector = OnceConnector::new(Box::new(stream));
         let channel = endpoint.connect_with_connector(connector).await;
-        let channel = channel.map_err(ConnectError::Http)?;
+        let channel = channel.map_err(http)?;
         if first_bytes.await.is_err() {
-            let closed = || io::ErrorKind::UnexpectedEof.into();
-            let end = end.take().unwrap_or_else(closed);
-            return Err(ConnectError::never_began(end, self.tls.as_ref()));
+            let end = end.take().and_then(|end| self.explain(Some(end)));
+            let end = end.unwrap_or_else(|| CLOSED.to_owned());
+            return Err(match self.tls {
+                None if end == CLOSED => format!(
+                    "{end} at once; if it expects TLS, set CONFIG_GRPC_XDS_SERVER_USE_TLS (--xds-tls)"
+                ),
+                _ => end,
+            });
         }
         Ok(ControlPlaneConnection { channel, end })
     }
@@ -147,20 +181,21 @@ impl ControlPlaneConnector {
         &self,
         tls: &ControlPlaneTls,
         stream: PlainStream,
-    ) -> Result<BoxedStream, ConnectError> {
-        let name = self.name(tls)?;
-        let files = tls.files()?;
+    ) -> Result<BoxedStream, String> {
+        let words = |error: XdsError| chain(&error);
+        let name = self.name(tls).map_err(words)?;
+        let files = tls.files().map_err(words)?;
         // A file can be on a volume that does not respond.
-        let read = tokio::task::spawn_blocking(move || files.config());
-        let config = read.await.map_err(|_| ConnectError::Panicked)?;
-        let config = config.map_err(ClientTlsError::from)?;
+        let read = tokio::task::spawn_blocking(move || files.config()).await;
+        let config = read.map_err(|_| "reading the certificates panicked")?;
+        let config = config.map_err(|error| chain(&error))?;
         let secured = stream.with_tls(config, name).await;
-        secured.map_err(|error| ConnectError::handshake(error, tls))
+        secured.map_err(|error| self.words(&error, "TLS failed"))
     }
 
-    fn name(&self, tls: &ControlPlaneTls) -> Result<ServerName<'static>, ClientTlsError> {
+    fn name(&self, tls: &ControlPlaneTls) -> Result<ServerName<'static>, XdsError> {
         let name = tls.name.as_deref().unwrap_or(self.endpoint.host());
-        ServerName::try_from(name.to_owned()).map_err(|_| ClientTlsError::NoName(name.to_owned()))
+        ServerName::try_from(name.to_owned()).map_err(|_| XdsError::NoName(name.to_owned()))
     }
 
     /// The settings of HTTP/2 on an open connection.

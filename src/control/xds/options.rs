@@ -58,37 +58,28 @@ pub(crate) enum OnEmptyPush {
     Always,
 }
 
-/// Why the client cannot start.
+/// Why the client cannot start. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum XdsError {
-    #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
-    Server(#[from] BadServer),
+    #[error(
+        "CONFIG_GRPC_XDS_SERVER_URL (--xds-server): `{0}` is not an address; write host:port or unix:/path"
+    )]
+    Server(String),
     #[error(
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS (--xds-headers): item {0} is not NAME:VALUE"
     )]
     Header(usize),
-    #[error("TLS to the control plane")]
-    Tls(#[from] ClientTlsError),
-}
-
-/// The address cannot be parsed.
-#[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not an address; write host:port or unix:/path")]
-pub(crate) struct BadServer(pub(super) String);
-
-/// Why TLS cannot be set up. Every message names the file or the setting at fault.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientTlsError {
     #[error(
-        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) \
-             need each other"
+        "TLS to the control plane: CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and \
+         CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) need each other"
     )]
     Half,
     #[error(
-        "`{0}` cannot be the name in a certificate; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
+        "TLS to the control plane: `{0}` cannot be the name in a certificate; set CONFIG_GRPC_XDS_SERVER_TLS_SAN \
+         (--xds-tls-san)"
     )]
     NoName(String),
-    #[error(transparent)]
+    #[error("TLS to the control plane")]
     Files(#[from] TlsError),
 }
 
@@ -104,11 +95,11 @@ pub(crate) struct ControlPlaneTls {
 }
 
 impl ControlPlaneTls {
-    pub(super) fn files(&self) -> Result<ClientTls, ClientTlsError> {
+    pub(super) fn files(&self) -> Result<ClientTls, XdsError> {
         let pair = match (self.certificate.clone(), self.key.clone()) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some((certificate, key)),
-            _ => return Err(ClientTlsError::Half),
+            _ => return Err(XdsError::Half),
         };
         Ok(ClientTls {
             ca: self.ca.clone(),
