@@ -1,5 +1,5 @@
-//! `tollgate check`: prints every problem in rule files, and a summary of their rules. docs/rules/check.md describes the
-//! JSON.
+//! `tollgate check`: prints every problem in rule files, and a summary of their rules. docs/rules/check.md describes
+//! the JSON.
 
 use std::{
     path::{Path, PathBuf},

@@ -16,7 +16,7 @@ use crate::{
         ascii_json::pretty_ascii_json,
         printable::{file_name, on_one_line},
     },
-    settings::command_line::ReportFormat,
+    settings::command_line::clients::ReportFormat,
 };
 
 /// A report on some files.

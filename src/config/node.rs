@@ -82,14 +82,17 @@ impl<'t> YamlNode<'t> {
         }
     }
 
-    pub(super) fn list(items: Vec<Self>) -> Self {
+    pub(super) fn list(mut items: Vec<Self>) -> Self {
+        // Most have fewer items than a list begins with room for.
+        items.shrink_to_fit();
         Self {
             offset: items.first().and_then(|item| item.offset),
             kind: NodeKind::List(items),
         }
     }
 
-    pub(super) fn map(entries: Vec<(Self, Self)>) -> Self {
+    pub(super) fn map(mut entries: Vec<(Self, Self)>) -> Self {
+        entries.shrink_to_fit();
         Self {
             offset: entries.first().and_then(|(key, _)| key.offset),
             kind: NodeKind::Map(entries),

@@ -9,16 +9,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{
-    ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-};
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::{clients::CountersCommand, lint_envoy::LintEnvoy};
 use crate::{
     core::counter::KeyFormat,
     foundation::build::VERSION_AND_COMMIT,
     settings::{
-        command_line::clients::Reading,
+        command_line::clients::{Reading, ReportFormat},
         environment::{self, UsageError},
         resolved::resolved,
         serve::Settings,
@@ -197,19 +195,6 @@ pub(crate) struct Check {
 
     #[command(flatten)]
     pub replicas: super::serve::ReplicaSettings,
-}
-
-/// Form of a report.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ReportFormat {
-    /// One line for each problem, and a summary
-    Text,
-    /// The JSON of docs/rules/check.md
-    Json,
-    /// SARIF 2.1.0
-    Sarif,
-    /// Workflow commands of GitHub Actions
-    Github,
 }
 
 #[cfg(test)]

@@ -301,7 +301,7 @@ const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
     ("GET shop.example.com/api", &[]),
     ("GET shop.example.com/apis?q=1", &[]),
     ("GET shop.example.com/item/12", &[]),
-    ("HEAD shop.example.com/item/12?x=y", &[]),
+    ("PUT shop.example.com/item/12?x=y", &[]),
     ("GET shop.example.com/item/12a", &[]),
     ("GET shop.example.com/headers", &[("x-plan", "gold")]),
     ("GET shop.example.com/headers", &[]),
@@ -468,11 +468,11 @@ fn a_request_shows_its_way_to_the_limits() {
         |arguments: &[&str]| run(&[&[&*input.file, "--rules", &input.rules], arguments].concat());
     let (code, said) = shown(&["--request", "GET shop.example.com/cart"]);
     let expected = "GET shop.example.com/cart at `front`
-  virtual host `shop` for `*` (line 32)
-  route prefix `/` to the cluster `service` (line 35)
+  virtual host `shop` for `*` (line 28)
+  route prefix `/` to the cluster `service` (line 31)
   filter `envoy.filters.http.ratelimit`, domain `shop`, stage 0
-    descriptor (remote_address=<the address of the client>) (line 41)
-      values in <> are not known here; without one there is no descriptor
+    descriptor (remote_address=<the address of the client>) (line 37)
+      values in <> are not known here; without them it is not made
       for some values rule `shop.remote_address` (rules.yaml:3): 3/second, 10/minute
 ";
     assert_eq!((code, &*said), (Some(0), expected));
@@ -711,7 +711,8 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
     };
     let item = |number: usize| {
         format!(
-            "{{ stage: {number}, actions: [{{ generic_key: {{ descriptor_value: v{number} }} }}] }}, "
+            "{{ stage: {number}, actions: [{{ generic_key: {{ descriptor_key: some-key, descriptor_value: \
+             value-{number} }} }}] }}, "
         )
     };
     let manager = |number: usize| {
@@ -765,26 +766,21 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         fill("configs: [", "{ configs: [], x: 12 }, ", "]"),
         fill(
             "static_resources: [",
-            "{ applyTo: HTTP_ROUTE, patch: { value: { rate_limits: [] } } }, ",
+            "{ applyTo: VIRTUAL_HOST, patch: { operation: MERGE, value: { rate_limits: [] } } }, ",
             "]",
         ),
     ];
+    // An unoptimised program is larger, which counts as memory.
+    let (idle, _) = peak_of(program().arg("--version"));
+    let bound_on_memory = (64 << 20) + idle.saturating_sub(IDLE_BYTES);
     for (number, text) in texts.iter().enumerate() {
         assert!(text.len() <= BYTES + 64, "{number}");
         let input = Input::new(
             text,
             "domain: d1\ndescriptors: [{ key: generic_key, rate_limits: [1/day] }]\n",
         );
-        let script =
-            "ulimit -v unlimited; exec /usr/bin/env \"$0\" lint-envoy \"$1\" --rules \"$2\"";
-        let mut lint = Command::new("sh");
-        lint.args([
-            "-c",
-            script,
-            env!("CARGO_BIN_EXE_tollgate"),
-            &input.file,
-            &input.rules,
-        ]);
+        let mut lint = program();
+        lint.args(["lint-envoy", &input.file, "--rules", &input.rules]);
         let begin = Instant::now();
         let (peak, Output { stdout, stderr, .. }) = peak_of(&mut lint);
         let took = begin.elapsed();
@@ -795,9 +791,12 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         // A busy machine and a build without optimisation take longer.
         let bound = if cfg!(debug_assertions) { 20 } else { 1 };
         assert!(took < Duration::from_secs(bound), "{number}: {took:?}");
-        assert!(peak <= 64 << 20, "{number}: {peak} bytes");
+        assert!(peak <= bound_on_memory, "{number}: {peak} bytes");
     }
 }
+
+/// The memory of an optimised program that does nothing.
+const IDLE_BYTES: u64 = 13 << 20;
 
 /// The most memory that a program had, and its output.
 fn peak_of(command: &mut Command) -> (u64, Output) {

@@ -51,24 +51,18 @@ fn items<'d>(table: &TableUse<'_, 'd>, found: &mut Findings<'d>) {
             continue;
         }
         if let Some(addend) = item.value.get("hits_addend") {
-            let calls = if item.is_at_end {
-                "the call at the end of the stream"
-            } else {
-                "every request"
-            };
+            let calls = ["every request", "the call at the end"][usize::from(item.is_at_end)];
             let text = format!(
                 "Envoy does not send `hits_addend` from here: {calls} counts as one hit; move this item to a \
                  RateLimitPerRoute in `typed_per_filter_config`, or to the filter's own `rate_limits`"
             );
             found.add(Error, Trap::HitsAddend, addend, text);
         }
-        let of_stage = || {
-            table
-                .filters
-                .iter()
-                .filter(|filter| filter.stage == item.stage)
-        };
-        if of_stage().next().is_none() {
+        let filters = table.filters.iter();
+        let mut of_stage = filters
+            .filter(|filter| filter.stage == item.stage)
+            .peekable();
+        if of_stage.peek().is_none() {
             if !table.filters.is_empty() && !table.has_unknown_filter {
                 let stage = item.stage;
                 let text = format!(
@@ -77,7 +71,7 @@ fn items<'d>(table: &TableUse<'_, 'd>, found: &mut Findings<'d>) {
                 );
                 found.add(Error, Trap::Stage, item.value, text);
             }
-        } else if of_stage().all(|filter| !filter.items.is_empty()) {
+        } else if of_stage.all(|filter| !filter.items.is_empty()) {
             let text = "the filter's own `rate_limits` win: this item is not applied; move it there, or remove those";
             found.add(Warning, Trap::HiddenLimits, item.value, text);
         }
@@ -117,10 +111,8 @@ fn catch_all<'d>(table: &TableUse<'_, 'd>, found: &mut Findings<'d>) {
     };
     for host in hosts {
         let value = host.value;
-        let takes_all = value
-            .list("domains")
-            .iter()
-            .any(|domain| domain.text() == Some("*"));
+        let mut domains = value.list("domains").into_iter();
+        let takes_all = domains.any(|domain| domain.text() == Some("*"));
         // Istio has these for hosts outside of the mesh.
         let is_istio = matches!(value.text_of("name"), "allow_any" | "block_all");
         let is_routed = host.below.iter().any(|route| route.value.has("route"));
@@ -230,11 +222,8 @@ fn filters<'d>(model: &EnvoyModel<'d>, uses: &[TableUse<'_, 'd>], found: &mut Fi
         if scope.tables.is_empty() || index == LOOSE || items > 0 {
             continue;
         }
-        for filter in scope
-            .filters
-            .iter()
-            .filter(|filter| filter.items.is_empty())
-        {
+        let silent = scope.filters.iter();
+        for filter in silent.filter(|filter| filter.items.is_empty()) {
             // Control planes put a filter into all filter chains, including those that have nothing to limit.
             let is_meant = model.is_dump && asked.contains(&service_of(filter));
             let text = "no route and no virtual host has `rate_limits`: this filter never calls the service; add some";
@@ -244,8 +233,8 @@ fn filters<'d>(model: &EnvoyModel<'d>, uses: &[TableUse<'_, 'd>], found: &mut Fi
     }
 }
 
-/// Checks the `:authority` that Envoy sends, which is the name of the cluster unless another is set, and the protocol of
-/// the cluster.
+/// Checks the `:authority` that Envoy sends, which is the name of the cluster unless another is set, and the protocol
+/// of the cluster.
 fn called_service<'d>(service: EnvoyValue<'d>, model: &EnvoyModel<'d>, found: &mut Findings<'d>) {
     const OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     let name = service.text_of("cluster_name");

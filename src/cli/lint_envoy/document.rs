@@ -39,10 +39,10 @@ impl<'t> EnvoyFile<'t> {
     ///
     /// If the text is neither JSON nor YAML.
     pub(super) fn parse(text: &'t str) -> Result<Self, Unreadable> {
-        if is_too_dense(text) {
+        let is_json = text.trim_start().starts_with('{');
+        if is_too_dense(text) || !is_json && is_crowded(text) {
             return Err(Unreadable::TooDense);
         }
-        let is_json = text.trim_start().starts_with('{');
         let json = is_json.then(|| serde_json::from_str(text));
         let roots = match json {
             Some(Ok(json)) => vec![from_json(json)],
@@ -83,6 +83,21 @@ impl<'t> EnvoyFile<'t> {
         found
     }
 }
+
+/// Whether a text has more than one part in [`BYTES_PER_PART`] bytes: the parser of YAML takes a hundred bytes for
+/// each. Only short lines of a configuration come near it.
+fn is_crowded(text: &str) -> bool {
+    let before = text.bytes().zip(text.bytes().skip(1));
+    let begins = before.filter(|(byte, next)| match byte {
+        b'[' | b'{' => true,
+        b':' | b'-' => next.is_ascii_whitespace(),
+        _ => false,
+    });
+    text.len() > CROWDED_BYTES && 2 * begins.count() * BYTES_PER_PART > text.len()
+}
+
+const CROWDED_BYTES: usize = 64 << 10;
+const BYTES_PER_PART: usize = 5;
 
 fn find_places(
     node: &YamlNode<'_>,

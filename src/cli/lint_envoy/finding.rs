@@ -18,21 +18,39 @@ const MAX_COLLECTED: usize = 2_000;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     /// Its number in the order of the file.
-    pub(super) order: usize,
+    order: usize,
     /// `None` for JSON, which is read without positions.
     pub(super) position: Option<Position>,
     /// The path in the file, such as `static_resources.clusters[0]`.
     pub(super) path: String,
     pub(super) level: FaultLevel,
     pub(super) trap: Trap,
-    /// What is wrong, and after a semicolon the fix.
+    /// The mistake, and after a semicolon the fix.
     pub(super) message: String,
+}
+
+impl Finding {
+    pub(super) fn new(
+        level: FaultLevel,
+        trap: Trap,
+        path: &str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            order: 0,
+            position: None,
+            path: path.to_owned(),
+            level,
+            trap,
+            message: message.into(),
+        }
+    }
 }
 
 /// Collects findings.
 #[derive(Debug, Default)]
 pub(super) struct Findings<'d> {
-    found: Vec<(EnvoyValue<'d>, FaultLevel, Trap, String)>,
+    found: Vec<(EnvoyValue<'d>, Finding)>,
 }
 
 impl<'d> Findings<'d> {
@@ -45,27 +63,21 @@ impl<'d> Findings<'d> {
         message: impl Into<String>,
     ) {
         if self.found.len() < MAX_COLLECTED {
-            self.found.push((value, level, trap, message.into()));
+            let finding = Finding::new(level, trap, "", message);
+            self.found.push((value, finding));
         }
     }
 
     /// The findings in the order of the file, each once.
     pub(super) fn finish(self, file: &EnvoyFile<'_>) -> Vec<Finding> {
-        let places = file.places(self.found.iter().map(|(value, ..)| *value));
-        let found = self.found.into_iter();
-        let mut findings: Vec<_> = found
-            .map(|(value, level, trap, message)| {
-                let (order, path) = places.get(&value.id()).cloned().unwrap_or_default();
-                Finding {
-                    order,
-                    position: file.position(value),
-                    path,
-                    level,
-                    trap,
-                    message,
-                }
-            })
-            .collect();
+        let places = file.places(self.found.iter().map(|(value, _)| *value));
+        let mut findings = Vec::with_capacity(self.found.len());
+        for (value, mut finding) in self.found {
+            let place = places.get(&value.id()).cloned();
+            (finding.order, finding.path) = place.unwrap_or_default();
+            finding.position = file.position(value);
+            findings.push(finding);
+        }
         findings.sort();
         findings.dedup();
         findings

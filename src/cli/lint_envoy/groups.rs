@@ -47,26 +47,20 @@ impl<'d> EnvoyModel<'d> {
 
     /// All lists of items, those of filters included.
     pub(super) fn lists<'m>(&'m self, uses: &[TableUse<'m, 'd>]) -> Vec<ItemList<'m, 'd>> {
-        let mut lists: Vec<_> = uses.iter().flat_map(TableUse::lists).collect();
-        for filter in self.scopes.iter().flat_map(|scope| &scope.filters) {
-            let items = filter.items.iter();
-            lists.push(ItemList {
-                items: items
-                    .map(|item| (item, BTreeSet::from([filter.domain])))
-                    .collect(),
-                beside: &[],
-                namespaces: BTreeSet::from([filter.namespace()]),
-            });
-        }
+        let alone = |items: &'m [LimitItem<'d>], domain, namespace: Option<&'d str>| ItemList {
+            items: items
+                .iter()
+                .map(|item| (item, BTreeSet::from([domain])))
+                .collect(),
+            beside: &[],
+            namespaces: namespace.into_iter().collect(),
+        };
+        let http = self.scopes.iter().flat_map(|scope| &scope.filters);
+        let http = http.map(|filter| alone(&filter.items, filter.domain, Some(filter.namespace())));
         let tcp = self.tcp_filters.iter();
-        lists.extend(tcp.map(|(filter, items)| {
-            let domain = BTreeSet::from([filter.text_of("domain")]);
-            ItemList {
-                items: items.iter().map(|item| (item, domain.clone())).collect(),
-                beside: &[],
-                namespaces: BTreeSet::new(),
-            }
-        }));
+        let tcp = tcp.map(|(filter, items)| alone(items, filter.text_of("domain"), None));
+        let of_tables = uses.iter().flat_map(TableUse::lists);
+        let mut lists: Vec<_> = of_tables.chain(http).chain(tcp).collect();
         lists.retain(|list| !list.items.is_empty());
         lists
     }

@@ -65,9 +65,8 @@ impl<'d> LimitItem<'d> {
         let actions: Vec<_> = actions.collect();
         let order = actions.last().and_then(|action| OrderName::of(action.key?));
         let before = &actions[..actions.len() - usize::from(order.is_some())];
-        let entries = before
-            .iter()
-            .map(|action| Some((action.key?, action.literal)));
+        let entry = |action: &ItemAction<'d>| Some((action.key?, action.literal));
+        let entries = before.iter().map(entry);
         let stage = value.number("stage");
         Self {
             entries: entries.collect(),
@@ -83,11 +82,8 @@ impl<'d> LimitItem<'d> {
     /// A descriptor of the TCP filter.
     pub(super) fn of_tcp(value: EnvoyValue<'d>) -> Self {
         let entry = |entry: EnvoyValue<'d>| {
-            let value = Some(entry.text_of("value"));
-            (
-                entry.text_of("key"),
-                value.filter(|value| !value.contains('%')),
-            )
+            let value = Some(entry.text_of("value")).filter(|value| !value.contains('%'));
+            (entry.text_of("key"), value)
         };
         let entries = value.list("entries").into_iter().map(entry);
         Self {
@@ -137,9 +133,8 @@ impl<'d> ItemAction<'d> {
         let known = ACTIONS.iter();
         let known = known.filter_map(|(kind, key)| Some((action.get(kind)?, *kind, *key)));
         let expression = action.at(&["extension", "typed_config"]);
-        let found = known
-            .chain(expression.map(|value| (value, "extension", "")))
-            .next();
+        let expression = expression.map(|value| (value, "extension", ""));
+        let found = known.chain(expression).next();
         let (value, kind, default_key) = found.unwrap_or((action, "", ""));
         let keys = [value.text_of("descriptor_key"), default_key];
         let literal = value.get("descriptor_value").and_then(EnvoyValue::text);

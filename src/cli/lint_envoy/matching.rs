@@ -125,11 +125,15 @@ pub(super) fn route_for<'m, 'd>(
 
 /// Whether all of some conditions hold. One that does not hold decides, whatever cannot be read.
 fn all(conditions: impl Iterator<Item = Matches>) -> Matches {
-    conditions.fold(Ok(true), |all, next| match (all, next) {
-        (Ok(false), _) | (_, Ok(false)) => Ok(false),
-        (Err(unread), _) | (_, Err(unread)) => Err(unread),
-        _ => Ok(true),
-    })
+    let mut all = Ok(true);
+    for condition in conditions {
+        match condition {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            unread => all = unread,
+        }
+    }
+    all
 }
 
 fn route_matches(of: EnvoyValue<'_>, request: &LintRequest) -> Matches {

@@ -131,13 +131,12 @@ impl<'d> RouteLevel<'d> {
     fn new(value: EnvoyValue<'d>, depth: usize) -> Self {
         let holder = [None, Some(value), value.get("route")][depth];
         let below = ["virtual_hosts", "routes"].get(depth);
-        let below = below
-            .map_or_else(Vec::new, |key| value.list(key))
-            .into_iter();
+        let below = below.map_or_else(Vec::new, |key| value.list(key));
+        let below = below.into_iter().map(|value| Self::new(value, depth + 1));
         Self {
             items: holder.map_or_else(Vec::new, |holder| LimitItem::all(holder, Holder::Route)),
             configs: PerRoute::all(value),
-            below: below.map(|value| Self::new(value, depth + 1)).collect(),
+            below: below.collect(),
             value,
         }
     }
@@ -260,11 +259,8 @@ impl<'d> EnvoyModel<'d> {
         }
         let filters = self.scopes.iter().map(|scope| scope.filters.len());
         let filters = filters.sum::<usize>() + self.tcp_filters.len();
-        let items = self
-            .lists(&self.uses())
-            .iter()
-            .map(|list| list.items.len())
-            .sum();
+        let lists = self.lists(&self.uses());
+        let items = lists.iter().map(|list| list.items.len()).sum();
         self.seen = SeenParts { filters, items };
         let has_routes = self.tables.len() > 1 || self.seen.items > 0;
         self.has_envoy |= has_routes || !(self.clusters.is_empty() && self.patches.is_empty());
@@ -273,8 +269,9 @@ impl<'d> EnvoyModel<'d> {
     /// Reads `value`, which `parent` contains, and everything below it.
     fn walk(&mut self, value: EnvoyValue<'d>, parent: EnvoyValue<'d>) {
         let message = value.message();
-        self.has_envoy |= value.has("static_resources")
-            || message.is_some_and(|(name, _)| name.starts_with("envoy."));
+        let name = message.map_or("", |(name, _)| name);
+        self.has_envoy |= name.starts_with("envoy.") || value.has("static_resources");
+        self.is_dump |= name.starts_with("envoy.admin.");
         match message {
             Some((MANAGER, content)) => return self.manager(content),
             Some((FILTER, content)) => {
@@ -317,11 +314,9 @@ impl<'d> EnvoyModel<'d> {
     }
 
     fn below(&mut self, value: EnvoyValue<'d>) {
-        let type_ends = |value: EnvoyValue<'d>, end: &str| value.text_of("@type").ends_with(end);
-        let dumps = value.list("configs");
-        self.is_dump |= dumps.iter().any(|dump| type_ends(*dump, "ConfigDump"));
         // A dump repeats messages of the bootstrap. They would be reported twice.
-        let is_bootstrap = |value| type_ends(value, ".BootstrapConfigDump");
+        let is_bootstrap =
+            |value: EnvoyValue<'_>| value.text_of("@type").ends_with(".BootstrapConfigDump");
         let parts = || value.children().map(|(_, part)| part);
         let skips_bootstrap = parts().any(is_bootstrap) && parts().count() > 1;
         for (key, child) in value.children() {

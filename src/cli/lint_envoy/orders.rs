@@ -8,7 +8,7 @@ use super::{
     finding::{Findings, Trap},
     groups::ItemList,
     item::{
-        Holder, KnownEntry, LimitItem,
+        Holder, ItemAction, KnownEntry, LimitItem,
         OrderName::{self, Release, Reservation, Unreserved},
     },
     model::FILTER_NAME,
@@ -41,8 +41,8 @@ pub(super) fn check<'d>(
             found: &mut *found,
         };
         for (item, domains) in &list.items {
-            if let Some(order) = item.order {
-                orders.order(item, order);
+            if let (Some(order), Some(action)) = (item.order, item.actions.last()) {
+                orders.order(item, order, action);
                 continue;
             }
             let (Some(rules), Some(entries)) = (rules, &item.entries) else {
@@ -51,22 +51,20 @@ pub(super) fn check<'d>(
             let reached = domains
                 .iter()
                 .filter_map(|domain| rules.reached(domain, entries));
+            let mut reached = reached.flat_map(|rules| rules.to_vec());
             // One finding is enough, however many rules its values lead to.
-            let _ = reached
-                .flat_map(|rules| rules.to_vec())
-                .any(|rule| match item.holder {
-                    Holder::TcpFilter => orders.connection(item, rule),
-                    _ if item.is_at_end => orders.cost(item, rule),
-                    _ => orders.request(item, rule),
-                });
+            let _ = reached.any(|rule| match item.holder {
+                Holder::TcpFilter => orders.connection(item, rule),
+                _ if item.is_at_end => orders.cost(item, rule),
+                _ => orders.request(item, rule),
+            });
         }
     }
 }
 
 fn orders_of<'m, 'd: 'm>(items: impl Iterator<Item = &'m LimitItem<'d>>) -> Orders<'m, 'd> {
-    items
-        .filter_map(|item| Some((item.order?, item.entries.as_deref())))
-        .collect()
+    let orders = items.map(|item| Some((item.order?, item.entries.as_deref())));
+    orders.flatten().collect()
 }
 
 /// Whether a rule takes something that an order at the end of the stream gives back.
@@ -104,11 +102,10 @@ struct OrderCheck<'m, 'd, 'c> {
 
 impl<'d> OrderCheck<'_, 'd, '_> {
     /// Checks an item that gives an order.
-    fn order(&mut self, item: &LimitItem<'d>, order: OrderName) {
-        let action = item.actions.last().filter(|_| order != Unreserved);
-        let Some(action) = action else {
+    fn order(&mut self, item: &LimitItem<'d>, order: OrderName, action: &ItemAction<'d>) {
+        if order == Unreserved {
             return;
-        };
+        }
         let name = action.key.unwrap_or_default();
         if !item.is_at_end {
             let text = format!(
@@ -159,38 +156,31 @@ impl<'d> OrderCheck<'_, 'd, '_> {
         let is_settled = is_given(Reservation);
         let is_released = is_given(Release);
         let is_ended = is_settled || self.given_back.contains(&entries);
-        let is_zero = rule
-            .reserve()
-            .is_some_and(|reserve| reserve.missing == MissingCost::Zero);
-        let (level, order, consequence) = match rule.lease {
-            Some(LeasePolicy::Slots) if !is_settled && !is_released => (
-                Error,
-                Release,
-                "each request holds its slot until the `ttl` ends",
-            ),
-            Some(LeasePolicy::Reserve(_)) if !is_ended && !(is_zero && is_released) => (
+        let missing = rule.reserve().map(|reserve| reserve.missing);
+        let is_zero = missing == Some(MissingCost::Zero);
+        let (level, order, consequence) = match missing {
+            None if needs_order(rule) && !is_settled && !is_released => {
+                (Error, Release, "a slot is held until the `ttl` ends")
+            }
+            Some(_) if !(is_ended || is_zero && is_released) => (
                 Error,
                 Reservation,
-                "each request keeps its estimate, whatever it costs",
+                "the estimate stays charged, whatever the cost",
             ),
-            Some(LeasePolicy::Reserve(_)) if is_zero && is_settled && !is_released => (
+            Some(_) if is_zero && is_settled && !is_released => (
                 Warning,
                 Release,
-                "streams without a cost keep their estimate",
+                "a stream without a cost keeps its estimate",
             ),
             _ => return false,
         };
         let is_elsewhere = self.everywhere.contains(&(order, entries));
         let elsewhere = ["no item orders", "only another list orders"][usize::from(is_elsewhere)];
-        let last = if order == Release {
-            "release"
-        } else {
-            "reservation"
-        };
-        let name = format!("tollgate.{last}");
+        let name = ["tollgate.reservation", "tollgate.release"][usize::from(order == Release)];
         let text = format!(
-            "the rule `{}` waits for an order, and {elsewhere} `{name}`: {consequence}; add an item with these actions, \
-             then a `metadata` action of the key `{name}` that reads `reservation`, and `apply_on_stream_done: true`",
+            "the rule `{}` waits for an order, and {elsewhere} `{name}`: {consequence}; add an item with these \
+             actions, then a `metadata` action of the key `{name}` that reads `reservation`, and \
+             `apply_on_stream_done: true`",
             rule.path
         );
         self.found.add(level, Trap::NoRelease, item.value, text);

@@ -50,7 +50,6 @@ pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
         rules: loaded.as_ref().map(|loaded| &loaded.matcher),
         entries: Vec::new(),
         summary: Vec::new(),
-        checked: 0,
         findings: 0,
         has_unread: false,
         passed_over: 0,
@@ -59,18 +58,17 @@ pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
         return run.show(&LintRequest::parse(request, &lint.headers)?);
     }
     lint.paths.iter().for_each(|path| run.path(path));
-    let passed_over = CountOf(run.passed_over, "file");
+    let (checked, passed_over) = (run.summary.len(), CountOf(run.passed_over, "file"));
     if run.passed_over > 0 {
-        run.summary.push(format!(
-            "passed over: {passed_over} without a rate limit filter"
-        ));
+        let text = format!("passed over: {passed_over} without a rate limit filter");
+        run.summary.push(text);
     }
     let report = Report {
         tool: "tollgate lint-envoy",
         is_ok: run.findings == 0 && !run.has_unread,
         entries: run.entries,
         summary: run.summary,
-        facts: json!({ "files": run.checked, "passed_over": run.passed_over }),
+        facts: json!({ "files": checked, "passed_over": run.passed_over }),
     };
     report.print(lint.format)?;
     Ok(match run.findings {
@@ -108,7 +106,6 @@ struct LintRun<'a> {
     entries: Vec<ReportEntry>,
     /// A line for each file.
     summary: Vec<String>,
-    checked: usize,
     findings: usize,
     /// Whether some file could not be checked.
     has_unread: bool,
@@ -136,7 +133,7 @@ impl LintRun<'_> {
     }
 
     fn path(&mut self, path: &Path) {
-        let (read, before) = (read(path), self.checked);
+        let (read, before) = (read(path), self.summary.len());
         for problem in &read.problems {
             self.has_unread = true;
             let entry = ReportEntry::of_problem(problem, problem.file.clone());
@@ -145,7 +142,7 @@ impl LintRun<'_> {
         for file in read.files {
             self.file(&file.name, &file.text, path.is_dir());
         }
-        if path.is_dir() && self.checked == before && !self.has_unread {
+        if path.is_dir() && self.summary.len() == before && !self.has_unread {
             self.nothing_checked(&path.to_string_lossy(), "the whole folder");
         }
     }
@@ -172,15 +169,9 @@ impl LintRun<'_> {
     }
 
     fn nothing_checked(&mut self, name: &str, path: &str) {
-        let message = "no rate limit filter in it: nothing was checked; name the file with envoy.filters.http.ratelimit";
-        let finding = Finding {
-            order: 0,
-            position: None,
-            path: path.to_owned(),
-            level: FaultLevel::Warning,
-            trap: Trap::NothingChecked,
-            message: message.to_owned(),
-        };
+        let message = "no rate limit filter in it: nothing was checked; name the file with \
+                       envoy.filters.http.ratelimit";
+        let finding = Finding::new(FaultLevel::Warning, Trap::NothingChecked, path, message);
         let linted = Linted {
             findings: vec![finding],
             ..Linted::default()
@@ -201,7 +192,6 @@ impl LintRun<'_> {
         });
         self.entries.extend(listed);
         self.findings += findings;
-        self.checked += 1;
         let name = file_name(name);
         self.summary.push(match (findings, left_out) {
             (0, 0) => format!("ok: {name}: {seen}, no finding"),

@@ -78,19 +78,15 @@ impl<'d> RequestView<'_, 'd, '_> {
     fn line_at(&mut self, depth: usize, value: EnvoyValue<'_>, text: &str) {
         let found = self.file.places(iter::once(value)).into_values().next();
         let path = found.map_or_else(String::new, |(_, path)| path);
-        let line = self
-            .file
-            .position(value)
-            .map(|position| format!("line {}", position.line));
+        let position = self.file.position(value);
+        let line = position.map(|position| format!("line {}", position.line));
         self.line(depth, &format!("{text} ({})", line.unwrap_or(path)));
     }
 
     fn table(&mut self, table: &RouteLevel<'d>) {
         let request = self.request;
-        let manager = self
-            .scope
-            .manager
-            .map_or("", |value| value.text_of("stat_prefix"));
+        let manager = self.scope.manager.unwrap_or(table.value);
+        let manager = manager.text_of("stat_prefix");
         self.line(0, &format!("{} at {}", request.text, quoted(manager)));
         let Some(host) = host_for(table, request) else {
             return self.line(1, "no virtual host takes it: 404, and no call");
@@ -128,13 +124,9 @@ impl<'d> RequestView<'_, 'd, '_> {
         } else if self.scope.filters.is_empty() {
             self.line(1, "no rate limit filter: no call");
         } else {
+            let configs = [&route.configs, &host.configs, &table.configs];
             for filter in &self.scope.filters {
-                self.filter(
-                    filter,
-                    [&route.configs, &host.configs, &table.configs],
-                    host,
-                    route,
-                );
+                self.filter(filter, configs, host, route);
             }
         }
     }
@@ -148,9 +140,8 @@ impl<'d> RequestView<'_, 'd, '_> {
         route: &RouteLevel<'d>,
     ) {
         let is_own = |config: &&PerRoute<'_>| config.key == Some(filter.name);
-        let config = configs
-            .iter()
-            .find_map(|configs| configs.iter().find(is_own));
+        let mut configs = configs.iter();
+        let config = configs.find_map(|configs| configs.iter().find(is_own));
         let domain = config.and_then(PerRoute::domain).unwrap_or(filter.domain);
         let (name, stage) = (quoted(filter.name), filter.stage);
         let text = format!("filter {name}, domain {}, stage {stage}", quoted(domain));
@@ -205,7 +196,7 @@ impl<'d> RequestView<'_, 'd, '_> {
         if !is_known {
             self.line(
                 3,
-                "values in <> are not known here; without one there is no descriptor",
+                "values in <> are not known here; without them it is not made",
             );
         }
         entries.truncate(entries.len().saturating_sub(item.order.iter().count()));
@@ -228,7 +219,7 @@ impl<'d> RequestView<'_, 'd, '_> {
             self.line(3, &format!("{some}rule `{path}` ({file}:{line}): {limits}"));
         }
         if reached.len() > MAX_RULES {
-            self.line(3, &format!("and {} more rules", reached.len() - MAX_RULES));
+            self.line(3, "and others");
         }
     }
 
@@ -277,7 +268,7 @@ impl<'d> RequestView<'_, 'd, '_> {
                 unknown(&format!("the metadata {}", quoted(key)))
             }
             "extension" => unknown(&format!(
-                "the expression {}",
+                "the value of {}",
                 quoted(settings.text_of("text"))
             )),
             _ => unknown("an action that is not read"),
@@ -287,13 +278,8 @@ impl<'d> RequestView<'_, 'd, '_> {
 
 /// Whether Envoy adds a header to requests.
 fn is_set_by_envoy(header: &str) -> bool {
-    let others = [
-        "x-request-id",
-        "x-forwarded-for",
-        "x-forwarded-proto",
-        ":scheme",
-    ];
-    header.starts_with("x-envoy-") || others.contains(&header)
+    const OTHERS: [&str; 3] = ["x-request-id", "x-forwarded-for", "x-forwarded-proto"];
+    header.starts_with("x-envoy-") || OTHERS.contains(&header)
 }
 
 /// `10/minute, 3 in flight`

@@ -200,8 +200,8 @@ pub(super) fn check<'d>(
     }
 }
 
-/// Reports entries that no rule of these domains matches. Those of a domain without rules are compared with the one that
-/// was probably meant, or else with all: then only their order can be wrong.
+/// Reports entries that no rule of these domains matches. Those of a domain without rules are compared with the one
+/// that was probably meant, or else with all: then only their order can be wrong.
 fn descriptor<'d>(
     at: EnvoyValue<'d>,
     entries: &[KnownEntry<'d>],

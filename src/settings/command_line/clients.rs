@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{
     config::rule_defaults::Options,
@@ -281,6 +281,19 @@ impl HealthCheck {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }
+}
+
+/// Form of a report.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// One line for each problem, and a summary
+    Text,
+    /// The JSON of docs/rules/check.md
+    Json,
+    /// SARIF 2.1.0
+    Sarif,
+    /// Workflow commands of GitHub Actions
+    Github,
 }
 
 #[cfg(test)]

@@ -6,12 +6,13 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     config::fault::FaultLevel,
-    settings::command_line::{ReportFormat, clients::Reading},
+    settings::command_line::clients::{Reading, ReportFormat},
 };
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code: 0 without findings, 1 with findings, 2 if a file or the rules cannot be read. docs/envoy/lint-envoy.md describes each finding."
+    after_help = "Exit code: 0 without findings, 1 with findings, 2 if a file or the rules cannot be read. \
+                  docs/envoy/lint-envoy.md describes each finding."
 )]
 pub(crate) struct LintEnvoy {
     /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that contain one
