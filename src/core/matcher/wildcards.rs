@@ -366,8 +366,8 @@ mod tests {
         }
     }
 
-    /// The shortest of several searches for the wildcards that `shape` makes of each number, in a value of which most is
-    /// almost a piece.
+    /// The shortest of several searches for the wildcards that `shape` makes of each number, in a value of which most
+    /// is almost a piece.
     fn time(shape: fn(usize) -> String, rules: usize, is_joined: bool) -> Duration {
         let mut wildcards = Wildcards::default();
         for number in 0..rules {
@@ -392,8 +392,8 @@ mod tests {
         (0..9).map(search).min().unwrap()
     }
 
-    /// An end user chooses the value and its length, which a few dozen kB bound. In an optimised build 300 wildcards take
-    /// at most 1 ms: `cargo bench --bench core -- --wildcards`.
+    /// An end user chooses the value and its length, which a few dozen kB bound. In an optimised build 300 wildcards
+    /// take at most 1 ms: `cargo bench --bench core -- --wildcards`.
     #[test]
     fn a_long_value_takes_no_time_for_each_wildcard() {
         let shapes: [fn(usize) -> String; 5] = [
