@@ -170,8 +170,13 @@ impl<S: Store + Clone> UnaryService<Bytes> for ShouldRateLimit<S> {
     }
 }
 
-/// A tenth of the time of a call is left for the network.
+/// A tenth of the time is left for the network.
 const MARGIN: u32 = 10;
+
+/// The part of `timeout` that a decision may use.
+fn for_decision(timeout: Duration) -> Duration {
+    timeout - timeout / MARGIN
+}
 
 /// How long after its arrival an answer is of use to the caller (gRPC over HTTP/2, "Timeout"). `None` if `text` is no
 /// timeout. Envoy sends milliseconds, 20 unless it is configured otherwise.
@@ -243,7 +248,7 @@ impl<S: Store + Clone> Service<S> {
             self.limiter.metrics.record_late_call();
             return Err(Status::deadline_exceeded("the time of the call is over"));
         }
-        let deadline = Deadline::of_call(began, left.map(|left| left - left / MARGIN));
+        let deadline = Deadline::of_call(began, left.map(for_decision));
         let span = self.tracer.begin(header);
         let stream = connection.leases.stream(&headers);
         let stream = stream.as_ref();
@@ -415,10 +420,8 @@ impl<S: Store + Clone> Service<S> {
             });
             orders.push_descriptor(Hits::add(0), None);
         }
-        let deadline = Deadline::of_store();
-        let ended = self
-            .limiter
-            .check(&orders, self.clock.now(), &deadline, |_, _| ());
+        let (deadline, now) = (Deadline::of_store(), self.clock.now());
+        let ended = self.limiter.check(&orders, now, &deadline, |_, _| ());
         // The store may be away: then slots wait for it, and hits stay charged until their window ends.
         let _ = ended.await;
     }
@@ -482,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_in_every_unit() {
+    fn timeouts_are_read_in_every_unit_and_a_tenth_is_left_for_the_way() {
         for (text, expected) in [
             ("20m", Some(Duration::from_millis(20))),
             ("0m", Some(Duration::ZERO)),
@@ -501,5 +504,7 @@ mod tests {
         ] {
             assert_eq!(timeout(text.as_bytes()), expected, "{text}");
         }
+        let of_envoy = Duration::from_millis(20);
+        assert_eq!(for_decision(of_envoy), Duration::from_millis(18));
     }
 }

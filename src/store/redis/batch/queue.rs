@@ -93,15 +93,14 @@ impl NodeQueue {
         let mut own = Box::<Batch>::default();
         own.append(batch);
         let ends = deadline.ends(self.longest).into();
-        let is_lease = deadline.is_for_lease;
         let is_short = deadline.timeout.is_some_and(|most| most < self.longest);
         let request = QueuedRequest {
             batch: own,
             now,
             began: deadline.began.into(),
             ends,
-            is_lease,
-            is_timed: is_lease || is_short,
+            is_lease: deadline.is_for_lease,
+            is_timed: deadline.is_for_lease || is_short,
             waiting: self.waiting.clone(),
             reply: Some(reply),
         };
@@ -114,7 +113,7 @@ impl NodeQueue {
             })?;
         Ok(PendingReply {
             reply: pending,
-            ends: (is_short && !is_lease).then_some(ends),
+            ends: (is_short && !deadline.is_for_lease).then_some(ends),
         })
     }
 }
