@@ -484,9 +484,10 @@ async fn densest_while_room_is_short(algorithm: &str) -> usize {
         }
     }
     let densest = admitted.iter().map(|admitted| {
-        // A call counts at some moment between its start and its end.
+        // A call counts at some moment between its start and its end, in a whole millisecond: one that is counted less
+        // than a millisecond before the end of a period may belong to the next.
         let within = |start: Duration| {
-            let end = start + FEW.period();
+            let end = start + FEW.period() - Duration::from_millis(1);
             let of_it = admitted
                 .iter()
                 .filter(|(sent, told)| *sent >= start && *told < end);
