@@ -7,14 +7,14 @@ use jiff::{civil::Weekday, fmt::strtime};
 use crate::{
     config::{
         fault::Fault,
-        keys::{closest_zone, word_instead_of},
+        hints::unrendered,
+        keys::words_of,
         mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
         short_form::period,
-        template::unrendered_text,
     },
     core::{
         calendar::{Calendar, NoCalendar, Starts},
-        kind::{Algorithm, WORDS_TEXT},
+        kind::Algorithm,
         window::Period,
     },
 };
@@ -40,7 +40,7 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
         word => {
             let mut without_settings = Algorithm::one_of_each(0);
             let Some(algorithm) = without_settings.find(|known| known.name() == word) else {
-                faults.extend(name.map(|word| unknown("algorithm", word, &WORDS_TEXT)));
+                faults.extend(name.map(|word| unknown("algorithm", word)));
                 return Algorithm::FixedWindow;
             };
             algorithm
@@ -103,18 +103,16 @@ pub(super) fn ttl(limit: &RateLimit, faults: &mut Faults) -> Option<Result<Perio
 }
 
 /// The fault of a word that a key does not know.
-pub(super) fn unknown(
-    key: &'static str,
-    word: &LocatedText,
-    expected: &'static str,
-) -> (Option<usize>, Fault) {
-    let fault = unrendered_text(&word.text).unwrap_or_else(|| Fault::UnknownWord {
+pub(super) fn unknown(key: &'static str, word: &LocatedText) -> (Option<usize>, Fault) {
+    let unknown = || Fault::UnknownWord {
         key,
         text: word.text.clone(),
-        meant: word_instead_of(&word.text, key),
-        expected,
-    });
-    (word.at, fault)
+        expected: words_of(key),
+    };
+    (
+        word.at,
+        unrendered(&word.text, false).unwrap_or_else(unknown),
+    )
 }
 
 fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
@@ -122,7 +120,7 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
         None | Some((_, "aligned")) => false,
         Some((_, "first_hit")) => true,
         Some((word, _)) => {
-            faults.push(unknown("window", word, "aligned or first_hit"));
+            faults.push(unknown("window", word));
             false
         }
     };
@@ -256,11 +254,8 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     match Calendar::new(period.unit(), &zone.text, starts) {
         Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
         Err(NoCalendar::Zone) => {
-            let unknown = || Fault::UnknownZone {
-                meant: closest_zone(&zone.text),
-                name: zone.text.clone(),
-            };
-            let fault = unrendered_text(&zone.text).unwrap_or_else(unknown);
+            let unknown = || Fault::UnknownZone(zone.text.clone());
+            let fault = unrendered(&zone.text, false).unwrap_or_else(unknown);
             faults.push((zone.at, fault));
         }
         Err(NoCalendar::Unit) => {
@@ -282,7 +277,7 @@ fn weekday(word: Option<&LocatedText>, faults: &mut Faults) -> Weekday {
     let parsed = strtime::parse("%A", &word.text);
     let named = parsed.ok().and_then(|parsed| parsed.weekday());
     named.unwrap_or_else(|| {
-        faults.push(unknown("week_starts", word, "monday to sunday"));
+        faults.push(unknown("week_starts", word));
         Weekday::Monday
     })
 }

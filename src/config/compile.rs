@@ -14,13 +14,13 @@ use foldhash::fast::RandomState;
 use crate::{
     config::{
         algorithm,
-        fault::Fault,
+        fault::{Fault, MAX_WILDCARD_BYTES, shortened},
         file::{File, ParsedFile},
+        hints::unrendered,
         mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
         position::Position,
         problems::{Problems, joined},
         rule_defaults::{Options, RuleDefaults, lease},
-        short_form::unit_fault,
     },
     core::{
         counter::{KeyFormat, number},
@@ -82,10 +82,13 @@ pub(super) fn compile(
     } = compiler;
     // Rules with an error are missing, and need no second problem.
     if !problems.has_error() {
-        let empty = domains.iter().filter(|(_, (_, rules))| *rules == 0);
-        problems.extend(empty.map(|(domain, (first, _))| {
-            let fault = Fault::NoRules((*domain).to_owned());
-            first.file.problem(first.rules.at, "", fault)
+        let is_empty = |source: &&ParsedFile<'_>| {
+            let known = domains.get(&*source.rules.domain);
+            known.is_some_and(|(first, rules)| *rules == 0 && ptr::eq(*first, *source))
+        };
+        problems.extend(sources.iter().filter(is_empty).map(|source| {
+            let fault = Fault::NoRules(source.rules.domain.clone());
+            source.file.problem(source.rules.at, "", fault)
         }));
     }
     matcher
@@ -190,13 +193,18 @@ impl<'a> Compiler<'a, '_> {
         let text = joined(&descriptor.key, &descriptor.value);
         let path: Arc<str> = format!("{path}.{text}").into();
         let (key, value) = (descriptor.key.as_bytes(), descriptor.value.as_bytes());
+        let wildcard_bytes = self.matcher.wildcard_bytes(parent);
         let Some(node) = self.matcher.insert(parent, key, value) else {
             let fault = Fault::Duplicate {
-                path: path.to_string(),
+                path: shortened(&path),
                 first: self.first_location(&path),
             };
             return self.report(file, at, &path, fault);
         };
+        let is_full = |bytes| bytes > MAX_WILDCARD_BYTES;
+        if !is_full(wildcard_bytes) && is_full(self.matcher.wildcard_bytes(parent)) {
+            self.report(file, at, &path, Fault::TooManyWildcards);
+        }
         let origin = RuleOrigin {
             file: self.file_name.clone(),
             line: at.map(|at| file.line(at)),
@@ -411,7 +419,12 @@ impl<'a> Compiler<'a, '_> {
     fn period(&mut self, file: &'a File, path: &str, limit: &RateLimit) -> Option<Period> {
         let multiplier = self.multiplier(file, path, limit);
         let Ok(unit) = limit.unit.parse::<Unit>() else {
-            self.report(file, limit.at, path, unit_fault(&limit.unit));
+            let unknown = || match limit.unit.as_str() {
+                "" => Fault::NoUnit,
+                unit => Fault::InvalidUnit(unit.to_owned()),
+            };
+            let fault = unrendered(&limit.unit, false).unwrap_or_else(unknown);
+            self.report(file, limit.at, path, fault);
             return None;
         };
         let multiplier = multiplier?;

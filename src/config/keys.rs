@@ -103,7 +103,8 @@ const KEYS: [Key; 40] = [
     key("missing", &[Reserve], Text).words(&["estimate", "zero"]),
 
     key("body", &[Refusal], Text),
-    key("content_type", &[Refusal], Text).words(&["text/plain", "text/html", "application/json"]),
+    key("content_type", &[Refusal], Text)
+        .words(&["text/plain", "text/html", "application/json", "another type of text, XML or JSON"]),
     key("status", &[Refusal], Number),
     key("headers", &[Refusal], Texts),
 ];
@@ -182,18 +183,12 @@ pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     }
 }
 
-/// The word that is meant by one that the key of this name does not take: a close one, or one with a part of it, as
-/// `token_bucket` has of `leaky_bucket`.
-pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
-    let words = Key::find(key)?.words;
-    let parts = |text: &'_ str| -> Vec<String> {
-        let parts = text.split(|letter: char| !letter.is_alphanumeric());
-        parts.map(str::to_lowercase).collect()
-    };
-    let own = parts(word);
-    let has_part = |known: &&str| parts(known).iter().any(|part| own.contains(part));
-    let mut known = words.iter().copied();
-    closest(word, known.clone()).or_else(|| known.find(has_part))
+/// The words that the key of this name takes.
+pub(super) fn words_of(key: &str) -> String {
+    match Key::find(key).map(|key| key.words) {
+        Some([words @ .., last]) => format!("{} or {last}", words.join(", ")),
+        _ => String::new(),
+    }
 }
 
 /// Whether an unknown key probably means `key`.
@@ -223,24 +218,6 @@ pub(crate) fn nearest<'n>(
         (distance, candidate)
     });
     distances.min_by_key(|(distance, _)| *distance)
-}
-
-/// The time zone that a wrong name stands for: one with this city, or one that is spelt much alike.
-pub(super) fn closest_zone(name: &str) -> Option<String> {
-    let zones = || jiff::tz::db().available();
-    let has_this_city = |zone: &str| {
-        let city = zone.rsplit('/').next().unwrap_or(zone);
-        zone.contains('/') && city.eq_ignore_ascii_case(&name.trim().replace(' ', "_"))
-    };
-    if let Some(zone) = zones().find(|zone| has_this_city(zone.as_str())) {
-        return Some(zone.as_str().to_owned());
-    }
-    // A name without a slash is an abbreviation, and its neighbours are other zones.
-    if !name.contains('/') {
-        return None;
-    }
-    let zones: Vec<_> = zones().map(|zone| zone.as_str().to_owned()).collect();
-    closest(name, zones.iter().map(String::as_str)).map(str::to_owned)
 }
 
 #[cfg(test)]

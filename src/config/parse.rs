@@ -1,4 +1,5 @@
-//! Text → trees of YAML nodes, in one pass of serde_yaml. Refuses brackets without end early.
+//! Text → trees of YAML nodes, in one pass of serde_yaml. Refuses brackets without end early. A caller can read a part
+//! of a text, with its positions in the whole.
 //!
 //! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
 //! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
@@ -6,11 +7,14 @@
 //! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
 //! alias leads to the position of the scalar that it names.
 
-use std::{cell::OnceCell, fmt};
+use std::{
+    cell::{Cell, OnceCell},
+    fmt,
+};
 
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
-    Visitor,
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IgnoredAny, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
 };
 
 use crate::config::node::{NULLS, NodeKind, YamlNode};
@@ -145,10 +149,8 @@ impl Marks {
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
 pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
-    let source = YamlText {
-        text,
-        marks: OnceCell::new(),
-    };
+    let room = Cell::new(most_nodes(text));
+    let source = YamlText::of(text, text, &room);
     let mut documents = Vec::new();
     let mut is_last_unchecked = false;
     for document in serde_yaml::Deserializer::from_str(text) {
@@ -165,18 +167,46 @@ pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Err
     Ok(documents)
 }
 
+/// The most nodes of a text: one for two bytes, aliases included, unless it is short. A node takes 48 bytes.
+pub(super) fn most_nodes(text: &str) -> usize {
+    (text.len() / 2).max(1 << 19)
+}
+
+/// The message of serde_yaml's error for a text whose aliases stand for too many values.
+const TOO_MANY: &str = "repetition limit exceeded";
+
 /// The message of the error that stands for a number or a boolean.
 const VALUE: &str = "a value without its text";
 /// The message of the error that stands for a null.
 const NULL: &str = "a null without its text";
 
 /// The text that is read.
-struct YamlText<'t> {
+pub(super) struct YamlText<'t, 'r> {
+    /// The whole file, in which positions are.
+    whole: &'t str,
+    /// The part of it that serde_yaml gets.
     text: &'t str,
     marks: OnceCell<Marks>,
+    /// How many more nodes it may have: an alias makes a map of thousands of nodes from a few bytes.
+    room: &'r Cell<usize>,
 }
 
-impl<'t> YamlText<'t> {
+impl<'t, 'r> YamlText<'t, 'r> {
+    pub(super) fn of(whole: &'t str, text: &'t str, room: &'r Cell<usize>) -> Self {
+        Self {
+            whole,
+            text,
+            marks: OnceCell::new(),
+            room,
+        }
+    }
+
+    /// The only document, if it is a list or a map.
+    pub(super) fn only_document(&self) -> Option<YamlNode<'t>> {
+        let document = serde_yaml::Deserializer::from_str(self.text);
+        NodeSeed(self).deserialize(document).ok()
+    }
+
     /// The scalar that an error stands for, or the error itself.
     fn scalar<E: fmt::Display>(&self, error: E) -> Result<YamlNode<'t>, E> {
         let text = error.to_string();
@@ -211,7 +241,7 @@ impl<'t> YamlText<'t> {
         if NULLS.contains(&word) {
             text = word;
         }
-        YamlNode::borrowed(self.text, text)
+        YamlNode::borrowed(self.whole, text)
     }
 
     /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
@@ -232,7 +262,7 @@ impl<'t> YamlText<'t> {
             // A number in a block, after a tag such as `!!int`.
             return YamlNode::tagged();
         }
-        YamlNode::borrowed(self.text, text)
+        YamlNode::borrowed(self.whole, text)
     }
 }
 
@@ -254,12 +284,16 @@ fn word(text: &str) -> &str {
 
 /// Reads a node of any kind.
 #[derive(Clone, Copy)]
-struct NodeSeed<'s, 't>(&'s YamlText<'t>);
+struct NodeSeed<'s, 't, 'r>(&'s YamlText<'t, 'r>);
 
-impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
+impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't, '_> {
     type Value = YamlNode<'t>;
 
     fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        let room = self.0.room.get().checked_sub(1);
+        self.0
+            .room
+            .set(room.ok_or_else(|| D::Error::custom(TOO_MANY))?);
         deserializer.deserialize_any(self)
     }
 }
@@ -273,7 +307,7 @@ macro_rules! values {
     };
 }
 
-impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
+impl<'t> Visitor<'t> for NodeSeed<'_, 't, '_> {
     type Value = YamlNode<'t>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,7 +329,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
-        Ok(YamlNode::borrowed(self.0.text, text))
+        Ok(YamlNode::borrowed(self.0.whole, text))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {

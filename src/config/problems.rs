@@ -36,16 +36,26 @@ pub(super) struct Problems {
 
 impl Problems {
     pub(super) fn push(&mut self, problem: Problem) {
-        let counts = match self.counts.get_mut(&problem.file) {
-            Some(counts) => counts,
-            None => self.counts.entry(problem.file.clone()).or_default(),
-        };
-        let count = &mut counts[index(problem.fault.level())];
-        // A reload compares all of these with the rules in use.
-        if *count < MAX_OF_A_LEVEL || matches!(problem.fault, Fault::NoRules(_)) {
+        if self.count(&problem.file, problem.fault.level()) {
             self.kept.push(problem);
         }
+    }
+
+    /// Counts a problem of a file; returns whether it is one of those that are kept.
+    pub(super) fn count(&mut self, file: &str, level: FaultLevel) -> bool {
+        let counts = match self.counts.get_mut(file) {
+            Some(counts) => counts,
+            None => self.counts.entry(file.to_owned()).or_default(),
+        };
+        let count = &mut counts[index(level)];
         *count += 1;
+        *count <= MAX_OF_A_LEVEL
+    }
+
+    /// Whether the next problem of this file is kept.
+    pub(super) fn has_room(&self, file: &str, level: FaultLevel) -> bool {
+        let counts = self.counts.get(file);
+        counts.is_none_or(|counts| counts[index(level)] < MAX_OF_A_LEVEL)
     }
 
     pub(super) fn extend(&mut self, problems: impl IntoIterator<Item = Problem>) {
@@ -112,28 +122,37 @@ impl From<Vec<Problem>> for Problems {
 
 /// The path from the root of the tree to a map, formatted only for a report.
 #[derive(Clone, Copy)]
-pub(super) struct NodePath<'w> {
-    pub(super) above: Option<&'w Self>,
-    pub(super) entries: &'w [(YamlNode<'w>, YamlNode<'w>)],
+pub(super) enum NodePath<'w> {
+    Root,
+    Map {
+        above: &'w Self,
+        entries: &'w [(YamlNode<'w>, YamlNode<'w>)],
+    },
+}
+
+impl fmt::Display for NodePath<'_> {
+    /// The domain and the joined texts of the descriptors.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Map { above, entries } => f.write_str(&extended(&above.to_string(), entries)),
+        }
+    }
 }
 
 impl NodePath<'_> {
-    /// The domain and the joined texts of the descriptors.
-    pub(super) fn path(&self) -> String {
-        let above = self.above.map_or_else(String::new, Self::path);
-        extended(&above, self.entries)
-    }
-
-    /// Whether the map has a key with this text.
+    /// Whether the map has a key with this text, among its first ones: no map of rules has many.
     pub(super) fn has(&self, wanted: &str, wanted_text: &str) -> bool {
-        self.entries
-            .iter()
-            .any(|(key, value)| match (&key.kind, &value.kind) {
-                (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. }) => {
-                    key == wanted && text == wanted_text
-                }
-                _ => false,
-            })
+        let Self::Map { entries, .. } = self else {
+            return false;
+        };
+        let mut first = entries.iter().take(64);
+        first.any(|(key, value)| match (&key.kind, &value.kind) {
+            (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. }) => {
+                key == wanted && text == wanted_text
+            }
+            _ => false,
+        })
     }
 }
 

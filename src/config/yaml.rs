@@ -7,9 +7,9 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     config::{
-        advice::{OddCharacters, odd_characters},
         fault::Fault,
         file::File,
+        hints::{syntax_problem, unrendered},
         keys::{KeyKind, KeyLevel, is_meant},
         manifest::Foreign,
         mirror::{
@@ -18,10 +18,10 @@ use crate::{
         },
         node::{NodeKind, Scalar, YamlNode, resolve},
         parse::{binary_tag, check_nesting, parse_all},
+        pieces,
         problems::{DescriptorPath, Problems},
-        reader::{self, Fields, YamlReader},
-        short_form::{is_unlimited, limit_fault, short_form},
-        syntax::syntax_problem,
+        reader::{self, Fields, REQUESTS, YamlReader},
+        short_form::short_form,
     },
     core::metadata::{Metadata, MetadataValue},
 };
@@ -34,13 +34,10 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     }
     // libyaml skips it there, and counts it as a column.
     if let Some(before) = file.text.find("\n\u{feff}") {
-        let line = file.text[before + 1..].lines().next().unwrap_or_default();
-        if let Some(OddCharacters { found, fix }) = odd_characters(line) {
-            problems.push(file.problem(Some(before + 1), "", Fault::OddKey { found, fix }));
-            return Vec::new();
-        }
+        problems.push(file.problem(Some(before + 1), "", Fault::ByteOrderMark));
+        return Vec::new();
     }
-    if is_too_dense(&file.text) && check_nesting(&file.text).is_ok() {
+    if is_too_dense(&file.text, BYTES_PER_NODE) && check_nesting(&file.text).is_ok() {
         problems.push(file.problem(None, "", Fault::TooDense));
         return Vec::new();
     }
@@ -48,7 +45,9 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         problems.push(file.problem(Some(at), "", Fault::Tag));
         return Vec::new();
     }
-    let roots = match parse_all(&file.text) {
+    let is_flat = check_nesting(&file.text).is_ok();
+    let in_pieces = is_flat.then(|| pieces::read(&file.text)).flatten();
+    let roots = match in_pieces.map_or_else(|| parse_all(&file.text), |root| Ok(vec![root])) {
         Ok(roots) => roots,
         Err(error) => {
             let (position, fault) = syntax_problem(&file.text, &error);
@@ -74,23 +73,27 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     roots.into_iter().filter_map(read).collect()
 }
 
-/// In a text longer than this, rules have at most one bracket, comma or line of a character or two in this many bytes.
-/// A tree of more would take a hundred times the memory of the text.
+/// Texts up to this length may be dense.
 const DENSE_BYTES: usize = 64 << 10;
-const BYTES_PER_MARK: usize = 4;
 
-fn is_too_dense(text: &str) -> bool {
-    if text.len() <= DENSE_BYTES {
-        return false;
-    }
-    let marks = text
-        .bytes()
-        .filter(|byte| matches!(byte, b'[' | b'{' | b','));
-    let short = text
-        .lines()
-        .filter(|line| matches!(line.trim().len(), 1 | 2));
-    (marks.count() + short.count()) * BYTES_PER_MARK > text.len()
+/// In a longer text of rules at most one node begins in this many bytes, or it is nothing that a person means. The
+/// parser takes about 250 bytes for each.
+const BYTES_PER_NODE: usize = 5;
+
+/// Whether a text has more than one node in so many bytes, by its marks.
+pub(crate) fn is_too_dense(text: &str, bytes_per_node: usize) -> bool {
+    let bytes = text.as_bytes();
+    let is_mark = |(at, byte): &(usize, &u8)| match byte {
+        b'[' | b'{' | b',' => true,
+        b':' | b'-' | b'?' => bytes.get(at + 1).is_none_or(u8::is_ascii_whitespace),
+        _ => false,
+    };
+    let marks = || bytes.iter().enumerate().filter(is_mark).count();
+    text.len() > DENSE_BYTES && marks() * bytes_per_node > text.len()
 }
+
+/// The most limits of a descriptor, of which each takes a counter in each decision.
+const MAX_LIMITS: usize = 1_000;
 
 /// Whether a text has nothing but comments and ends of documents.
 fn is_blank(text: &str) -> bool {
@@ -261,11 +264,17 @@ impl YamlReader<'_> {
         if items.is_empty() && matches!(list.kind, NodeKind::List(_)) {
             self.report(at, path, Fault::NoLimits);
         }
+        if let Some(next) = items.get(MAX_LIMITS) {
+            let at = next.offset.or(at);
+            self.report(at, path, Fault::TooManyLimits(MAX_LIMITS));
+        }
         let read = |node: &YamlNode<'_>| match &node.kind {
             NodeKind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.report(node.offset.or(at), path, limit_fault(text));
+                    let fault = Fault::ShortForm(text.chars().take(64).collect());
+                    let fault = unrendered(text, false).unwrap_or(fault);
+                    self.report(node.offset.or(at), path, fault);
                 }
                 limit
             }
@@ -273,7 +282,7 @@ impl YamlReader<'_> {
             // Already reported by `check_file`.
             NodeKind::List(_) | NodeKind::Tagged => None,
         };
-        Limits::List(items.iter().filter_map(read).collect())
+        Limits::List(items.iter().take(MAX_LIMITS).filter_map(read).collect())
     }
 
     fn rate_limit(&mut self, node: &YamlNode<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {
@@ -311,9 +320,9 @@ impl YamlReader<'_> {
             week_starts: self.word(&fields, "week_starts", path),
             starts: self.starts(&fields, path),
         };
-        let is_readable = is_text(&fields, "unit")
-            && is_boolean(&fields, "unlimited")
-            && !is_meant_unlimited(&fields);
+        // A wrong number without a unit may be a word for no limit, which needs none.
+        let is_number = fields.get("unit").is_some() || is_whole(&fields, REQUESTS);
+        let is_readable = is_text(&fields, "unit") && is_boolean(&fields, "unlimited") && is_number;
         (is_readable && !is_misspelt(&fields, "unit")).then_some(limit)
     }
 
@@ -353,12 +362,12 @@ fn is_boolean(fields: &Fields<'_>, key: &str) -> bool {
     })
 }
 
-/// Whether the number of requests is a word for no limit, which needs no unit.
-fn is_meant_unlimited(fields: &Fields<'_>) -> bool {
-    let number = fields.get("requests_per_unit");
-    number.is_some_and(
-        |node| matches!(&node.kind, NodeKind::Scalar { text, .. } if is_unlimited(text)),
-    )
+/// Whether the value of `key` is a whole number, or missing.
+fn is_whole(fields: &Fields<'_>, key: &str) -> bool {
+    fields.get(key).is_none_or(|node| match &node.kind {
+        NodeKind::Scalar { text, is_plain } => matches!(resolve(text, *is_plain), Scalar::Int(0..)),
+        _ => false,
+    })
 }
 
 /// Whether `key` is missing, and another key was reported in its place.

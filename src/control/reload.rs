@@ -91,14 +91,15 @@ impl Intake {
     ///
     /// The errors of the load; the rules in use then stay.
     pub(crate) fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
-        let refused = |problems: &Vec<Problem>| self.metrics.record_refused_load(now(), problems);
+        let refused =
+            |problems: &Vec<Problem>| self.metrics.config.record_refused_load(now(), problems);
         let loaded = loaded.inspect_err(refused)?;
         let taken = TakenLoad::new(now(), &loaded);
         let domains = loaded.matcher.domain_count();
         self.metrics.loss.change_rules(loaded.matcher.rules());
         self.rules.swap(loaded.matcher, &self.metrics);
         // Only now: no status names rules that are not in use.
-        self.metrics.record_taken_load(taken);
+        self.metrics.config.record_taken_load(taken);
         self.has_rules.send_replace(true);
         self.has_domains.send_replace(domains > 0);
         if let Some(omitted) = TAKEN.may_log() {
@@ -119,19 +120,23 @@ impl Intake {
         let Some(current) = self.rules.current() else {
             return Vec::new();
         };
-        let warnings = loaded.warnings.iter();
-        let emptied = warnings.filter_map(|warning| match &warning.fault {
-            Fault::NoRules(domain) if current.matcher.has_rules_in(domain.as_bytes()) => {
-                Some(Problem {
-                    file: warning.file.clone(),
-                    position: warning.position,
-                    path: String::new(),
-                    fault: Fault::RulesLost(domain.clone()),
-                })
+        let (before, after) = (&current.matcher, &loaded.matcher);
+        let names = after.domain_names().iter();
+        let emptied = names.filter(|name| before.has_rules_in(name) && !after.has_rules_in(name));
+        let problems = emptied.map(|name| {
+            let domain = String::from_utf8_lossy(name).into_owned();
+            let is_its =
+                |of: &&Problem| matches!(&of.fault, Fault::NoRules(named) if *named == domain);
+            // Not all warnings are kept.
+            let place = loaded.warnings.iter().find(is_its);
+            Problem {
+                file: place.map_or_else(|| "the rules".to_owned(), |place| place.file.clone()),
+                position: place.and_then(|place| place.position),
+                path: String::new(),
+                fault: Fault::RulesLost(domain),
             }
-            _ => None,
         });
-        emptied.collect()
+        problems.collect()
     }
 
     /// Follows whether there are rules in use.
@@ -283,7 +288,7 @@ impl RulesWatch {
                 }
                 reloader
             };
-            metrics.record_running_load(true);
+            metrics.config.record_running_load(true);
             let mut loading = pin!(blocking(reload));
             let mut patience = LONG_LOAD;
             let reloader = loop {
@@ -297,7 +302,7 @@ impl RulesWatch {
                     }
                 }
             };
-            metrics.record_running_load(false);
+            metrics.config.record_running_load(false);
             self = Self { reloader, changes };
         }
     }
@@ -379,7 +384,7 @@ descriptors:
         }));
         assert!(taken.is_err());
         let in_use = rules.current().unwrap().matcher.rules().len();
-        assert_eq!(metrics.loads().in_use().unwrap().rules, in_use);
+        assert_eq!(metrics.config.history().in_use().unwrap().rules, in_use);
     }
 
     #[test]

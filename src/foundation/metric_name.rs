@@ -23,6 +23,12 @@ pub(crate) fn sanitize(text: &str) -> Cow<'_, str> {
     Cow::Owned(fit.into_iter().rev().collect())
 }
 
+/// Labels of the rule at `path`, which begins with its domain.
+pub(crate) fn domain_and_rule(path: &str) -> [(&str, &str); 2] {
+    let (domain, rule) = path.split_once('.').unwrap_or((path, ""));
+    [("domain", domain), ("rule", rule)]
+}
+
 /// Whether a character must not appear in a name on a statsd line.
 pub(crate) fn breaks_line(found: char) -> bool {
     matches!(found, ':' | '|') || found.is_control()

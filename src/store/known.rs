@@ -270,14 +270,17 @@ impl KnownTables {
         };
         let (hits, misses) = (sum(|own| &own.hits), sum(|own| &own.misses));
         for (name, value) in [
-            ("hitCount", hits),
-            ("missCount", misses),
-            ("lookupCount", hits + misses),
-            ("expiredCount", sum(|own| &own.expired)),
-            ("evacuateCount", sum(|own| &own.evicted)),
-            ("entryCount", sum(|own| &own.entries)),
+            ("ratelimit.localcache.hitCount", hits),
+            ("ratelimit.localcache.missCount", misses),
+            ("ratelimit.localcache.lookupCount", hits + misses),
+            ("ratelimit.localcache.expiredCount", sum(|own| &own.expired)),
+            (
+                "ratelimit.localcache.evacuateCount",
+                sum(|own| &own.evicted),
+            ),
+            ("ratelimit.localcache.entryCount", sum(|own| &own.entries)),
         ] {
-            list.gauge(format!("ratelimit.localcache.{name}"), value);
+            list.gauge(name, &[], value);
         }
     }
 }
@@ -468,7 +471,11 @@ impl<S: Store> KnownFirst<S> {
                     // It was reset or deleted, with all hits that were refused here.
                     entry.uncounted = 0;
                 }
-                if increment.hits > 0 {
+                // A look by another limit has changed the state of an algorithm.
+                let is_same = |known: Over| {
+                    (known.limit, known.method) == (increment.limit, increment.method)
+                };
+                if increment.hits > 0 || !entry.over.is_none_or(is_same) {
                     entry.over = over;
                 }
             });

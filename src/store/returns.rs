@@ -59,7 +59,7 @@ impl ReturnStats {
             ("tollgate.returns_dropped_total", &self.dropped),
             ("tollgate.unanswered_reservations_total", &self.unanswered),
         ] {
-            list.counter(name, total.load(Relaxed));
+            list.counter(name, &[], total.load(Relaxed));
         }
     }
 }

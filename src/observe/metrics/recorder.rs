@@ -5,14 +5,14 @@ use std::{ptr, sync::Arc, time::Duration};
 use crate::{
     core::{
         counter::{Batch, CounterKind, CounterState},
-        decision::{Code, Decision, Leased, Tally, tally},
+        decision::{Binding, Code, Decision, Leased, Tally, tally},
         lease::order::{OrderOutcome, OrderedHits},
-        limit::{Allows, Limit, Rule},
+        limit::{Allows, Limit, OnStoreLoss, Rule},
         matcher::{DomainId, NoMatch},
         plan::{Outcome, Plan, PlannedDescriptor},
-        request::Request,
+        request::{Entry, Request},
     },
-    foundation::lock::lock,
+    foundation::{lock::lock, log_throttle::LogThrottle},
     observe::metrics::{
         Metrics, RuleSetStats,
         rule_stats::{NO_LIMIT, NO_RULE, RuleStats},
@@ -25,6 +25,43 @@ use crate::{
 pub struct Recorder {
     metrics: Arc<Metrics>,
     worker: usize,
+}
+
+/// Whether a hit is refused for another cause than its limit: its rule refuses all while the store does not answer, or
+/// memory has no room for a counter of its own.
+pub(crate) fn is_refused_otherwise(
+    plan: &Plan<'_>,
+    binding: &Binding,
+    count: &CounterState,
+) -> bool {
+    let is_denied = || plan.batch.spec(binding.counter).on_loss == OnStoreLoss::Deny;
+    count.is_degraded && is_denied() || count.lacks_room && binding.is_over
+}
+
+static WITHOUT_LIMIT: LogThrottle = LogThrottle::new();
+
+/// Most descriptors of a request that the log names.
+const MOST_NAMED: usize = 4;
+
+/// Warns once a minute of a request that no limit applies to, with the keys of its descriptors: those of the rules, or
+/// their order, may be others.
+#[cold]
+fn log_without_limit(request: &Request<'_>) {
+    if !WITHOUT_LIMIT.may_log() {
+        return;
+    }
+    let keys = |entry: &Entry<'_>| String::from_utf8_lossy(entry.key).into_owned();
+    let descriptors = request.descriptors().take(MOST_NAMED).map(|descriptor| {
+        let keys: Vec<_> = descriptor.entries.iter().map(keys).collect();
+        format!("({})", keys.join(", "))
+    });
+    let descriptors: Vec<_> = descriptors.collect();
+    tracing::warn!(
+        domain = %String::from_utf8_lossy(request.domain).escape_debug(),
+        descriptors = %descriptors.join(" ").escape_debug(),
+        "no limit applies to a request, so it passes: compare the keys of its descriptors and their order with the \
+         rules; tollgate_requests_without_limit_total counts such requests"
+    );
 }
 
 impl Metrics {
@@ -44,7 +81,7 @@ impl Recorder {
     }
 
     /// Records the decision on a request, and for each descriptor how many hits were within, near and over its binding
-    /// limit. Returns whether any were over.
+    /// limit. Returns whether any were near or over.
     pub fn record(
         &self,
         stats: &RuleSetStats,
@@ -53,39 +90,53 @@ impl Recorder {
         counts: &[CounterState],
         decision: &Decision,
     ) -> bool {
-        let mut is_any_over = false;
+        let mut is_any_near = false;
         let own = self.stats();
         own.add(CallCount::GlobalShadowMode, decision.is_shadowed.into());
         match decision.overall {
             Code::Ok => own.add(CallCount::Ok, 1),
             Code::OverLimit => own.add(CallCount::OverLimit, 1),
         }
+        let mut unmatched = 0;
         for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
             match (outcome, &status.binding) {
                 (Outcome::Counted(counted), Some(binding)) => {
                     let count = counts[binding.counter];
                     let hits = counted.hits.added();
-                    let fell = tally(&binding.limit, self.metrics.near_ratio, hits, count);
+                    let is_refused_otherwise = is_refused_otherwise(plan, binding, &count);
+                    let fell = match is_refused_otherwise {
+                        true => Tally::default(),
+                        false => tally(&binding.limit, self.metrics.near_ratio, hits, count),
+                    };
+                    let count = CounterState {
+                        lacks_room: count.lacks_room && is_refused_otherwise,
+                        ..count
+                    };
                     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
                     self.with_stats(&stats.rules, counted, |stats| {
                         stats.record(self.worker, hits, fell, &count, is_shadowed);
                     });
                     if fell.near | fell.over != 0 {
-                        is_any_over |= fell.over != 0;
+                        is_any_near = true;
                         let limit = plan.limits[binding.counter];
                         self.record_limit(&stats.rules, counted.rule, limit, fell);
                     }
                 }
                 (Outcome::Unmatched(reason), _) => {
+                    unmatched += 1;
                     self.record_unmatched(stats, request.domain, *reason);
                 }
                 _ => {}
             }
         }
+        if unmatched == plan.outcomes.len() {
+            own.add(CallCount::WithoutLimit, 1);
+            log_without_limit(request);
+        }
         if let Some(leased) = &decision.leased {
             Self::record_leased(stats, plan, leased);
         }
-        is_any_over
+        is_any_near
     }
 
     #[cold]
@@ -210,8 +261,16 @@ impl Recorder {
     }
 
     /// Records a request without an answer, because the store did not return counts.
-    pub fn record_store_failure(&self) {
+    #[cold]
+    pub fn record_store_failure(&self, stats: &RuleSetStats, plan: &Plan<'_>) {
         self.stats().add(CallCount::StoreFailures, 1);
+        for outcome in &plan.outcomes {
+            if let Outcome::Counted(counted) = outcome {
+                self.with_stats(&stats.rules, counted, |stats| {
+                    stats.record_failure(self.worker)
+                });
+            }
+        }
     }
 
     /// Records a call that was answered after its deadline, or whose caller gave up.

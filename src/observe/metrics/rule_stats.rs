@@ -3,7 +3,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, OnceLock},
 };
 
@@ -13,7 +13,10 @@ use crate::{
         decision::Tally,
         limit::{Allows, Limit, Rule},
     },
-    foundation::{metric_name::sanitize, sample::SampleWriter},
+    foundation::{
+        metric_name::{domain_and_rule, sanitize},
+        sample::{Sample, SampleValue, SampleWriter},
+    },
     observe::metrics::{
         lease_stats::{ReservationStats, SlotStats},
         worker_stats::OwnCounts,
@@ -24,7 +27,7 @@ use crate::{
 /// because most rules are rarely matched.
 #[derive(Debug)]
 pub(super) struct RuleStats {
-    counts: Arc<[OnceLock<Box<OwnCounts<7>>>]>,
+    counts: Arc<[OnceLock<Box<OwnCounts<8>>>]>,
     limits: LimitStats,
     leases: Arc<LeaseStats>,
 }
@@ -37,9 +40,9 @@ struct LeaseStats {
 }
 
 /// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
-/// those over it that shadow mode let pass; those decided without the store; and those that the local cache knew to be
-/// over.
-pub(crate) type RuleTotals = [u64; 7];
+/// those over it that shadow mode let pass; descriptors that the store did not decide; hits that the local cache knew
+/// to be over; and descriptors refused because there was no room for a counter of their own.
+pub(crate) type RuleTotals = [u64; 8];
 
 const HITS: usize = 0;
 const WITHIN: usize = 1;
@@ -48,6 +51,7 @@ const OVER: usize = 3;
 const SHADOWED: usize = 4;
 const DEGRADED: usize = 5;
 const CACHED: usize = 6;
+const WITHOUT_ROOM: usize = 7;
 
 impl RuleStats {
     /// Counters for `count` workers, and none for single limits.
@@ -62,9 +66,9 @@ impl RuleStats {
     /// Counters for `rule` that continue its `old` ones. The counts of its limits restart at zero if one of them has
     /// changed.
     pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
-        let labels = labels(rule);
+        let limits = facts(rule);
         if let Some(old) = old
-            && *old.limits.labels() == *labels
+            && old.limits.facts == limits
         {
             return old.clone();
         }
@@ -75,10 +79,12 @@ impl RuleStats {
                 Arc::default(),
             ),
         };
-        let limits = LimitStats::new(labels);
         Arc::new(Self {
             counts,
-            limits,
+            limits: LimitStats {
+                facts: limits,
+                counts: OnceLock::new(),
+            },
             leases,
         })
     }
@@ -97,16 +103,24 @@ impl RuleStats {
         let counts = counts.get_or_init(Box::default);
         counts.add(HITS, hits);
         counts.add(WITHIN, fell.within);
-        let degraded = if count.is_degraded { hits } else { 0 };
-        if fell.near | fell.over | degraded == 0 {
+        let degraded = u64::from(count.is_degraded);
+        let without_room = u64::from(count.lacks_room);
+        if fell.near | fell.over | degraded | without_room == 0 {
             return;
         }
+        counts.add(WITHOUT_ROOM, without_room);
         let over_if = |is_it| if is_it { fell.over } else { 0 };
         counts.add(NEAR, fell.near);
         counts.add(OVER, fell.over);
         counts.add(SHADOWED, over_if(is_shadowed));
         counts.add(DEGRADED, degraded);
         counts.add(CACHED, over_if(count.is_cached));
+    }
+
+    /// Counts a request without an answer, because the store did not decide it.
+    pub(super) fn record_failure(&self, worker: usize) {
+        let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
+        counts.get_or_init(Box::default).add(DEGRADED, 1);
     }
 
     /// Adds hits that fell near or over the limit with this index.
@@ -147,7 +161,7 @@ impl RuleStats {
 /// `detailed_metric` can equal the name of a neighbouring rule.
 pub(super) fn samples(
     rules: &BTreeMap<Arc<str>, Arc<RuleStats>>,
-    values: &[(Arc<str>, Arc<RuleStats>)],
+    values: &HashMap<Arc<str>, Arc<RuleStats>>,
     list: &mut SampleWriter<'_>,
 ) {
     let mut by_name: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
@@ -183,20 +197,48 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
 
 /// Writes the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
-    let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
+    let [
+        hits,
+        within,
+        near,
+        over,
+        shadowed,
+        degraded,
+        cached,
+        without_room,
+    ] = *totals;
+    let [domain, rule] = domain_and_rule(key);
+    for (name, total) in [
+        ("tollgate.rule_without_store_total", degraded),
+        ("tollgate.rule_without_room_total", without_room),
+    ] {
+        if total > 0 {
+            list.counter(name, &[domain, rule], total);
+        }
+    }
+    // As in the reference, labels have the first two levels of a rule, and series of equal labels are added up.
+    let levels = ["domain", "key1", "key2"].into_iter().zip(key.split('.'));
+    let levels: Vec<_> = levels.collect();
     for (stat, total, is_optional) in [
         ("total_hits", hits, false),
         ("within_limit", within, false),
         ("near_limit", near, false),
         ("over_limit", over, false),
-        ("over_limit_with_local_cache", cached, true),
         ("shadow_mode", shadowed, true),
     ] {
         // Optional statistics are left out while they are 0, because few rules ever have any.
         if total > 0 || !is_optional {
-            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
-            list.counter(name, total);
+            list.sample(&Sample {
+                name: &format!("ratelimit.service.rate_limit.{stat}"),
+                labels: &levels,
+                statsd: Some(&format!("ratelimit.service.rate_limit.{key}.{stat}")),
+                value: SampleValue::Counter(total),
+            });
         }
+    }
+    if cached > 0 {
+        let name = format!("ratelimit.service.rate_limit.{key}.over_limit_with_local_cache");
+        list.counter(&name, &[], cached);
     }
 }
 
@@ -204,25 +246,22 @@ fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
 /// first hit near a limit, because few rules come that far.
 #[derive(Debug, Default)]
 struct LimitStats {
-    /// The labels of the limits, in the rule's order.
-    labels: Box<[Box<str>]>,
+    /// The limits, in the rule's order.
+    facts: Box<[LimitFacts]>,
     /// The counts of worker 0 for each limit, then those of worker 1, and so on.
     counts: OnceLock<Box<[OwnCounts<2>]>>,
 }
 
+/// A limit, as its statistics show it.
+#[derive(Debug, PartialEq)]
+struct LimitFacts {
+    /// Its name, or `3/second`.
+    label: Box<str>,
+    requests: u64,
+    period_secs: u64,
+}
+
 impl LimitStats {
-    /// Empty counts for limits with these labels.
-    fn new(labels: Box<[Box<str>]>) -> Self {
-        Self {
-            labels,
-            counts: OnceLock::new(),
-        }
-    }
-
-    fn labels(&self) -> &[Box<str>] {
-        &self.labels
-    }
-
     /// Whether any hit has been near or over a limit.
     fn is_used(&self) -> bool {
         self.counts.get().is_some()
@@ -231,10 +270,10 @@ impl LimitStats {
     /// Adds hits that fell near or over the limit with this index, for one of `workers` workers.
     fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
         let new = || {
-            let count = workers * self.labels.len();
+            let count = workers * self.facts.len();
             (0..count).map(|_| OwnCounts::default()).collect()
         };
-        let at = worker * self.labels.len() + limit;
+        let at = worker * self.facts.len() + limit;
         if let Some(counts) = self.counts.get_or_init(new).get(at) {
             counts.add(0, fell.near);
             counts.add(1, fell.over);
@@ -245,36 +284,44 @@ impl LimitStats {
     fn totals(&self, limit: usize) -> [u64; 2] {
         let counts = self.counts.get().map_or(&[][..], |counts| counts);
         let of_limit = counts.iter().skip(limit);
-        OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
+        OwnCounts::totals(of_limit.step_by(self.facts.len().max(1)))
     }
 
-    /// Writes the totals of each limit of the rule at `path`.
+    /// Writes each limit of the rule at `path`, and its totals.
     fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
         let path = sanitize(path);
-        for (limit, label) in self.labels.iter().enumerate() {
+        for (limit, facts) in self.facts.iter().enumerate() {
             let [near, over] = self.totals(limit);
-            list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
-            list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
+            let [domain, rule] = domain_and_rule(&path);
+            let labels = &[domain, rule, ("limit", &*facts.label)];
+            list.gauge("tollgate.limit_requests", labels, facts.requests);
+            list.gauge("tollgate.limit_period_seconds", labels, facts.period_secs);
+            list.counter("tollgate.limit_near_total", labels, near);
+            list.counter("tollgate.limit_over_total", labels, over);
         }
     }
 }
 
-/// The labels of a rule's limits: the name of each, or `3/second`.
-fn labels(rule: &Rule) -> Box<[Box<str>]> {
+/// The limits of a rule.
+fn facts(rule: &Rule) -> Box<[LimitFacts]> {
     let limits: &[Limit] = match &rule.allows {
         Allows::Unlimited => &[],
         Allows::Within(limits) => limits,
     };
-    let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
+    let mut facts: Vec<LimitFacts> = Vec::with_capacity(limits.len());
     for limit in limits {
         let mut label = label(limit);
         // Two limits of a rule can differ in nothing but their algorithm.
-        if labels.iter().any(|other| **other == *label) {
+        if facts.iter().any(|other| *other.label == *label) {
             label = format!("{label} {}", limit.algorithm.name());
         }
-        labels.push(label.into());
+        facts.push(LimitFacts {
+            label: label.into(),
+            requests: limit.requests_per_unit,
+            period_secs: limit.period.secs(),
+        });
     }
-    labels.into()
+    facts.into()
 }
 
 fn label(limit: &Limit) -> String {
@@ -320,8 +367,8 @@ pub(super) fn unmatched_samples(
         let counts = stats.0.iter().filter_map(OnceLock::get);
         let totals = OwnCounts::totals(counts.map(|counts| &**counts));
         for (cause, total) in CAUSES.iter().zip(totals) {
-            let name = format!("tollgate.unmatched_descriptors_total.{domain}.{cause}");
-            list.counter(name, total);
+            let labels = &[("domain", &*domain), ("cause", *cause)];
+            list.counter("tollgate.unmatched_descriptors_total", labels, total);
         }
     }
 }

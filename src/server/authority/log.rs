@@ -1,10 +1,10 @@
 //! Counts invalid authorities and reset streams, and logs now and then what to do about them.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use crate::{
     foundation::log_throttle::LogThrottle,
-    observe::metrics::{Authorities, Metrics, StreamsReset},
+    observe::metrics::{Metrics, RESET_CODES, reset_code},
 };
 
 /// Most characters of a name that are logged.
@@ -17,7 +17,7 @@ pub(in crate::server) struct AuthorityLog {
     /// A throttle for each kind of event, so that harmless events do not hide others.
     pub(super) replaced: LogThrottle,
     pub(super) refused: LogThrottle,
-    pub(super) reset: [LogThrottle; StreamsReset::CODES.len()],
+    pub(super) reset: [LogThrottle; RESET_CODES.len()],
 }
 
 impl AuthorityLog {
@@ -33,7 +33,8 @@ impl AuthorityLog {
 
     /// Records a name that was replaced.
     pub(super) fn replaced(&self, found: &[u8]) {
-        Authorities::count(&self.metrics.authorities.replaced);
+        let replaced = &self.metrics.server.authorities_replaced;
+        replaced.fetch_add(1, Relaxed);
         if self.replaced.may_log() {
             let found = shown(found);
             tracing::warn!(
@@ -46,7 +47,8 @@ impl AuthorityLog {
 
     /// Records a name that could not be replaced.
     pub(super) fn refused(&self, found: &[u8]) {
-        Authorities::count(&self.metrics.authorities.refused);
+        let refused = &self.metrics.server.authorities_refused;
+        refused.fetch_add(1, Relaxed);
         if self.refused.may_log() {
             let found = shown(found);
             tracing::error!(
@@ -60,10 +62,11 @@ impl AuthorityLog {
     /// Records a stream that the server reset with this code.
     pub(super) fn reset(&self, code: u32) {
         const NO_ERROR: usize = 0;
-        let code = self.metrics.streams_reset.count(code);
+        let code = reset_code(code);
+        self.metrics.server.streams_reset.count(code);
         // NO_ERROR means that the call was answered before its stream ended.
         if code != NO_ERROR && self.reset[code].may_log() {
-            let name = StreamsReset::CODES[code];
+            let name = RESET_CODES[code];
             let why = match name {
                 "PROTOCOL_ERROR" => " (its headers are invalid)",
                 "REFUSED_STREAM" => " (its connection has more than 128 calls at a time)",

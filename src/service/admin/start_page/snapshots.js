@@ -50,8 +50,15 @@ function changes(now, before) {
   const known = new Map(before.rules.map((one) => [one.rule, one]));
   const rules = now.rules.map((one) => {
     // One that had no room before is not new.
-    const { hits, over } = known.get(one.rule) ?? (before.omittedRules ? one : { hits: 0, over: 0 });
-    return { rule: one.rule, hits: one.hits - hits, over: one.over - over };
+    const none = { hits: 0, over: 0, withoutStore: 0, withoutRoom: 0 };
+    const { hits, over, withoutStore, withoutRoom } = known.get(one.rule) ?? (before.omittedRules ? one : none);
+    return {
+      rule: one.rule,
+      hits: one.hits - hits,
+      over: one.over - over,
+      withoutStore: one.withoutStore - withoutStore,
+      withoutRoom: one.withoutRoom - withoutRoom,
+    };
   });
-  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter(({ hits, over }) => hits || over) };
+  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter((one) => one.hits || one.over || one.withoutStore || one.withoutRoom) };
 }
