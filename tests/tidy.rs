@@ -952,7 +952,7 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 41_208),
+    ("lines of code in src", 41_203),
     ("files in src", 290),
     ("flags of serve", 131),
     ("files in tests and fuzz", 237),

@@ -7,7 +7,7 @@ use jiff::{civil::Weekday, fmt::strtime};
 use crate::{
     config::{
         fault::Fault,
-        keys::{closest_zone, word_instead_of},
+        keys::word_instead_of,
         mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
         short_form::period,
         template::unrendered_text,
@@ -256,10 +256,7 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
     match Calendar::new(period.unit(), &zone.text, starts) {
         Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
         Err(NoCalendar::Zone) => {
-            let unknown = || Fault::UnknownZone {
-                meant: closest_zone(&zone.text),
-                name: zone.text.clone(),
-            };
+            let unknown = || Fault::UnknownZone(zone.text.clone());
             let fault = unrendered_text(&zone.text).unwrap_or_else(unknown);
             faults.push((zone.at, fault));
         }

@@ -217,9 +217,8 @@ faults! {
     Error "log-too-long" ("`sliding_log` remembers every hit, {max} at most, and this limit admits {0}; use \
         `sliding_window`", max = Algorithm::MAX_LOGGED)
     => LogTooLong(u64);
-    Error "unknown-time-zone" ("unknown time_zone '{name}'{}", instead(.meant.as_deref(), "an IANA name, such as \
-        Europe/Madrid or UTC"))
-    => UnknownZone { name: String, meant: Option<String> };
+    Error "unknown-time-zone" ("unknown time_zone '{0}' (an IANA name, such as Europe/Madrid or UTC)")
+    => UnknownZone(String);
     Error "no-time-zone" ("`calendar` needs a `time_zone`, such as Europe/Madrid or UTC")
     => NoZone;
     Error "no-ttl" ("`concurrency` needs a `ttl`, such as 2m: how long a request counts if its end is not heard of")

@@ -225,24 +225,6 @@ pub(crate) fn nearest<'n>(
     distances.min_by_key(|(distance, _)| *distance)
 }
 
-/// The time zone that a wrong name stands for: one with this city, or one that is spelt much alike.
-pub(super) fn closest_zone(name: &str) -> Option<String> {
-    let zones = || jiff::tz::db().available();
-    let has_this_city = |zone: &str| {
-        let city = zone.rsplit('/').next().unwrap_or(zone);
-        zone.contains('/') && city.eq_ignore_ascii_case(&name.trim().replace(' ', "_"))
-    };
-    if let Some(zone) = zones().find(|zone| has_this_city(zone.as_str())) {
-        return Some(zone.as_str().to_owned());
-    }
-    // A name without a slash is an abbreviation, and its neighbours are other zones.
-    if !name.contains('/') {
-        return None;
-    }
-    let zones: Vec<_> = zones().map(|zone| zone.as_str().to_owned()).collect();
-    closest(name, zones.iter().map(String::as_str)).map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::Value;

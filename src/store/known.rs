@@ -468,7 +468,11 @@ impl<S: Store> KnownFirst<S> {
                     // It was reset or deleted, with all hits that were refused here.
                     entry.uncounted = 0;
                 }
-                if increment.hits > 0 {
+                // A look by another limit has changed the state of an algorithm.
+                let is_same = |known: Over| {
+                    (known.limit, known.method) == (increment.limit, increment.method)
+                };
+                if increment.hits > 0 || !entry.over.is_none_or(is_same) {
                     entry.over = over;
                 }
             });

@@ -121,15 +121,15 @@ fn a_unit_that_is_missing_or_misspelt_is_told_with_the_right_one() {
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: Europe/Madird}",
-            "4:78: d.k: unknown time_zone 'Europe/Madird'; did you mean `Europe/Madrid`?",
+            "4:78: d.k: unknown time_zone 'Europe/Madird' (an IANA name, such as Europe/Madrid or UTC)",
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: madrid}",
-            "4:78: d.k: unknown time_zone 'madrid'; did you mean `Europe/Madrid`?",
+            "4:78: d.k: unknown time_zone 'madrid' (an IANA name, such as Europe/Madrid or UTC)",
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: new york}",
-            "4:78: d.k: unknown time_zone 'new york'; did you mean `America/New_York`?",
+            "4:78: d.k: unknown time_zone 'new york' (an IANA name, such as Europe/Madrid or UTC)",
         ),
         (
             "rate_limit: {unit: day, requests_per_unit: 3, calendar: true, time_zone: PDT}",

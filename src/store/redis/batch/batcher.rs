@@ -466,15 +466,11 @@ impl Batcher {
         mut replies: Vec<Value>,
     ) {
         let commands = &batch.commands;
-        self.redirects.follow(&commands.packed, &mut replies).await;
-        self.run_again(&mut connection.connection, commands, &mut replies)
-            .await;
-        if commands.has_script && !connection.connection.is_broken {
-            self.node.scripts.record_answer();
+        let is_count = |reply: &Value| matches!(reply, Value::Int(_));
+        if commands.has_script || !replies.iter().all(is_count) {
+            self.complete(connection, commands, &mut replies).await;
         }
-        self.judge(&mut connection.connection, &commands.packed, &replies);
         self.known.set_ends(self.place, commands.expiring(&replies));
-        self.owe(&commands.undone(&replies));
         let [answered, late] = commands.answer(&replies, &mut batch.requests);
         let stats = &self.node.stats;
         stats.answered.fetch_add(answered, Relaxed);
@@ -482,11 +478,6 @@ impl Batcher {
         stats.was_used.store(true, Relaxed);
         connection.batches += 1;
         self.setbacks = SetbackPauses::new();
-        connection.knows_script |= commands.has_script;
-        let reset_counters = Commands::reset_counters(&replies);
-        if reset_counters > 0 {
-            self.servers.stats.record_reset_counters(reset_counters);
-        }
         // No request waits for these. Without them, the next hits try again.
         self.ask(&mut connection.connection, &commands.lifts(&replies))
             .await;
@@ -497,6 +488,29 @@ impl Batcher {
             .is_none()
         {
             self.owe(&repairs);
+        }
+    }
+
+    /// Carries out what error replies and scripts need: redirected commands and unknown scripts are sent again, and
+    /// `replies` gets their replies.
+    async fn complete(
+        &mut self,
+        connection: &mut WorkerConnection,
+        commands: &Commands,
+        replies: &mut [Value],
+    ) {
+        self.redirects.follow(&commands.packed, replies).await;
+        self.run_again(&mut connection.connection, commands, replies)
+            .await;
+        if commands.has_script && !connection.connection.is_broken {
+            self.node.scripts.record_answer();
+        }
+        connection.knows_script |= commands.has_script;
+        self.judge(&mut connection.connection, &commands.packed, replies);
+        self.owe(&commands.undone(replies));
+        let reset_counters = Commands::reset_counters(replies);
+        if reset_counters > 0 {
+            self.servers.stats.record_reset_counters(reset_counters);
         }
     }
 
@@ -626,7 +640,7 @@ impl Batcher {
         let mut builder = PipelineBuilder::new(
             &self.options,
             last.now,
-            requests.len(),
+            requests.iter().map(|request| request.batch.len()).sum(),
             script,
             |key| self.known.hash(key),
             |hash| ends.contains(self.place, hash),
