@@ -21,7 +21,7 @@ use self::cases::{CASES, Case};
 use crate::support::{
     envoy::{Envoy, with_upstream},
     finish,
-    http::{get, try_get},
+    http::{get, send, try_get},
     tollgate::{self as server, Tollgate, program},
     wait_until,
 };
@@ -290,7 +290,7 @@ fn good_configurations_have_no_finding() {
 }
 
 /// Requests to the listener `zoo`: method, host and path, and headers.
-const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
+const REQUESTS: [(&str, &[(&str, &str)]); 55] = [
     ("GET shop.example.com/", &[]),
     ("GET shop.example.com:8080/", &[]),
     ("GET SHOP.example.com/exact?a=b", &[]),
@@ -347,58 +347,88 @@ const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
     ("GET shop.example.com/address", &[]),
     ("GET shop.example.com/expression", &[]),
     ("GET shop.example.com/metadata", &[]),
+    ("GET shop.example.com/weighted", &[]),
+    ("GET shop.example.com/proto", &[]),
+    ("GET shop.example.com/scheme", &[]),
+    ("GET shop.example.com/raw?a=x%20y", &[]),
+    ("GET shop.example.com/raw?a=xy", &[]),
+    ("GET shop.example.com/decoded?a%20b=x%20y", &[]),
+    ("GET shop.example.com/decoded?a%20b=x%0Ay", &[]),
+    ("GET shop.example.com//empty", &[]),
+    ("GET shop.example.com/empty", &[]),
+    ("GET shop.example.com/optional", &[]),
+    ("GET include.test/", &[]),
+    ("GET include.test/ignore", &[]),
+    ("GET include.test/domain", &[]),
     ("GET www.example.com/", &[]),
     ("GET www.eu.example.com/", &[]),
     ("GET shop.test/", &[]),
     ("GET elsewhere.test:81/", &[]),
 ];
 
-/// The calls for a descriptor that only the test makes.
-const MARK: &str = "GET mark.test/";
+/// Compares what `--request` shows with the calls of a real Envoy, of which each is in the log of decisions.
+pub struct Compared<'a> {
+    envoy: &'a Envoy,
+    tollgate: &'a Tollgate,
+    /// The decisions of earlier requests.
+    seen: usize,
+}
 
-#[test]
-fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
-    let zoo = include_str!("lint_envoy/zoo.yaml");
-    let rules =
-        "domain: zoo\ndescriptors: [{ key: generic_key, rate_limit: { unlimited: true } }]\n";
-    let (tollgate, envoy) = start(zoo, [("zoo", rules.to_owned())]);
-    let input = Input::new(&with_upstream(&cases::bootstrap(zoo, 1)), rules);
-    let front = envoy.listener("zoo");
-    let send = |request: &str, headers: &[(&str, &str)]| {
+impl<'a> Compared<'a> {
+    /// The server logs all decisions, and only this Envoy calls it.
+    pub fn new(envoy: &'a Envoy, tollgate: &'a Tollgate) -> Self {
+        Self {
+            envoy,
+            tollgate,
+            seen: 0,
+        }
+    }
+
+    /// One request, such as `GET shop.example.com/cart`, to a listener whose name is the prefix of its statistics.
+    /// `input` is the file, and what `--rules` names.
+    #[track_caller]
+    pub fn check(
+        &mut self,
+        listener: &str,
+        input: [&str; 2],
+        request: &str,
+        headers: &[(&str, &str)],
+    ) {
         let (method, url) = request.split_once(' ').unwrap();
         let (host, path) = url.split_at(url.find('/').unwrap());
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n");
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }
-        crate::support::http::send(front, &head);
-    };
-    let mut seen = 0;
-    for (number, (request, headers)) in REQUESTS.iter().enumerate() {
-        send(request, headers);
-        // Once the call of another request is in the log, no call of this one is to come.
-        send(&format!("{MARK}{number}"), &[("x-mark", "1")]);
-        wait_until("the log has the mark", || {
-            decisions(&tollgate)[seen..].iter().any(is_mark)
+        send(self.envoy.listener(listener), &head);
+        let active = format!("http.{listener}.downstream_rq_active");
+        // The calls at the end of a request begin before it has ended here.
+        wait_until("the request has ended, and its calls", || {
+            self.envoy.stat(&active) == 0
+                && self.envoy.stat("cluster.tollgate.upstream_rq_active") == 0
         });
-        let lines = decisions(&tollgate);
-        let sent: Vec<_> = lines[seen..]
-            .iter()
-            .filter(|line| !is_mark(line))
-            .map(shown)
-            .collect();
-        seen = lines.len();
+        let calls = self.envoy.stat("cluster.tollgate.upstream_rq_total");
+        wait_until("the log has all calls", || {
+            decisions(self.tollgate).len() as u64 >= calls
+        });
+        let lines = decisions(self.tollgate);
+        let sent: Vec<_> = lines[self.seen..].iter().map(shown).collect();
+        self.seen = lines.len();
+
         let headers: Vec<_> = headers
             .iter()
             .map(|(name, value)| format!("{name}:{value}"))
             .collect();
-        let mut arguments = vec![&*input.file, "--rules", &input.rules, "--request", request];
+        let mut arguments = vec![input[0], "--rules", input[1], "--request", request];
         arguments.extend(headers.iter().flat_map(|header| ["-H", header]));
         let (code, said) = run(&arguments);
         assert_eq!(code, Some(0), "{said}");
-        let descriptors = said
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("descriptor ("));
+        // Those at the end of the stream are sent last.
+        let (end, begin) = ("at the end of the stream: descriptor (", "descriptor (");
+        let descriptors = [begin, end].into_iter().flat_map(|begin| {
+            let lines = said.lines().map(str::trim);
+            lines.filter_map(move |line| line.strip_prefix(begin))
+        });
         let said_to_send: Vec<_> = descriptors
             .map(|line| line.rsplit_once(") (").unwrap().0)
             .collect();
@@ -412,11 +442,11 @@ fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
             .collect();
         assert!(
             is_alike(&said_to_send, &sent_entries),
-            "{request}: {sent:?}\n{said}"
+            "{listener}, {request}: {sent:?}\n{said}"
         );
         assert!(
             sent.iter().all(|(of, _)| of == domain),
-            "{request}: {sent:?}\n{said}"
+            "{listener}, {request}: {sent:?}\n{said}"
         );
     }
 }
@@ -434,10 +464,6 @@ fn decisions(tollgate: &Tollgate) -> Vec<Value> {
         .collect()
 }
 
-fn is_mark(line: &Value) -> bool {
-    line["descriptors"][0]["entries"][0]["value"] == "mark.test"
-}
-
 /// The domain of a call, and its descriptors as `key=value, key=value`.
 fn shown(line: &Value) -> (String, Vec<String>) {
     let descriptors = line["descriptors"].as_array().unwrap().iter();
@@ -450,13 +476,106 @@ fn shown(line: &Value) -> (String, Vec<String>) {
     (text(&line["domain"]).to_owned(), entries.collect())
 }
 
-/// Whether descriptors are equal but for values that are shown as `<…>`.
+/// Whether descriptors are equal, in their order. One whose value is shown as `<…>` can have any, or not be made.
 fn is_alike(shown: &[&str], sent: &[String]) -> bool {
-    let same = |(shown, sent): (&&str, &String)| match shown.split_once("=<") {
-        Some((key, _)) => sent.starts_with(&format!("{key}=")),
-        None => shown == sent,
+    let mut sent = sent.iter().peekable();
+    let made = shown.iter().all(|shown| {
+        let is_same = |sent: &&String| match shown.split_once("=<") {
+            Some((key, _)) => sent.starts_with(&format!("{key}=")),
+            None => shown == sent,
+        };
+        sent.next_if(is_same).is_some() || shown.contains("=<")
+    });
+    made && sent.next().is_none()
+}
+
+#[test]
+fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
+    let zoo = include_str!("lint_envoy/zoo.yaml");
+    let rules =
+        "domain: zoo\ndescriptors: [{ key: generic_key, rate_limit: { unlimited: true } }]\n";
+    let (tollgate, envoy) = start(zoo, [("zoo", rules.to_owned())]);
+    let input = Input::new(&with_upstream(&cases::bootstrap(zoo, 1)), rules);
+    let mut compared = Compared::new(&envoy, &tollgate);
+    for (request, headers) in REQUESTS {
+        compared.check("zoo", [&input.file, &input.rules], request, headers);
+    }
+}
+
+#[test]
+fn so_they_are_where_nothing_is_limited() {
+    // `--request` is about HTTP, the calls of another cluster reach nothing, and a `matcher` is not read.
+    let is_asked = |case: &&Case| {
+        !["tcp", "$PLAIN"].contains(&case.filter) && !case.routes.contains("matcher: ")
     };
-    shown.len() == sent.len() && shown.iter().zip(sent).all(same)
+    let listeners: String = CASES.iter().map(cases::listener).collect();
+    let rules = CASES.iter().map(|case| (case.name, cases::rules(case)));
+    let (tollgate, envoy) = start(&listeners, rules);
+    let mut compared = Compared::new(&envoy, &tollgate);
+    for case in CASES.iter().filter(is_asked) {
+        let bootstrap = cases::bootstrap(&cases::listener(case), 1);
+        let input = Input::new(&with_upstream(&bootstrap), &cases::rules(case));
+        let request = format!("GET shop.example.com{}", case.path);
+        compared.check(
+            case.name,
+            [&input.file, &input.rules],
+            &request,
+            &[("x-user", "a")],
+        );
+    }
+}
+
+#[test]
+fn so_they_are_in_the_configurations_that_come_along() {
+    for file in [
+        "deploy/envoy/envoy.yaml",
+        "deploy/compose/envoy.yaml",
+        "deploy/kustomize/overlays/sidecar/envoy.yaml",
+        "docs/concurrency.yaml",
+        "docs/token-budgets.yaml",
+    ] {
+        let file = root(file);
+        let rules = "domain: shop\n";
+        let tollgate = server::builder()
+            .args(["--log-decisions", "all"])
+            .file("rules.yaml", rules)
+            .start();
+        let text = fs::read_to_string(&file).unwrap();
+        let bootstrap = on_free_ports(serde_yaml::from_str(&text).unwrap(), &tollgate);
+        let envoy = Envoy::start(|| bootstrap.to_string());
+        let rules = tollgate.rules().display().to_string();
+        let mut compared = Compared::new(&envoy, &tollgate);
+        let file = file.display().to_string();
+        for request in [
+            "GET shop.example.com/cart",
+            "POST a.test/v1/chat/completions?a=b",
+        ] {
+            for headers in [&[("x-user", "a"), ("x-tenant", "b")][..], &[]] {
+                compared.check("front", [&file, &rules], request, headers);
+            }
+        }
+    }
+}
+
+/// The bootstrap with the server in the place of tollgate, and its HTTP port as the service.
+fn on_free_ports(mut bootstrap: Value, tollgate: &Tollgate) -> Value {
+    let address =
+        |port: u16| json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } });
+    bootstrap["admin"] = json!({ "address": address(0) });
+    let parts = &mut bootstrap["static_resources"];
+    for listener in parts["listeners"].as_array_mut().unwrap() {
+        listener["address"] = address(0);
+    }
+    for cluster in parts["clusters"].as_array_mut().unwrap() {
+        let port = match text(&cluster["name"]) {
+            "tollgate" => tollgate.grpc.port(),
+            _ => tollgate.http.port(),
+        };
+        cluster["type"] = json!("STATIC");
+        let endpoint = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint";
+        cluster.pointer_mut(endpoint).unwrap()["address"] = address(port);
+    }
+    bootstrap
 }
 
 #[test]
@@ -495,17 +614,91 @@ fn a_request_shows_its_way_to_the_limits() {
 }
 
 #[test]
+fn a_request_names_what_is_not_read() {
+    let case = CASES.iter().find(|case| case.name == "good").unwrap();
+    let listener = |manager: &str, table: &str, host: &str, filter: &str| {
+        let text = cases::listener(case)
+            .replace("use_remote_address: true", manager)
+            .replace("route_config: { ", &format!("route_config: {{ {table}"))
+            .replace("domains: ['*'], ", &format!("domains: ['*'], {host}"))
+            .replace("timeout: 30s, ", &format!("timeout: 30s, {filter}"));
+        with_upstream(&cases::bootstrap(&text, 1))
+    };
+    let skipped = "routes: [{ match: { prefix: /, runtime_fraction: {} }, route: {} }, { match: { prefix: /, tls_context: \
+                   {} }, route: {} }, { match: { prefix: /, runtime_fraction: {} }, route: {} }, ";
+    for (text, expected) in [
+        (
+            listener("strip_any_host_port: true", "", "", ""),
+            "`strip_any_host_port` (line 4)",
+        ),
+        (
+            listener("normalize_path: true", "", "", ""),
+            "`normalize_path` (line 4)",
+        ),
+        (
+            listener(
+                "scheme: {}",
+                "ignore_path_parameters_in_path_matching: true, ",
+                "",
+                "",
+            ),
+            "`ignore_path_parameters_in_path_matching` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "vhds: {}, ", "", ""),
+            "`vhds` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "require_tls: ALL, ", ""),
+            "`require_tls` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "matcher: {}, ", ""),
+            "`matcher` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "filter_enabled: {}, "),
+            "`filter_enabled` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "request_type: external, "),
+            "`request_type` (line 4)",
+        ),
+        (
+            silent().replace(
+                "http_filters: [",
+                "http_filters: [{ name: a, config_discovery: {} }, ",
+            ),
+            "filters that the file does not show (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "").replace("routes: [", skipped),
+            "`runtime_fraction` of an earlier route (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "").replace("routes: [", skipped),
+            "`tls_context` of an earlier route (line 4)",
+        ),
+    ] {
+        let input = Input::new(&text, "");
+        let (code, said) = run(&[&input.file, "--request", "GET a.b/"]);
+        assert_eq!(said.matches(expected).count(), 1, "{expected}: {said}");
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
 fn a_file_that_cannot_be_read_is_an_error_and_never_a_wait() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let check = |bytes: &[u8], expected: &str| {
         fs::write(path("envoy.yaml"), bytes).unwrap();
-        let (code, said) = run(&[&path("envoy.yaml")]);
-        assert!(
-            said.starts_with(&format!("{}:{expected}", path("envoy.yaml"))),
-            "{said}"
-        );
-        assert_eq!(code, Some(2), "{said}");
+        for request in [&[][..], &["--request", "GET a.b/"]] {
+            let (code, said) = run(&[&[&*path("envoy.yaml")], request].concat());
+            let begin = format!("{}:{expected}", path("envoy.yaml"));
+            assert!(said.contains(&begin), "{said}");
+            assert_eq!(code, Some(2), "{said}");
+        }
     };
     check(b"static_resources:\n  clusters: }", "2:13: ");
     check(b"domain: shop\n", " not an Envoy configuration");
@@ -610,11 +803,15 @@ fn several_files_and_folders_are_checked_together() {
     ];
     assert_eq!(lines[2..], rest);
     assert_eq!(code, Some(1));
+    let shown = run(&[&path("all"), "--request", "GET a.b/"]);
+    assert_eq!(shown.0, Some(0), "{}", shown.1);
     // A file that was probably meant to be a configuration is not passed over.
     write("all/broken.yaml", "static_resources: }\n");
-    let (code, said) = run(&[&path("all")]);
-    assert!(said.contains("all/broken.yaml:1:19: "), "{said}");
-    assert_eq!(code, Some(2));
+    for request in [&[][..], &["--request", "GET a.b/"]] {
+        let (code, said) = run(&[&[&*path("all")], request].concat());
+        assert!(said.contains("all/broken.yaml:1:19: "), "{said}");
+        assert_eq!(code, Some(2));
+    }
     write(
         "clusters.yaml",
         "static_resources: { clusters: [{ name: a, lb_policy: RANDOM }] }\n",
@@ -646,6 +843,25 @@ fn findings_are_left_out_by_severity_and_by_name() {
         let (ended, said) = run(&[&[&*input.file], flags].concat());
         assert!(said.ends_with(ends), "{said}");
         assert_eq!(ended, Some(code));
+    }
+    // Of many findings some are not kept, but all are counted.
+    let items = "{ stage: 1, hits_addend: { number: 1 }, actions: [{ remote_address: {} }] }, "
+        .repeat(3_000);
+    let many = format!(
+        "static_resources: [{{ '@type': a/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: d }}, {{ domains: \
+         ['*'], routes: [], rate_limits: [{items}] }}]"
+    );
+    let many = Input::new(&many, "");
+    for (flags, ends) in [
+        (&[][..], ": 100 of 6000 findings\n"),
+        (&["--allow", "stage"], ": 100 of 3000 findings\n"),
+        (
+            &["--allow", "stage", "--allow", "hits-addend"],
+            "(6000 left out)\n",
+        ),
+    ] {
+        let (_, said) = run(&[&[&*many.file], flags].concat());
+        assert!(said.ends_with(ends), "{said}");
     }
     let (code, said) = run(&[&input.file, "--allow", "stag"]);
     assert!(
@@ -735,7 +951,61 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         + ", { name: r, virtual_hosts: [{ domains: ['*'], routes: [], rate_limits: ["
         + &half(numbered("", &item, ""))
         + "] }] }]";
+    let filter = "'@type': a/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: shop-service-number-5";
+    let routes = |routes: &str| {
+        format!(
+            "static_resources: [{{ '@type': \
+             a/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, http_filters: [{{ \
+             name: f, typed_config: {{ {filter} }} }}], route_config: {{ virtual_hosts: [{{ domains: ['*'], routes: [\
+             {routes}"
+        )
+    };
+    let nowhere = format!(
+        "static_resources: [{{ {} }}, {{ domains: ['*'], routes: [], rate_limits: [",
+        filter.replace("shop-service-number-5", "nowhere-near-anything")
+    );
+    let long = |number: usize| {
+        let action = |key: usize| {
+            let value = "x".repeat(400);
+            format!(
+                "{{ generic_key: {{ descriptor_key: k{key}, descriptor_value: v{number}{value} }} }}"
+            )
+        };
+        format!("{{ actions: [{}] }}, ", [0, 1, 2, 3].map(action).join(", "))
+    };
+    let same = "{ generic_key: { descriptor_value: a } }, ";
+    let shared = half(numbered("static_resources: [", &manager, ""))
+        + &half(fill(
+            ", ",
+            "{ name: r, virtual_hosts: [{ domains: a, routes: b }] }, ",
+            "",
+        ))
+        + ", { name: r }]";
     let texts = [
+        shared,
+        numbered(&nowhere, &long, "] }]"),
+        fill(
+            &nowhere,
+            &format!("{{ actions: [{}] }}, ", same.repeat(4)),
+            "] }]",
+        ),
+        fill(
+            &format!(
+                "static_resources: [{{ {filter} }}, {{ domains: ['*'], routes: [], rate_limits: ["
+            ),
+            &format!("{{ actions: [{same}] }}, "),
+            "] }]",
+        ),
+        numbered(
+            &routes("{ match: { prefix: / }, route: { cluster: a, rate_limits: ["),
+            &item,
+            "] } }] }] } }]",
+        ),
+        fill(
+            &routes(""),
+            "{ match: { safe_regex: { regex: '\\w{99}' } }, route: { cluster: a } }, ",
+            "] }] } }]",
+        ),
         fill("", "[", ""),
         fill("", "{", ""),
         fill("", "{\"a\":", ""),
@@ -794,24 +1064,38 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         ),
     ];
     // An unoptimised program has more pages of its own, which count as memory: those of a short text.
-    let idle = ["lint-envoy", "check"].map(|command| {
+    let idle = ["lint-envoy", "check", "lint-envoy"].map(|command| {
         let input = Input::new(&silent(), "");
         peak_of(&[command, &input.file]).0
     });
     for (number, text) in texts.iter().enumerate() {
         assert!(text.len() <= BYTES + 64, "{number}");
-        let rules = "domain: d1\ndescriptors: [{ key: generic_key, rate_limits: [1/day] }]\n";
-        let input = Input::new(text, rules);
+        let domains = (0..30).map(|number| format!("shop-service-number-{number}"));
+        let rules = domains.chain(["d1".to_owned()]).map(|domain| {
+            format!(
+                "---\ndomain: {domain}\ndescriptors: [{{ key: generic_key, rate_limits: [1/day] }}]\n"
+            )
+        });
+        let input = Input::new(text, &rules.collect::<String>());
+        let rules = ["--rules", &input.rules];
         let commands = [
-            &["lint-envoy", &input.file, "--rules", &input.rules][..],
+            &["lint-envoy", &input.file, rules[0], rules[1]][..],
             &["check", &input.file],
+            &[
+                "lint-envoy",
+                &input.file,
+                rules[0],
+                rules[1],
+                "--request",
+                "GET a.b/",
+            ],
         ];
         for (command, idle) in commands.into_iter().zip(idle) {
             let begin = Instant::now();
             let (peak, Output { stdout, stderr, .. }) = peak_of(command);
             let took = begin.elapsed();
             let said = String::from_utf8([stdout, stderr].concat()).unwrap();
-            let name = format!("{number}, {}", command[0]);
+            let name = format!("{number}, {}", command.join(" "));
             // The last lines have the numbers of all.
             assert!(said.lines().count() <= 104, "{name}: {said}");
             assert!(said.lines().all(|line| line.len() < 10_000), "{name}");
