@@ -129,12 +129,9 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
         (true, false) => Algorithm::FirstHit,
         (false, true) => calendar(limit, period, faults),
         (true, true) => {
-            let fault = Fault::DoesNotGo {
-                key: "window",
-                with: "`calendar`",
-                fix: "remove one of them",
-            };
-            faults.push((limit.window.as_ref().and_then(|word| word.at), fault));
+            let (key, with, fix) = ("window", "`calendar`", "remove one of them");
+            let at = limit.window.as_ref().and_then(|word| word.at);
+            faults.push((at, Fault::DoesNotGo { key, with, fix }));
             Algorithm::FirstHit
         }
     }
@@ -159,13 +156,9 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
     }
     if algorithm.looks_first() {
         let fix = "it is for `fixed_window`";
+        let calendar = limit.calendar.then_some(None);
         report("window", word(&limit.window), "this algorithm", fix);
-        report(
-            "calendar",
-            limit.calendar.then_some(None),
-            "this algorithm",
-            fix,
-        );
+        report("calendar", calendar, "this algorithm", fix);
     } else if !limit.calendar {
         let with = "a limit without `calendar`";
         let fix = "write `calendar: true`";
@@ -189,10 +182,8 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u64 {
     };
     let Some(number) = &limit.burst else {
         if limit.requests_per_unit > most {
-            let text = format!(
-                "{} (its default, `requests_per_unit`); set `burst`",
-                limit.requests_per_unit
-            );
+            let requests = limit.requests_per_unit;
+            let text = format!("{requests} (its default, `requests_per_unit`); set `burst`");
             faults.push((limit.at, fault(text)));
         }
         return limit.requests_per_unit;
@@ -213,12 +204,9 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u64 {
 fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
     if period.multiplier().get() > 1 {
         let at = limit.unit_multiplier.as_ref().and_then(|number| number.at);
-        let fault = Fault::DoesNotGo {
-            key: "unit_multiplier",
-            with: "`calendar`",
-            fix: "a calendar has single days, weeks, months and years",
-        };
-        faults.push((at, fault));
+        let (key, with) = ("unit_multiplier", "`calendar`");
+        let fix = "a calendar has single days, weeks, months and years";
+        faults.push((at, Fault::DoesNotGo { key, with, fix }));
     }
     let mut in_range =
         |key, number: &BoxedOption<LocatedNumber>, high: i8, otherwise: i8, low: i8| {
@@ -259,12 +247,9 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
             faults.push((zone.at, fault));
         }
         Err(NoCalendar::Unit) => {
-            let fault = Fault::DoesNotGo {
-                key: "calendar",
-                with: "seconds, minutes and hours",
-                fix: "remove it: they are the same in every time zone",
-            };
-            faults.push((limit.at, fault));
+            let (key, with) = ("calendar", "seconds, minutes and hours");
+            let fix = "remove it: they are the same in every time zone";
+            faults.push((limit.at, Fault::DoesNotGo { key, with, fix }));
         }
     }
     Algorithm::FixedWindow
@@ -295,23 +280,9 @@ fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
     let at = |number: &BoxedOption<LocatedNumber>| number.as_ref().map(|number| number.at);
     let is_month = matches!(unit, Unit::Month | Unit::Year);
     let starts = &limit.starts;
-    report(
-        "month",
-        at(&starts.month),
-        unit == Unit::Year,
-        "it is for years",
-    );
-    report(
-        "day",
-        at(&starts.day),
-        is_month,
-        "it is for months and years",
-    );
-    let week_starts = limit.week_starts.as_ref().map(|word| word.at);
-    report(
-        "week_starts",
-        week_starts,
-        unit == Unit::Week,
-        "it is for weeks",
-    );
+    let (month, day) = (at(&starts.month), at(&starts.day));
+    let week = limit.week_starts.as_ref().map(|word| word.at);
+    report("month", month, unit == Unit::Year, "it is for years");
+    report("day", day, is_month, "it is for months and years");
+    report("week_starts", week, unit == Unit::Week, "it is for weeks");
 }

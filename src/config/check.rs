@@ -206,7 +206,7 @@ fn scalar_fault(text: &str, is_plain: bool, value: Value, path: &NodePath<'_>) -
         return Some(Fault::OddScalar(shortened(text)));
     }
     let is_free = FREE_TEXTS.contains(&value.name);
-    let template = unrendered(text, true).filter(|_| is_free);
+    let template = is_free.then(|| unrendered(text, true)).flatten();
     template.or_else(|| match value.name {
         "key" => foreign_pattern(text, || true),
         "value" => foreign_pattern(text, || RANGE_KEYS.iter().any(|key| path.has("key", key))),

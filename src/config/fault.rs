@@ -19,9 +19,16 @@ pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 /// No more files than this are read: each domain can have one, and a walk over strange links ends.
 pub(crate) const MAX_FILES: usize = 10_000;
 
-/// The bytes of all wildcards of one level, a short one counted as 16: a search among 4,096 of them takes up to 0.3 ms,
-/// and a check compares each with those before it.
+/// The bytes of all wildcards of one level, a short one, and a short text between two `*`, counted as 16: a search for
+/// the dearest of them in a value of 64 kB takes about 1 ms, and a check compares each with those before it.
 pub(super) const MAX_WILDCARD_BYTES: usize = 64 << 10;
+
+/// The most limits of a descriptor, of which each takes a counter in each decision, and names that they replace.
+pub(super) const MAX_LIMITS: usize = 1_000;
+
+/// The most bytes of the paths of all rules: so many, and so many for each descriptor. A path repeats the one above it.
+pub(super) const PATHS_BYTES: usize = 1 << 20;
+pub(super) const PATH_BYTES: usize = 256;
 
 /// A problem with the rules, and its position.
 #[derive(Debug)]
@@ -115,8 +122,8 @@ faults! {
     Error "no-memory" ("to load these rules takes about {needed}, and the process takes {taken} of {total} already: \
         raise its memory limit")
     => NoMemory { needed: Megabytes, taken: Megabytes, total: Megabytes };
-    Error "too-dense" ("is no text of rules: more than one in five bytes is a bracket, a comma, or a colon or dash \
-        before a blank")
+    Error "too-dense" ("has too many brackets, commas, colons, dashes and short lines to be read at once; if these are \
+        rules, write `descriptors` as lines that begin with `- `, which are read one after the other")
     => TooDense;
     Error "too-many-files" ("there are more than {MAX_FILES} rule files")
     => TooManyFiles;
@@ -135,6 +142,8 @@ faults! {
     => NotText(u8);
     Error "utf16" ("UTF-16 text; save it as UTF-8")
     => Utf16;
+    Error "panicked" ("reading it ended in a panic, which the log tells; please report it")
+    => Panicked;
     Error "empty-file" ("the file is empty; write `domain: NAME` and `descriptors:`, or remove it")
     => EmptyFile;
     Error "syntax" ("invalid YAML: {0}")
@@ -156,7 +165,7 @@ faults! {
     => AfterDocument;
     Error "wrong-type" ("{key} must be {expected}, not {found}")
     => WrongType { key: String, expected: &'static str, found: String };
-    Error "tag" ("tags such as `!include` are not supported")
+    Error "tag" ("tags such as `!include` are not supported, and `!!binary` must be UTF-8 text in base64")
     => Tag;
     Error "key-not-text" ("a key must be a text, not {0}; put it in quotes")
     => KeyNotText(String);
@@ -182,9 +191,12 @@ faults! {
     => OrderKey(String);
     Error "duplicate-descriptor" ("duplicate descriptor composite key '{path}', already defined at {first}")
     => Duplicate { path: String, first: String };
+    Error "long-paths" ("the domain, keys and values on the paths to the descriptors are longer than {PATH_BYTES} \
+        bytes on average; write shorter ones")
+    => LongPaths;
     Error "too-many-wildcards" ("the wildcards of this level are longer than {MAX_WILDCARD_BYTES} bytes together, \
-        each counted as at least 16, and a request tries them in turn; write values without `*`, or give some of \
-        them another `key`, or a key above them")
+        each, and each text between two `*`, counted as at least 16, and a request tries them in turn; write values \
+        without `*`, or give some of them another `key`, or a key above them")
     => TooManyWildcards;
     Error "no-unit" ("`unit` is missing ({UNITS})")
     => NoUnit;
@@ -228,8 +240,10 @@ faults! {
     => HeaderValue(String);
     Error "too-many-headers" ("more than {0} headers; remove some")
     => TooManyHeaders(usize);
-    Error "too-many-limits" ("more than {0} limits on one descriptor; remove some")
-    => TooManyLimits(usize);
+    Error "too-many-limits" ("more than {MAX_LIMITS} limits on one descriptor; remove some")
+    => TooManyLimits;
+    Error "too-many-replaces" ("more than {MAX_LIMITS} names in `replaces` on one descriptor; remove some")
+    => TooManyReplaces;
     Error "same-period" ("two limits with a period of {0} and the same algorithm; keep the lower one")
     => SamePeriod(String);
     Error "unknown-word" ("unknown {key} '{text}' ({expected})")

@@ -5,11 +5,18 @@ use std::net::IpAddr;
 
 use super::{
     fault::Fault,
+    parse::TOO_MANY,
     position::{Lines, Position},
 };
 
+/// A longer text is no pattern that a person wrote.
+const MAX_PATTERN_BYTES: usize = 1024;
+
 /// The warning of a key or a value that is a regular expression, or a range of addresses where Envoy sends none.
 pub(super) fn foreign_pattern(text: &str, may_be_range: impl Fn() -> bool) -> Option<Fault> {
+    if text.len() > MAX_PATTERN_BYTES {
+        return None;
+    }
     let (kind, fix) = if is_regex(text) {
         let fix = "write the text itself, with `*` for any characters".to_owned();
         ("a regular expression", fix)
@@ -26,11 +33,8 @@ pub(super) fn foreign_pattern(text: &str, may_be_range: impl Fn() -> bool) -> Op
         );
         ("a range of addresses", fix)
     };
-    Some(Fault::ForeignPattern {
-        text: text.to_owned(),
-        kind,
-        fix,
-    })
+    let text = text.to_owned();
+    Some(Fault::ForeignPattern { text, kind, fix })
 }
 
 /// Whether it has a part that only regular expressions have: `^/v1`, `/v1/.*` and `\d+`, but not `v1.*` or `^1`.
@@ -91,18 +95,11 @@ pub(super) fn syntax_problem(text: &str, error: &serde_yaml::Error) -> (Option<P
         begins("{{") || begins("{%") || is_of_error && template(line).is_some()
     };
     if let Some((line, number)) = lines.find(is_rendered) {
-        let column = 1 + line
-            .split(['{', '$'])
-            .next()
-            .map_or(0, |before| before.chars().count());
-        let text = template(line).unwrap_or(line).to_owned();
-        return (
-            Some(Position::at(number, column)),
-            Fault::Template {
-                text,
-                is_text: false,
-            },
-        );
+        let found = template(line).unwrap_or_else(|| line.trim_start());
+        let before = line.split(found).next().unwrap_or_default();
+        let position = Position::at(number, 1 + before.chars().count());
+        let (text, is_text) = (found.to_owned(), false);
+        return (Some(position), Fault::Template { text, is_text });
     }
     let mark = context.split_once(" at line ").and_then(|(_, mark)| {
         let (line, column) = mark.split_once(" column ")?;
@@ -137,11 +134,12 @@ pub(super) fn syntax_problem(text: &str, error: &serde_yaml::Error) -> (Option<P
         | ("found a tab character that violates indentation", _) => Fault::Tab,
         ("found character that cannot start any token", Some(found)) => Fault::NeedsQuotes(found),
         ("did not find expected alphabetic or numeric character" | "unknown anchor", _) => {
-            return (opened.or(at), Fault::NeedsQuotes('*'));
+            let sign = opened.or(at).and_then(found).filter(|sign| *sign == '&');
+            return (opened.or(at), Fault::NeedsQuotes(sign.unwrap_or('*')));
         }
         ("did not find expected <document start>", _) => Fault::AfterDocument,
         ("recursion limit exceeded", _) => syntax("it has too many levels"),
-        ("repetition limit exceeded", _) => syntax("its aliases stand for too many values"),
+        _ if problem.ends_with(TOO_MANY) => syntax("its aliases stand for too many values"),
         _ => syntax(problem),
     };
     (at, fault)
@@ -159,19 +157,20 @@ fn second_colon(text: &str, at: Option<Position>) -> (Option<Position>, Fault) {
     let Position { line, column } = at.unwrap_or(Position::at(1, 1));
     let lines: Vec<_> = text.split('\n').take(line).collect();
     let begins = |line: &str| 1 + line.chars().take_while(|next| " -".contains(*next)).count();
-    let before: String = lines[line - 1].chars().take(column - 1).collect();
-    if before.contains(": ") {
+    // The parser counts more characters as ends of lines.
+    let own = lines.get(line - 1).filter(|own| {
+        let before: String = own.chars().take(column - 1).collect();
+        !before.contains(": ")
+    });
+    let Some(own) = own else {
         return (at, Fault::SecondColon);
-    }
+    };
     let is_text = |line: &&str| !matches!(line.trim_start().chars().next(), None | Some('#'));
     let above = lines[..line - 1].iter().rposition(is_text);
     match above.map(|above| (above + 1, lines[above].trim_end())) {
         Some((above, text_above)) if !text_above.contains(": ") && !text_above.ends_with(':') => {
             no_colon(text, Some(Position::at(above, begins(text_above))))
         }
-        _ => (
-            Some(Position::at(line, begins(lines[line - 1]))),
-            Fault::TooFarIn,
-        ),
+        _ => (Some(Position::at(line, begins(own))), Fault::TooFarIn),
     }
 }

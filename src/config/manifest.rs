@@ -2,34 +2,27 @@
 
 use std::path::Path;
 
-use crate::config::node::{NodeKind, YamlNode};
+use crate::config::{
+    fault::Fault,
+    node::{NodeKind, YamlNode},
+};
 
-/// A document that is something else than rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Foreign {
-    /// A Kubernetes resource of this kind.
-    Kubernetes(String),
-    Envoy,
-}
-
-impl Foreign {
-    /// Recognises the document of the file of this name; `None` if it may be rules.
-    pub(super) fn of(root: &YamlNode<'_>, file_name: &str) -> Option<Self> {
-        if value(root, "domain").is_some() {
-            return None;
-        }
-        let kind = value(root, "kind").and_then(text);
-        if let (Some(kind), true) = (kind, value(root, "apiVersion").is_some()) {
-            return Some(Self::Kubernetes(kind.to_owned()));
-        }
-        // It may leave out its kind.
-        let name = Path::new(file_name).file_stem();
-        if name.is_some_and(|name| name == "kustomization") && !is_rules(root) {
-            return Some(Self::Kubernetes("Kustomization".to_owned()));
-        }
-        let is_envoy = ENVOY_KEYS.iter().any(|key| value(root, key).is_some());
-        (is_envoy && !is_rules(root)).then_some(Self::Envoy)
+/// The fault of a document that is something else than rules, in the file of this name; `None` if it may be rules.
+pub(super) fn foreign(root: &YamlNode<'_>, file_name: &str) -> Option<Fault> {
+    if value(root, "domain").is_some() {
+        return None;
     }
+    let kind = value(root, "kind").and_then(text);
+    if let (Some(kind), true) = (kind, value(root, "apiVersion").is_some()) {
+        return Some(Fault::Kubernetes(kind.to_owned()));
+    }
+    // It may leave out its kind.
+    let name = Path::new(file_name).file_stem();
+    if name.is_some_and(|name| name == "kustomization") && !is_rules(root) {
+        return Some(Fault::Kubernetes("Kustomization".to_owned()));
+    }
+    let is_envoy = ENVOY_KEYS.iter().any(|key| value(root, key).is_some());
+    (is_envoy && !is_rules(root)).then_some(Fault::Envoy)
 }
 
 /// Keys of an Envoy bootstrap, of a file of its resources, and of the output of its `/config_dump`.

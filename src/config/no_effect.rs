@@ -12,60 +12,52 @@ use crate::{
     core::matcher::{Matcher, NodeId},
 };
 
+/// The bytes of wildcards that are compared with the nodes of one level, which can have thousands of both.
+const MAX_COMPARED_BYTES: usize = 32 << 20;
+
 /// Adds the warnings of rules that compiled to `matcher` without an error.
 pub(super) fn warn(sources: &[ParsedFile<'_>], matcher: &Matcher, problems: &mut Problems) {
     for ParsedFile { file, rules } in sources {
         if let Some(root) = matcher.root(rules.domain.as_bytes()) {
-            without_effect(
-                file,
-                (root, &rules.domain),
-                &rules.descriptors,
-                matcher,
-                problems,
-            );
+            let top = (root, &rules.domain as &dyn fmt::Display);
+            without_effect(file, top, &rules.descriptors, matcher, problems);
         }
     }
 }
 
 fn without_effect(
     file: &File,
-    (parent, above): (NodeId, &dyn fmt::Display),
+    (level, parent): (NodeId, &dyn fmt::Display),
     descriptors: &[DescriptorNode],
     matcher: &Matcher,
     problems: &mut Problems,
 ) {
-    for DescriptorNode {
-        at,
-        key,
-        value,
-        limits,
-        descriptors,
-        ..
-    } in descriptors
-    {
-        let Some(node) = matcher.child(parent, key.as_bytes(), value.as_bytes()) else {
+    let mut compared = 0;
+    for descriptor in descriptors {
+        let (key, value, at) = (&descriptor.key, &descriptor.value, descriptor.at);
+        let Some(node) = matcher.child(level, key.as_bytes(), value.as_bytes()) else {
             continue;
         };
-        let path = DescriptorPath {
-            parent: above,
-            key,
-            value,
-        };
-        if let Some(other) = matcher.hidden_by(parent, node) {
+        let path = DescriptorPath { parent, key, value };
+        compared += matcher.wildcard_bytes(level);
+        if compared <= MAX_COMPARED_BYTES
+            && let Some(other) = matcher.hidden_by(level, node)
+        {
             let (key, value) = matcher.key_and_value(other);
             let [key, value] = [key, value].map(String::from_utf8_lossy);
             let fault = Fault::NeverReached(shortened(&joined(&key, &value)));
-            problems.push(file.problem(*at, &path.to_string(), fault));
+            problems.push(file.problem(at, &path.to_string(), fault));
         }
-        let is_empty = match limits {
+        let is_empty = match &descriptor.limits {
             Limits::None => true,
             Limits::One(_) => false,
             Limits::List(limits) => limits.is_empty(),
         };
-        if is_empty && descriptors.is_empty() {
-            problems.push(file.problem(*at, &path.to_string(), Fault::NoLimitHere));
+        if is_empty && descriptor.descriptors.is_empty() {
+            problems.push(file.problem(at, &path.to_string(), Fault::NoLimitHere));
         }
-        without_effect(file, (node, &path), descriptors, matcher, problems);
+        let below = &descriptor.descriptors;
+        without_effect(file, (node, &path), below, matcher, problems);
     }
 }
 

@@ -3,28 +3,37 @@
 //!
 //! A piece is valid YAML by itself only if it ends outside of quotes and brackets and has no line further left than
 //! its items. Then the next piece continues where this one ends, and reading the pieces one by one equals reading the
-//! whole. Anything else is an error in one of the pieces, and then nothing is read in pieces: a quote closed in the
-//! next piece, a key after the list, an anchor from another piece.
+//! whole, and so do the keys before and after the list. Anything else is an error in one of the pieces, and then
+//! nothing is read in pieces: a quote closed in the next piece, an anchor from another piece.
 
-use std::cell::Cell;
+use std::{cell::Cell, ops::Range};
 
 use crate::config::{
+    manifest,
     node::{NodeKind, YamlNode},
-    parse::{YamlText, most_nodes},
+    parse::{BYTES_PER_EVENT, YamlText, is_too_dense, most_nodes},
 };
 
 /// The least length of a piece.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The tree of a long document that ends with a block list below a key of its root; `None` if this is no such document.
-pub(super) fn read(text: &str) -> Option<YamlNode<'_>> {
-    read_in(text, PIECE_BYTES)
+/// The tree of a long document with a long block list below a key of its root; `None` if this is no such document, or
+/// cannot be read. `last` becomes the last short piece of its list that was read.
+pub(super) fn read<'t>(text: &'t str, last: &mut Range<usize>) -> Option<YamlNode<'t>> {
+    read_in(text, PIECE_BYTES, last)
 }
 
-fn read_in(text: &str, piece_bytes: usize) -> Option<YamlNode<'_>> {
+fn read_in<'t>(text: &'t str, piece_bytes: usize, last: &mut Range<usize>) -> Option<YamlNode<'t>> {
     let (head, list, indent) = halves(text).filter(|_| text.len() > piece_bytes)?;
+    let is_key = |next: char| next.is_ascii_alphabetic();
+    let mut ends = list.match_indices('\n').map(|(at, _)| at + 1);
+    let end = ends.find(|at| list[*at..].starts_with(is_key));
+    let (list, tail) = list.split_at(end.unwrap_or(list.len()));
     let room = Cell::new(most_nodes(text));
-    let read = |part| Some(YamlText::of(text, part, &room).only_document()?.kind);
+    let read = |part| match is_too_dense(part, BYTES_PER_EVENT) {
+        true => None,
+        false => Some(YamlText::of(text, part, &room).only_document()?.kind),
+    };
     let NodeKind::Map(mut entries) = read(head)? else {
         return None;
     };
@@ -33,18 +42,28 @@ fn read_in(text: &str, piece_bytes: usize) -> Option<YamlNode<'_>> {
         let from = rest.ceil_char_boundary(piece_bytes.min(rest.len()));
         let end = rest[from..].find(&mark).map(|at| from + at + 1);
         let (piece, after) = rest.split_at(end.unwrap_or(rest.len()));
+        let begin = text.len() - tail.len() - rest.len();
+        if piece.len() < 2 * PIECE_BYTES {
+            *last = begin..begin + piece.len();
+        }
         let NodeKind::List(more) = read(piece)? else {
             return None;
         };
         items.extend(more);
         rest = after;
     }
-    let (_, value) = entries.last_mut().filter(|(_, value)| value.is_null())?;
+    // After a null that is written down there can be no list.
+    let is_missing = |value: &YamlNode<'_>| manifest::text(value) == Some("") && value.is_null();
+    let (_, value) = entries.last_mut().filter(|(_, value)| is_missing(value))?;
     *value = YamlNode::list(items);
+    let NodeKind::Map(after) = read(tail)? else {
+        return None;
+    };
+    entries.extend(after);
     Some(YamlNode::map(entries))
 }
 
-/// The text before the list, the list, and its indent.
+/// The text before the list, the list with all after it, and its indent.
 fn halves(text: &str) -> Option<(&str, &str, usize)> {
     let (mut at, mut is_below_key) = (0, false);
     for line in text.split_inclusive('\n') {
@@ -73,7 +92,7 @@ mod tests {
     /// Whether a text that can be cut anywhere is read in pieces; then as if it was read whole.
     #[track_caller]
     fn check(text: &str, is_read: bool) {
-        let read = read_in(text, 1);
+        let read = read_in(text, 1, &mut (0..0));
         assert_eq!(read.is_some(), is_read, "{text}");
         if let Some(read) = read {
             assert_eq!([read], *documents(text).unwrap(), "{text}");
@@ -91,6 +110,8 @@ mod tests {
             true,
         );
         check("l:\r\n  - a: 1\r\n  - b: 2\r\n", true);
+        check("l:\n- a: 1\n- b: 2\nc: 3\nd:\n- 4\n", true);
+        check("l:\n  - a: |\n     b\n  - c\n# d\nl: 3", true);
         check("l:\n  - a: &x 1\n    b: *x\n  - c: 2\n", true);
     }
 
@@ -101,9 +122,10 @@ mod tests {
         check("l:\n- a: 'x\n\n- b: y'\n", false);
         check("l:\n- {a:\n- b}\n", false);
         check("a: '\nl:\n- a: 1\n- b: 2'", false);
-        // Something after the list, or further left.
-        check("l:\n  - a: 1\n  - b: 2\nc: 3\n", false);
-        check("l:\n- a: 1\n- b: 2\nc: 3\n", false);
+        // Something after the list that is no key, or further left.
+        check("l:\n  - a: 1\n  - b: 2\nc\n", false);
+        check("l:\n- a: 1\n- b: 2\n'c': 3\n", false);
+        check("l:\n- a: 1\n- b: 2\nc:\n- d\n e: 3\n", false);
         check("l:\n  - a: 1\n - b: 2\n  - c: 3\n", false);
         check("l:\n  - a: 1\n...\n  - b: 2\n", false);
         check("l:\n- a: 1\n---\n- b: 2\n", false);
@@ -114,6 +136,7 @@ mod tests {
         // No block list at the end of a map.
         check("l: [a]\n", false);
         check("l:\n  a: 1\n", false);
+        check("l: ~ # the list:\n- a: 1\n- b: 2\n", false);
         check("- a: 1\n- b: 2\n", false);
     }
 }

@@ -43,11 +43,7 @@ impl Problems {
 
     /// Counts a problem of a file; returns whether it is one of those that are kept.
     pub(super) fn count(&mut self, file: &str, level: FaultLevel) -> bool {
-        let counts = match self.counts.get_mut(file) {
-            Some(counts) => counts,
-            None => self.counts.entry(file.to_owned()).or_default(),
-        };
-        let count = &mut counts[index(level)];
+        let count = &mut self.counts.entry(file.to_owned()).or_default()[level as usize];
         *count += 1;
         *count <= MAX_OF_A_LEVEL
     }
@@ -55,7 +51,7 @@ impl Problems {
     /// Whether the next problem of this file is kept.
     pub(super) fn has_room(&self, file: &str, level: FaultLevel) -> bool {
         let counts = self.counts.get(file);
-        counts.is_none_or(|counts| counts[index(level)] < MAX_OF_A_LEVEL)
+        counts.is_none_or(|counts| counts[level as usize] < MAX_OF_A_LEVEL)
     }
 
     pub(super) fn extend(&mut self, problems: impl IntoIterator<Item = Problem>) {
@@ -74,7 +70,7 @@ impl Problems {
         let mut lasts: HashMap<(String, FaultLevel), (usize, Problem)> = HashMap::new();
         for problem in &kept {
             let level = problem.fault.level();
-            let all = counts[&problem.file][index(level)];
+            let all = counts[&problem.file][level as usize];
             if all <= MAX_OF_A_LEVEL {
                 continue;
             }
@@ -93,22 +89,12 @@ impl Problems {
 
 /// The problem after the `last` one of its file and level.
 fn more(last: &Problem, count: usize) -> Problem {
+    let level = last.fault.level();
     Problem {
         file: last.file.clone(),
         position: last.position,
         path: String::new(),
-        fault: Fault::More {
-            count,
-            level: last.fault.level(),
-        },
-    }
-}
-
-fn index(level: FaultLevel) -> usize {
-    match level {
-        FaultLevel::Error => 0,
-        FaultLevel::Warning => 1,
-        FaultLevel::Note => 2,
+        fault: Fault::More { count, level },
     }
 }
 

@@ -346,10 +346,7 @@ fn merge_metadata(node: &YamlNode<'_>, into: &mut BTreeMap<Box<str>, MetadataVal
                 items.iter().for_each(|item| merge_metadata(item, into));
             }
         }
-        MetadataValue::Null
-        | MetadataValue::Bool(_)
-        | MetadataValue::Number(_)
-        | MetadataValue::Text(_) => {}
+        _ => {}
     }
 }
 

@@ -7,17 +7,17 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     config::{
-        fault::Fault,
+        fault::{Fault, MAX_LIMITS},
         file::File,
         hints::{syntax_problem, unrendered},
         keys::{KeyKind, KeyLevel, is_meant},
-        manifest::Foreign,
+        manifest::foreign,
         mirror::{
             CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit,
             RefusalKeys, ReserveKeys, RuleDocument,
         },
         node::{NodeKind, Scalar, YamlNode, resolve},
-        parse::{binary_tag, check_nesting, parse_all},
+        parse::{BYTES_PER_EVENT, check_nesting, is_too_dense, parse_all, with_local_tag},
         pieces,
         problems::{DescriptorPath, Problems},
         reader::{self, Fields, REQUESTS, YamlReader},
@@ -37,31 +37,28 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         problems.push(file.problem(Some(before + 1), "", Fault::ByteOrderMark));
         return Vec::new();
     }
-    if is_too_dense(&file.text, BYTES_PER_NODE) && check_nesting(&file.text).is_ok() {
-        problems.push(file.problem(None, "", Fault::TooDense));
-        return Vec::new();
-    }
-    if let Some(at) = binary_tag(&file.text) {
-        problems.push(file.problem(Some(at), "", Fault::Tag));
-        return Vec::new();
-    }
-    let is_flat = check_nesting(&file.text).is_ok();
-    let in_pieces = is_flat.then(|| pieces::read(&file.text)).flatten();
-    let roots = match in_pieces.map_or_else(|| parse_all(&file.text), |root| Ok(vec![root])) {
-        Ok(roots) => roots,
-        Err(error) => {
-            let (position, fault) = syntax_problem(&file.text, &error);
-            problems.push(file.problem_at(position, "", fault));
-            return Vec::new();
+    let text = &*with_local_tag(&file.text);
+    let syntax = |error| syntax_problem(&file.text, &error);
+    let mut piece = 0..0;
+    let parsed = match check_nesting(text).map(|()| pieces::read(text, &mut piece)) {
+        Ok(Some(root)) => Ok(vec![root]),
+        Ok(None) if is_too_dense(text, BYTES_PER_EVENT) => {
+            // The piece that could not be read may say why, at its place.
+            let lines = text[..piece.start].matches('\n').count();
+            let piece = "\n".repeat(lines) + &text[piece];
+            let error = parse_all(&piece).err();
+            Err(error.map_or((None, Fault::TooDense), syntax))
         }
+        Ok(None) => parse_all(text).map_err(syntax),
+        Err(error) => Err(syntax(error)),
     };
+    let roots = parsed.unwrap_or_else(|(position, fault)| {
+        problems.push(file.problem_at(position, "", fault));
+        Vec::new()
+    });
     let mut reader = YamlReader { file, problems };
     let read = |root: YamlNode<'_>| {
-        if let Some(foreign) = Foreign::of(&root, &file.name) {
-            let fault = match foreign {
-                Foreign::Kubernetes(kind) => Fault::Kubernetes(kind),
-                Foreign::Envoy => Fault::Envoy,
-            };
+        if let Some(fault) = foreign(&root, &file.name) {
             reader.report(root.offset, &"", fault);
             return None;
         }
@@ -72,28 +69,6 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     };
     roots.into_iter().filter_map(read).collect()
 }
-
-/// Texts up to this length may be dense.
-const DENSE_BYTES: usize = 64 << 10;
-
-/// In a longer text of rules at most one node begins in this many bytes, or it is nothing that a person means. The
-/// parser takes about 250 bytes for each.
-const BYTES_PER_NODE: usize = 5;
-
-/// Whether a text has more than one node in so many bytes, by its marks.
-pub(crate) fn is_too_dense(text: &str, bytes_per_node: usize) -> bool {
-    let bytes = text.as_bytes();
-    let is_mark = |(at, byte): &(usize, &u8)| match byte {
-        b'[' | b'{' | b',' => true,
-        b':' | b'-' | b'?' => bytes.get(at + 1).is_none_or(u8::is_ascii_whitespace),
-        _ => false,
-    };
-    let marks = || bytes.iter().enumerate().filter(is_mark).count();
-    text.len() > DENSE_BYTES && marks() * bytes_per_node > text.len()
-}
-
-/// The most limits of a descriptor, of which each takes a counter in each decision.
-const MAX_LIMITS: usize = 1_000;
 
 /// Whether a text has nothing but comments and ends of documents.
 fn is_blank(text: &str) -> bool {
@@ -248,11 +223,13 @@ impl YamlReader<'_> {
     fn limits(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Limits {
         let one = fields.get("rate_limit");
         let Some(list) = fields.get("rate_limits") else {
-            return match one.and_then(|one| self.rate_limit(one, path)) {
-                Some(limit) => Limits::One(Box::new(RateLimit {
+            return match one.map(|one| self.rate_limit(one, path)) {
+                Some(Some(limit)) => Limits::One(Box::new(RateLimit {
                     at: limit.at.or(fields.at("rate_limit")),
                     ..limit
                 })),
+                // It was reported, and is not missing too.
+                Some(None) => Limits::List(Vec::new()),
                 None => Limits::None,
             };
         };
@@ -263,10 +240,6 @@ impl YamlReader<'_> {
         let items = self.list(fields, "rate_limits", path);
         if items.is_empty() && matches!(list.kind, NodeKind::List(_)) {
             self.report(at, path, Fault::NoLimits);
-        }
-        if let Some(next) = items.get(MAX_LIMITS) {
-            let at = next.offset.or(at);
-            self.report(at, path, Fault::TooManyLimits(MAX_LIMITS));
         }
         let read = |node: &YamlNode<'_>| match &node.kind {
             NodeKind::Scalar { text, .. } => {
@@ -282,7 +255,9 @@ impl YamlReader<'_> {
             // Already reported by `check_file`.
             NodeKind::List(_) | NodeKind::Tagged => None,
         };
-        Limits::List(items.iter().take(MAX_LIMITS).filter_map(read).collect())
+        // One more shows that there are too many.
+        let items = items.iter().take(MAX_LIMITS + 1);
+        Limits::List(items.filter_map(read).collect())
     }
 
     fn rate_limit(&mut self, node: &YamlNode<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {

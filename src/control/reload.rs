@@ -1,5 +1,6 @@
 //! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{collections::BTreeMap, convert::Infallible, pin::pin, sync::Arc};
 
 use tokio::sync::watch;
@@ -239,7 +240,8 @@ impl Reloader {
         self.seen = Some(digest);
         let room = self.intake.check_room(files.load_bytes());
         let room = room.map_err(|fault| vec![problem_of(&self.source, fault)]);
-        let loaded = room.and_then(|()| files.compile(self.options));
+        let read = || files.compile(self.options);
+        let loaded = room.and_then(|()| unless_it_panics(&self.source, read));
         let loaded = loaded.and_then(|loaded| {
             let emptied = match self.empty {
                 OnEmptyReload::Allow => Vec::new(),
@@ -262,6 +264,15 @@ impl Reloader {
             changes,
         }
     }
+}
+
+/// The result of `read`. A panic is a problem with `source`: the last good rules stay, as those of a control plane do.
+fn unless_it_panics<T>(
+    source: &Source,
+    read: impl FnOnce() -> Result<T, Vec<Problem>>,
+) -> Result<T, Vec<Problem>> {
+    let read = catch_unwind(AssertUnwindSafe(read));
+    read.unwrap_or_else(|_| Err(vec![problem_of(source, Fault::Panicked)]))
 }
 
 /// A watched folder and its reloader.
@@ -328,6 +339,19 @@ fn report(problems: &[Problem]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_whose_reading_panics_are_refused() {
+        let source = Source::Paths(vec!["rules".into()]);
+        assert_eq!(unless_it_panics(&source, || Ok(7)).unwrap(), 7);
+        let refused: Result<(), _> = unless_it_panics(&source, || panic!("broken"));
+        let problems = refused.unwrap_err();
+        assert!(
+            problems[0]
+                .to_string()
+                .starts_with("rules: reading it ended in a panic")
+        );
+    }
     use crate::core::limit::NearRatio;
 
     const RULES: &str = "

@@ -62,6 +62,15 @@ const REPEATED_REFUSALS: Backoff = Backoff {
 /// A push that is refused for the same reason after this time is no answer to the refusal.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
+/// The last push that was refused in a call.
+struct RefusedPush {
+    reason: String,
+    /// When it was refused, or will be refused again.
+    at: Instant,
+    /// The waits before it is refused again.
+    waits: BackoffWaits,
+}
+
 /// The client of one control plane.
 pub(crate) struct Client {
     connector: ControlPlaneConnector,
@@ -169,8 +178,7 @@ impl Client {
         let mut later = Some((Instant::now() + RESYNC_AFTER, for_all));
         // Whether the last request asked for all rules, and no push has come since.
         let mut asked_for_all = false;
-        // Why a push was refused last, when, and the waits before it is refused again.
-        let mut last_refusal: Option<(String, Instant, BackoffWaits)> = None;
+        let mut last_refusal: Option<RefusedPush> = None;
         let queue = tokio_stream::once(first).chain(ReceiverStream::new(queue));
         let mut request = Request::new(queue);
         *request.metadata_mut() = self.headers.clone();
@@ -208,15 +216,16 @@ impl Client {
                     later = None;
                     let now = Instant::now();
                     match (judged, &mut last_refusal) {
-                        (Err(reason), Some((last, at, waits)))
-                            if reason == *last && now < *at + ANSWERED_WITHIN =>
+                        (Err(reason), Some(last))
+                            if reason == last.reason && now < last.at + ANSWERED_WITHIN =>
                         {
-                            *at = now + waits.next_wait();
-                            later = Some((*at, Some(answer)));
+                            last.at = now + last.waits.next_wait();
+                            later = Some((last.at, Some(answer)));
                             None
                         }
                         (judged, last) => {
-                            let began = |reason| (reason, now, BackoffWaits::new(REPEATED_REFUSALS));
+                            let waits = BackoffWaits::new(REPEATED_REFUSALS);
+                            let began = |reason| RefusedPush { reason, at: now, waits };
                             *last = judged.err().map(began).or(last.take());
                             Some(answer)
                         }

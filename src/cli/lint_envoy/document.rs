@@ -5,9 +5,8 @@ use std::{cell::OnceCell, collections::HashMap};
 use crate::{
     config::{
         node::{NodeKind, YamlNode},
-        parse::parse_all,
+        parse::{is_too_dense, parse_all},
         position::{Lines, Position},
-        yaml::is_too_dense,
     },
     foundation::printable::Shown,
 };

@@ -11,7 +11,7 @@ use memchr::memmem;
 
 use crate::core::request::Entry;
 
-/// A shorter pattern counts as one of this many bytes: to try it takes time however short it is.
+/// A shorter pattern or piece counts as one of this many bytes: to try it takes time however short it is.
 const LEAST_BYTES: usize = 16;
 
 /// Wildcards in order of declaration, each with its target.
@@ -47,7 +47,7 @@ impl<T: Copy> Wildcards<T> {
         self.all.is_empty()
     }
 
-    /// The bytes of all patterns, each counted as [`LEAST_BYTES`] at least.
+    /// The bytes of all patterns, each and each piece counted as [`LEAST_BYTES`] at least.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -148,7 +148,7 @@ pub(super) struct Pattern {
     pieces: Box<[Box<[u8]>]>,
     /// `None` if there is no `*`: the prefix is then the whole text.
     suffix: Option<Box<[u8]>>,
-    /// Of the pattern itself.
+    /// Of the pattern itself, each piece counted as [`LEAST_BYTES`] at least.
     bytes: usize,
 }
 
@@ -157,12 +157,13 @@ impl Pattern {
     pub(super) fn new(text: &[u8]) -> Option<Self> {
         let mut parts = text.split(|&byte| byte == b'*');
         let (prefix, suffix) = (parts.next()?, parts.next_back()?);
-        let pieces = parts.filter(|piece| !piece.is_empty()).map(Into::into);
+        let pieces = parts.filter(|piece| !piece.is_empty());
+        let added = |piece: &[u8]| LEAST_BYTES.saturating_sub(piece.len());
         Some(Self {
             prefix: prefix.into(),
-            pieces: pieces.collect(),
+            bytes: text.len() + pieces.clone().map(added).sum::<usize>(),
+            pieces: pieces.map(Into::into).collect(),
             suffix: Some(suffix.into()),
-            bytes: text.len(),
         })
     }
 
@@ -285,7 +286,7 @@ impl Pieces {
                 continue;
             }
             waiting.resize_with(self.begins.len(), Vec::new);
-            let (before, mut waits) = (found, false);
+            let (found_before, mut is_quiet) = (found, true);
             for index in 0..self.search.match_len(state) {
                 let piece = self.search.match_pattern(state, index);
                 let start = end - self.search.pattern_len(piece);
@@ -306,31 +307,31 @@ impl Pieces {
                 if here.is_empty() {
                     continue;
                 }
-                here.retain_mut(|waits| {
-                    if waits.pattern >= first || waits.room.end < end {
+                here.retain_mut(|own| {
+                    if own.pattern >= first || own.room.end < end {
                         return false;
                     }
-                    if waits.room.start > start {
+                    if own.room.start > start {
                         return true;
                     }
                     // The first place leaves the most room for the others.
                     found += 1;
-                    match self.of_patterns[waits.pattern].get(waits.found + 1) {
+                    match self.of_patterns[own.pattern].get(own.found + 1) {
                         Some(next) => waiting[*next].push(Waiting {
-                            pattern: waits.pattern,
-                            found: waits.found + 1,
-                            room: end..waits.room.end,
+                            pattern: own.pattern,
+                            found: own.found + 1,
+                            room: end..own.room.end,
                         }),
-                        None => first = waits.pattern,
+                        None => first = own.pattern,
                     }
                     false
                 });
                 here.append(&mut waiting[number]);
-                waits |= !here.is_empty();
+                is_quiet &= here.is_empty();
                 waiting[number] = here;
             }
-            if !waits {
-                quiet[longest] = before;
+            if is_quiet {
+                quiet[longest] = found_before;
             }
         }
         first
