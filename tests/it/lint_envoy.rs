@@ -21,7 +21,7 @@ use self::cases::{CASES, Case};
 use crate::support::{
     envoy::{Envoy, with_upstream},
     finish,
-    http::{get, try_get},
+    http::{get, send, try_get},
     tollgate::{self as server, Tollgate, program},
     wait_until,
 };
@@ -353,46 +353,60 @@ const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
     ("GET elsewhere.test:81/", &[]),
 ];
 
-/// The calls for a descriptor that only the test makes.
-const MARK: &str = "GET mark.test/";
+/// Compares what `--request` shows with the calls of a real Envoy, of which each is in the log of decisions.
+pub struct Compared<'a> {
+    envoy: &'a Envoy,
+    tollgate: &'a Tollgate,
+    /// The decisions of earlier requests.
+    seen: usize,
+}
 
-#[test]
-fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
-    let zoo = include_str!("lint_envoy/zoo.yaml");
-    let rules =
-        "domain: zoo\ndescriptors: [{ key: generic_key, rate_limit: { unlimited: true } }]\n";
-    let (tollgate, envoy) = start(zoo, [("zoo", rules.to_owned())]);
-    let input = Input::new(&with_upstream(&cases::bootstrap(zoo, 1)), rules);
-    let front = envoy.listener("zoo");
-    let send = |request: &str, headers: &[(&str, &str)]| {
+impl<'a> Compared<'a> {
+    /// The server logs all decisions, and only this Envoy calls it.
+    pub fn new(envoy: &'a Envoy, tollgate: &'a Tollgate) -> Self {
+        Self {
+            envoy,
+            tollgate,
+            seen: 0,
+        }
+    }
+
+    /// One request, such as `GET shop.example.com/cart`, to a listener whose name is the prefix of its statistics.
+    /// `input` is the file, and what `--rules` names.
+    #[track_caller]
+    pub fn check(
+        &mut self,
+        listener: &str,
+        input: [&str; 2],
+        request: &str,
+        headers: &[(&str, &str)],
+    ) {
         let (method, url) = request.split_once(' ').unwrap();
         let (host, path) = url.split_at(url.find('/').unwrap());
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\n");
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }
-        crate::support::http::send(front, &head);
-    };
-    let mut seen = 0;
-    for (number, (request, headers)) in REQUESTS.iter().enumerate() {
-        send(request, headers);
-        // Once the call of another request is in the log, no call of this one is to come.
-        send(&format!("{MARK}{number}"), &[("x-mark", "1")]);
-        wait_until("the log has the mark", || {
-            decisions(&tollgate)[seen..].iter().any(is_mark)
+        send(self.envoy.listener(listener), &head);
+        let active = format!("http.{listener}.downstream_rq_active");
+        // The calls at the end of a request begin before it has ended here.
+        wait_until("the request has ended, and its calls", || {
+            self.envoy.stat(&active) == 0
+                && self.envoy.stat("cluster.tollgate.upstream_rq_active") == 0
         });
-        let lines = decisions(&tollgate);
-        let sent: Vec<_> = lines[seen..]
-            .iter()
-            .filter(|line| !is_mark(line))
-            .map(shown)
-            .collect();
-        seen = lines.len();
+        let calls = self.envoy.stat("cluster.tollgate.upstream_rq_total");
+        wait_until("the log has all calls", || {
+            decisions(self.tollgate).len() as u64 >= calls
+        });
+        let lines = decisions(self.tollgate);
+        let sent: Vec<_> = lines[self.seen..].iter().map(shown).collect();
+        self.seen = lines.len();
+
         let headers: Vec<_> = headers
             .iter()
             .map(|(name, value)| format!("{name}:{value}"))
             .collect();
-        let mut arguments = vec![&*input.file, "--rules", &input.rules, "--request", request];
+        let mut arguments = vec![input[0], "--rules", input[1], "--request", request];
         arguments.extend(headers.iter().flat_map(|header| ["-H", header]));
         let (code, said) = run(&arguments);
         assert_eq!(code, Some(0), "{said}");
@@ -412,11 +426,11 @@ fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
             .collect();
         assert!(
             is_alike(&said_to_send, &sent_entries),
-            "{request}: {sent:?}\n{said}"
+            "{listener}, {request}: {sent:?}\n{said}"
         );
         assert!(
             sent.iter().all(|(of, _)| of == domain),
-            "{request}: {sent:?}\n{said}"
+            "{listener}, {request}: {sent:?}\n{said}"
         );
     }
 }
@@ -434,10 +448,6 @@ fn decisions(tollgate: &Tollgate) -> Vec<Value> {
         .collect()
 }
 
-fn is_mark(line: &Value) -> bool {
-    line["descriptors"][0]["entries"][0]["value"] == "mark.test"
-}
-
 /// The domain of a call, and its descriptors as `key=value, key=value`.
 fn shown(line: &Value) -> (String, Vec<String>) {
     let descriptors = line["descriptors"].as_array().unwrap().iter();
@@ -450,13 +460,104 @@ fn shown(line: &Value) -> (String, Vec<String>) {
     (text(&line["domain"]).to_owned(), entries.collect())
 }
 
-/// Whether descriptors are equal but for values that are shown as `<…>`.
+/// Whether descriptors are equal, in their order. One whose value is shown as `<…>` can have any, or not be made.
 fn is_alike(shown: &[&str], sent: &[String]) -> bool {
-    let same = |(shown, sent): (&&str, &String)| match shown.split_once("=<") {
-        Some((key, _)) => sent.starts_with(&format!("{key}=")),
-        None => shown == sent,
-    };
-    shown.len() == sent.len() && shown.iter().zip(sent).all(same)
+    let mut sent = sent.iter().peekable();
+    let made = shown.iter().all(|shown| {
+        let is_same = |sent: &&String| match shown.split_once("=<") {
+            Some((key, _)) => sent.starts_with(&format!("{key}=")),
+            None => shown == sent,
+        };
+        sent.next_if(is_same).is_some() || shown.contains("=<")
+    });
+    made && sent.next().is_none()
+}
+
+#[test]
+fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
+    let zoo = include_str!("lint_envoy/zoo.yaml");
+    let rules =
+        "domain: zoo\ndescriptors: [{ key: generic_key, rate_limit: { unlimited: true } }]\n";
+    let (tollgate, envoy) = start(zoo, [("zoo", rules.to_owned())]);
+    let input = Input::new(&with_upstream(&cases::bootstrap(zoo, 1)), rules);
+    let mut compared = Compared::new(&envoy, &tollgate);
+    for (request, headers) in REQUESTS {
+        compared.check("zoo", [&input.file, &input.rules], request, headers);
+    }
+}
+
+#[test]
+fn so_they_are_where_nothing_is_limited() {
+    // `--request` is about HTTP, and the calls of another cluster reach nothing.
+    let is_asked = |case: &&Case| !["tcp", "$PLAIN"].contains(&case.filter);
+    let listeners: String = CASES.iter().map(cases::listener).collect();
+    let rules = CASES.iter().map(|case| (case.name, cases::rules(case)));
+    let (tollgate, envoy) = start(&listeners, rules);
+    let mut compared = Compared::new(&envoy, &tollgate);
+    for case in CASES.iter().filter(is_asked) {
+        let bootstrap = cases::bootstrap(&cases::listener(case), 1);
+        let input = Input::new(&with_upstream(&bootstrap), &cases::rules(case));
+        let request = format!("GET shop.example.com{}", case.path);
+        compared.check(
+            case.name,
+            [&input.file, &input.rules],
+            &request,
+            &[("x-user", "a")],
+        );
+    }
+}
+
+#[test]
+fn so_they_are_in_the_configurations_that_come_along() {
+    for file in [
+        "deploy/envoy/envoy.yaml",
+        "deploy/compose/envoy.yaml",
+        "deploy/kustomize/overlays/sidecar/envoy.yaml",
+        "docs/concurrency.yaml",
+        "docs/token-budgets.yaml",
+    ] {
+        let file = root(file);
+        let rules = "domain: shop\n";
+        let tollgate = server::builder()
+            .args(["--log-decisions", "all"])
+            .file("rules.yaml", rules)
+            .start();
+        let text = fs::read_to_string(&file).unwrap();
+        let bootstrap = on_free_ports(serde_yaml::from_str(&text).unwrap(), &tollgate);
+        let envoy = Envoy::start(|| bootstrap.to_string());
+        let rules = tollgate.rules().display().to_string();
+        let mut compared = Compared::new(&envoy, &tollgate);
+        let file = file.display().to_string();
+        for request in [
+            "GET shop.example.com/cart",
+            "POST a.test/v1/chat/completions?a=b",
+        ] {
+            for headers in [&[("x-user", "a"), ("x-tenant", "b")][..], &[]] {
+                compared.check("front", [&file, &rules], request, headers);
+            }
+        }
+    }
+}
+
+/// The bootstrap with the server in the place of tollgate, and its HTTP port as the service.
+fn on_free_ports(mut bootstrap: Value, tollgate: &Tollgate) -> Value {
+    let address =
+        |port: u16| json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } });
+    bootstrap["admin"] = json!({ "address": address(0) });
+    let parts = &mut bootstrap["static_resources"];
+    for listener in parts["listeners"].as_array_mut().unwrap() {
+        listener["address"] = address(0);
+    }
+    for cluster in parts["clusters"].as_array_mut().unwrap() {
+        let port = match text(&cluster["name"]) {
+            "tollgate" => tollgate.grpc.port(),
+            _ => tollgate.http.port(),
+        };
+        cluster["type"] = json!("STATIC");
+        let endpoint = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint";
+        cluster.pointer_mut(endpoint).unwrap()["address"] = address(port);
+    }
+    bootstrap
 }
 
 #[test]
