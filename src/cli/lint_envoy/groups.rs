@@ -27,15 +27,14 @@ pub(super) struct Reader<'m, 'd> {
 
 impl<'m, 'd> Reader<'m, 'd> {
     pub(super) fn new(filter: &'m LimitFilter<'d>) -> Self {
-        let (config, is_disabled) = (None, filter.is_disabled);
         Self {
             filter,
-            config,
-            is_disabled,
+            config: None,
+            is_disabled: filter.is_disabled,
         }
     }
 
-    /// The same filter at a level below.
+    /// This filter at a level below.
     pub(super) fn at(self, level: &'m RouteLevel<'d>) -> Self {
         let mut configs = level.configs.iter();
         match configs.find(|config| config.key == Some(self.filter.name)) {
@@ -217,7 +216,7 @@ impl<'m, 'd> GroupUse<'m, 'd> {
             }
             for host in &table.below {
                 let at_host = at_table.iter().map(|reader| reader.at(host).with_id());
-                // The same settings are kept once, however many routes or clusters have them.
+                // Equal settings are kept once, however many routes or clusters have them.
                 let at_host: Readers<'_, '_> = at_host.collect();
                 let mut all = at_host.clone();
                 let has_own = !host.items.is_empty();

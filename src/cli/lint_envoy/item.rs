@@ -33,9 +33,8 @@ pub(super) struct LimitItem<'d> {
     pub(super) is_at_end: bool,
     /// The order to tollgate that its last entry is.
     pub(super) order: Option<&'d str>,
-    pub(super) actions: Vec<ItemAction<'d>>,
     /// The entries before the order; `None` if an action is unknown.
-    pub(super) entries: Option<Vec<KnownEntry<'d>>>,
+    pub(super) entries: Option<Box<[KnownEntry<'d>]>>,
 }
 
 impl<'d> LimitItem<'d> {
@@ -62,7 +61,6 @@ impl<'d> LimitItem<'d> {
             stage: if holder == Holder::Route { stage } else { 0 },
             is_at_end: value.is_true("apply_on_stream_done"),
             value,
-            actions,
         }
     }
 
@@ -79,9 +77,14 @@ impl<'d> LimitItem<'d> {
         }
     }
 
-    /// What its order reads: the action, whether that is metadata of the request, and their key and path.
+    pub(super) fn actions(&self) -> impl Iterator<Item = ItemAction<'d>> {
+        let actions = self.value.list("actions").into_iter();
+        actions.map(ItemAction::new)
+    }
+
+    /// The metadata that its order reads: the action, whether they are of the request, and their key and path.
     pub(super) fn metadata(&self) -> Option<(EnvoyValue<'d>, bool, &'d str, Vec<&'d str>)> {
-        let action = self.actions.last()?.value;
+        let action = self.actions().last()?.value;
         let is_dynamic = matches!(action.text_of("source"), "" | "DYNAMIC" | "0");
         let key = action.get("metadata_key")?;
         let path = key.list("path").into_iter().map(|step| step.text_of("key"));

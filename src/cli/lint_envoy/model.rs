@@ -149,12 +149,11 @@ impl<'d> RouteLevel<'d> {
 
     /// A level for items outside of connection managers.
     fn leaf(value: EnvoyValue<'d>, items: Vec<LimitItem<'d>>) -> Self {
-        let (configs, below) = (Vec::new(), Vec::new());
         Self {
             value,
             items,
-            configs,
-            below,
+            configs: Vec::new(),
+            below: Vec::new(),
         }
     }
 
@@ -240,9 +239,8 @@ impl<'d> EnvoyModel<'d> {
         let has_parts = !(model.clusters.is_empty() && model.patches.is_empty());
         let has_envoy = model.has_envoy || has_items || has_parts || model.groups.len() > 1;
         let reason = "there is no listener, cluster, filter or route in it";
-        has_envoy
-            .then_some(model)
-            .ok_or_else(|| Unreadable::other(reason))
+        let model = has_envoy.then_some(model);
+        model.ok_or_else(|| Unreadable::other(reason))
     }
 
     /// All rate limit filters.

@@ -206,7 +206,7 @@ impl LintRun<'_> {
     }
 }
 
-/// What is reported of a file that cannot be checked; `None` for one in a folder that is no Envoy configuration.
+/// The report of a file that cannot be checked; `None` for one in a folder that is no Envoy configuration.
 fn unreadable(file: &File, error: &Unreadable, is_in_folder: bool) -> Option<ReportEntry> {
     let is_reported = !is_in_folder || error.position.is_some() && is_meant(&file.text);
     let place = (&*file.name, error.position);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{
     document::{EnvoyFile, EnvoyValue, quoted},
     groups::Reader,
-    item::{ItemAction, KnownEntry, LimitItem},
+    item::{Holder, ItemAction, KnownEntry, LimitItem},
     matching::{
         LintRequest, headers_match, host_for, is_set_by_envoy, parameters_match, route_for,
     },
@@ -55,11 +55,10 @@ pub(super) fn shown(
     let groups = || model.groups.iter().filter(|(key, _)| **key != LOOSE);
     let mut managers = groups().flat_map(|(_, group)| &group.managers);
     let limits_somewhere = managers.any(|manager| !manager.lacks_filter());
-    let lines = Vec::new();
     let mut view = RequestView {
         request,
         rules,
-        lines,
+        lines: Vec::new(),
     };
     for (_, group) in groups() {
         let tables = |manager| group.tables.iter().map(move |table| (manager, table));
@@ -199,28 +198,31 @@ impl<'d> RequestView<'_, 'd, '_> {
 
     fn item(&mut self, item: &LimitItem<'d>, domain: &str, route: &RouteLevel<'_>) {
         let (mut shown, mut entries, mut is_needed) = (Vec::new(), Vec::new(), false);
-        for action in &item.actions {
+        for action in item.actions() {
             let (key, settings) = (action.key.unwrap_or_default(), action.value);
-            let (value, text) = match self.value(action, route) {
+            let (value, text) = match self.value(&action, route) {
                 EntryValue::Skipped => continue,
                 EntryValue::Missing(reason) => {
                     return self.line_at(2, item.value, format!("no descriptor: {reason}"));
                 }
-                EntryValue::Known(value) => {
-                    let text = Shown(value.as_bytes()).to_string();
-                    (Some(value), text)
-                }
+                EntryValue::Known(text) => (Some(text.clone()), Shown(text.as_bytes()).to_string()),
                 EntryValue::Unknown(what) => {
                     let is_optional = settings.is_true("skip_if_absent");
                     is_needed |= !(is_optional || settings.has("default_value"));
-                    (None, format!("<{what}>"))
+                    let end = ["", ", or no entry"][usize::from(is_optional)];
+                    (None, format!("<{what}{end}>"))
                 }
             };
             shown.push(format!("{}={text}", Shown(key.as_bytes())));
             entries.push((key, value));
         }
         let when = ["", "at the end of the stream: "][usize::from(item.is_at_end)];
-        let text = format!("{when}descriptor ({})", shown.join(", "));
+        // Without a value for its hits it is not sent; those of a route are not read.
+        let hits = item.value.text_at(&["hits_addend", "format"]);
+        let is_sure = hits.is_empty() || item.holder == Holder::Route;
+        let condition = format!(" if {} has a value", quoted(hits));
+        let condition = if is_sure { "" } else { &condition };
+        let text = format!("{when}descriptor ({}){condition}", shown.join(", "));
         self.line_at(2, item.value, text);
         let is_known = entries.iter().all(|(_, value)| value.is_some());
         if !is_known {
