@@ -194,7 +194,7 @@ impl<'a> Compiler<'a, '_> {
         let text = joined(&descriptor.key, &descriptor.value);
         let room = (self.path_room + PATH_BYTES).checked_sub(path.len() + 1 + text.len());
         let Some(room) = room else {
-            return self.report(file, at, path, Fault::LongPaths);
+            return self.report(file, at, "", Fault::LongPaths);
         };
         self.path_room = room;
         let path: Arc<str> = format!("{path}.{text}").into();

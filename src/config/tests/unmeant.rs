@@ -47,6 +47,11 @@ fn a_template_in_the_place_of_a_value_is_named() {
         ),
         (file("d", "{{ .key }}", limit), "3:8: d: `{{ .key }}`", HELM),
         (
+            file("d", "a$b: {{ .key }}: c", limit),
+            "3:13: `{{ .key }}`",
+            HELM,
+        ),
+        (
             file("d", "k", &format!("value: {{{{ .value }}}}\n  {limit}")),
             "4:10: d: `{{ .value }}`",
             HELM,
@@ -255,6 +260,10 @@ fn a_word_for_no_limit_is_one_error_with_and_without_a_unit() {
         (
             "rate_limit: {requests_per_unit: unlimited}",
             &format!("4:37: d.k: {NUMBER} unlimited"),
+        ),
+        (
+            "reserve: {estimate: 5}\nrate_limit: {requests_per_unit: abc}",
+            &format!("5:37: d.k: {NUMBER} abc"),
         ),
         (
             &limit("~"),
