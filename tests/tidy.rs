@@ -499,7 +499,7 @@ const LIBRARIES: [(&str, &[&str]); 34] = [
     ("opentelemetry_http", &["observe"]),
     ("opentelemetry_otlp", &["observe"]),
     ("opentelemetry_sdk", &["observe"]),
-    ("percent_encoding", &["cli", "service", "store"]),
+    ("percent_encoding", &["cli", "service", "settings", "store"]),
     ("prost", &["config", "service"]),
     ("prost_reflect", &["service"]),
     ("prost_types", &["config", "control", "service"]),

@@ -1,6 +1,9 @@
 //! Samples: metrics of this process at one moment, in the one form that every sink renders.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use super::histogram::TimerValues;
 
@@ -84,6 +87,11 @@ impl<'a> SampleWriter<'a> {
     /// Passes on a total since the start.
     pub fn counter(&mut self, name: &str, labels: SampleLabels<'_>, total: u64) {
         self.value(name, labels, SampleValue::Counter(total));
+    }
+
+    /// Passes on a total since the start that has no labels.
+    pub(crate) fn total(&mut self, name: &str, total: &AtomicU64) {
+        self.counter(name, &[], total.load(Relaxed));
     }
 
     /// Passes on a present value.

@@ -33,8 +33,7 @@ pub struct LogStats {
 
 impl LogStats {
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        let dropped = self.dropped.load(Relaxed);
-        list.counter("tollgate.log_lines_dropped_total", &[], dropped);
+        list.total("tollgate.log_lines_dropped_total", &self.dropped);
     }
 }
 

@@ -44,7 +44,7 @@ mod tests;
 mod worker_stats;
 
 pub(crate) use config_stats::{ConfigStats, LONG_LOAD, LoadHistory, TakenLoad};
-pub(crate) use recorder::{Recorder, is_refused_otherwise};
+pub(crate) use recorder::{Recorder, other_refusal};
 pub(crate) use rule_stats::RuleTotals;
 pub(crate) use server::{CutOff, RESET_CODES, ServerStats, reset_code};
 pub(crate) use worker_stats::{CallCount, CallTotals};

@@ -1,7 +1,7 @@
 //! Top talkers: the descriptors that come near the limits of rules, how near, and how often they are refused.
 //!
-//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. An admitted request pays
-//! for one comparison.
+//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. A request that is
+//! far from its limits pays for one comparison.
 
 use std::{
     cmp::Reverse,
@@ -21,7 +21,7 @@ use crate::{
         window::SteadyTime,
     },
     foundation::lock::lock,
-    observe::metrics::is_refused_otherwise,
+    observe::metrics::other_refusal,
 };
 
 #[cfg(test)]
@@ -146,7 +146,8 @@ impl Talkers {
         }
     }
 
-    /// The rules with refused hits, and their talkers, those with most hits first.
+    /// The rules with talkers, and these: those that have used the most of a limit first, then those with most refused
+    /// hits.
     pub(crate) fn top(&self, now: SteadyTime) -> BTreeMap<Arc<str>, Vec<Talker>> {
         let epoch = self.epoch(now);
         let mut sketches = Vec::new();
@@ -217,8 +218,9 @@ impl TalkerSketch {
             return;
         }
         if self.slots.len() >= self.most {
-            let slots = self.slots.iter().map(|(hash, slot)| (slot.hits, *hash));
-            if let Some((fewest, hash)) = slots.min() {
+            let slots = self.slots.iter();
+            let slots = slots.map(|(hash, slot)| (slot.hits, slot.used, *hash));
+            if let Some((fewest, _, hash)) = slots.min() {
                 self.slots.remove(&hash);
                 self.floor = self.floor.max(fewest);
             }
@@ -329,7 +331,9 @@ impl TalkerRecorder {
             };
             let (hits, count) = (counted.hits.added(), &counts[binding.counter]);
             // A shared counter says nothing about one value.
-            if hits == 0 || count.lacks_room || is_refused_otherwise(plan, binding, count) {
+            let is_unknown = count.lacks_room || other_refusal(plan, binding, count).is_some();
+            // A request that is near by itself says nothing about its value, either.
+            if hits == 0 || is_unknown || count.after == hits && !binding.is_over {
                 continue;
             }
             let capacity = binding.limit.capacity().max(1);

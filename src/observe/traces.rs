@@ -24,7 +24,7 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SdkTracer, ShouldSample as _};
 
-use crate::foundation::{random, sample::SampleWriter};
+use crate::foundation::{log_throttle::LogThrottle, random, sample::SampleWriter};
 
 pub(crate) mod export;
 
@@ -36,6 +36,8 @@ const MAX_TEXT_BYTES: usize = 256;
 
 /// The spans of one call.
 const SPANS: usize = 2;
+
+static FULL: LogThrottle = LogThrottle::new();
 
 /// Counts of spans.
 #[derive(Debug, Default)]
@@ -53,9 +55,8 @@ impl TraceStats {
     }
 
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        let (exported, dropped) = (&self.exported, &self.dropped);
-        list.counter("tollgate.spans_exported_total", &[], exported.load(Relaxed));
-        list.counter("tollgate.spans_dropped_total", &[], dropped.load(Relaxed));
+        list.total("tollgate.spans_exported_total", &self.exported);
+        list.total("tollgate.spans_dropped_total", &self.dropped);
     }
 }
 
@@ -175,16 +176,14 @@ pub struct CallSummary {
 impl TracedCall {
     /// Puts the call's spans into the queue, or counts them as dropped if it is full.
     pub fn end(self, summary: CallSummary) {
-        let Tracing {
-            tracer,
-            max_queue,
-            stats,
-            ..
-        } = &*self.tracing;
+        let (Tracing { tracer, stats, .. }, max_queue) = (&*self.tracing, self.tracing.max_queue);
         // The SDK drops spans, too, but does not count them.
-        if stats.waiting.fetch_add(SPANS, AcqRel) + SPANS > *max_queue {
+        if stats.waiting.fetch_add(SPANS, AcqRel) + SPANS > max_queue {
             stats.waiting.fetch_sub(SPANS, AcqRel);
             TraceStats::add(&stats.dropped, SPANS);
+            if FULL.may_log() {
+                tracing::warn!("spans have no room: {max_queue} wait for the collector already");
+            }
             return;
         }
         let (error, status) = match &summary.answer {

@@ -38,9 +38,17 @@ pub(super) fn start(metrics: &Metrics) -> Result<(Tracer, SpanExport), ServerErr
         return Ok((Tracer::default(), SpanExport(None)));
     };
     let runtime = runtime()?;
-    let (tracer, provider) = {
+    let started = {
         let _in_runtime = runtime.enter();
-        export::start(options, metrics.traces.clone())?
+        export::start(options, metrics.traces.clone())
+    };
+    let (tracer, provider) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            // The runtime that this runs on forbids to wait for the end of another.
+            runtime.shutdown_background();
+            return Err(error.into());
+        }
     };
     let (end, ends) = oneshot::channel();
     let ended = on_thread("spans".to_owned(), move || {

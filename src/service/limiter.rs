@@ -152,7 +152,10 @@ impl<S: Store + Clone> Limiter<S> {
                 .add_into(&mut counts, &plan.batch, now, deadline)
                 .await
         };
-        counted.inspect_err(|_| self.metrics.record_store_failure(&rules.stats, &plan))?;
+        counted.inspect_err(|_| {
+            self.metrics
+                .record_store_failure(&rules.stats, request, &plan)
+        })?;
         let times = RequestTimes {
             now,
             began: deadline.began,

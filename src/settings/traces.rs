@@ -4,9 +4,11 @@
 
 use std::{path::Path, time::Duration};
 
+use percent_encoding::percent_decode_str;
+
 use super::values::{boolean, decimal, milliseconds, number};
 use crate::{
-    foundation::header_text::is_token,
+    foundation::header_text::{is_token, is_value},
     net::dial::{self, Dial, DialError},
     observe::traces::{
         Sampling,
@@ -53,29 +55,41 @@ impl<R: Fn(&str) -> Option<String>> Variables<R> {
             OtlpTransport::Http => "http://localhost:4318".to_owned(),
             OtlpTransport::Grpc => "http://localhost:4317".to_owned(),
         });
-        let dial = self.dial(&server, transport);
+        let path = match self.text("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
+            Some(whole) => path_of(&whole),
+            None => path_of(&server).trim_end_matches('/').to_owned() + "/v1/traces",
+        };
+        let dial = self.dial(&server, transport)?;
         let timeout = self.parse(&self.of_exporter("TIMEOUT"), milliseconds)?;
         // The two spans of a call; the SDK reserves memory for all places.
         let max_queue = self.parse("OTEL_BSP_MAX_QUEUE_SIZE", number(2..=65_536))?;
-        // The SDK reads these three; nonsense would be ignored, and with a delay of 0 it never rests.
+        // The SDK reads these; nonsense would be ignored, and with a delay of 0 it never rests.
         self.parse("OTEL_BSP_SCHEDULE_DELAY", milliseconds)?;
         self.parse("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", number::<u64>(1..))?;
-        self.parse(&self.of_exporter("HEADERS"), headers)?;
+        self.parse(&self.of_exporter("COMPRESSION"), |name| match name {
+            "gzip" | "none" => Ok(()),
+            _ => Err("expected gzip or none".to_owned()),
+        })?;
+        let is_header = |name: &str, value: &str| is_token(name) && is_value(value);
+        let headers = self.pairs(&self.of_exporter("HEADERS"), is_header)?;
+        let mut attributes = self.pairs("OTEL_RESOURCE_ATTRIBUTES", |name, _| !name.is_empty())?;
+        for (key, name) in [
+            ("service.name", "OTEL_SERVICE_NAME"),
+            ("service.name", "TRACING_SERVICE_NAME"),
+            ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
+            ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
+        ] {
+            attributes.extend(self.text(name).map(|value| (key.to_owned(), value)));
+        }
         Ok(Some(Options {
             sampling: self.sampling()?,
             transport,
-            dial: dial.map_err(|error| TracesError::Endpoint(shown(&server), error))?,
+            dial,
+            path,
+            headers,
             timeout: timeout.unwrap_or(Duration::from_secs(10)),
             max_queue: max_queue.unwrap_or(2048),
-            attributes: [
-                ("service.name", "OTEL_SERVICE_NAME"),
-                ("service.name", "TRACING_SERVICE_NAME"),
-                ("service.namespace", "TRACING_SERVICE_NAMESPACE"),
-                ("service.instance.id", "TRACING_SERVICE_INSTANCE_ID"),
-            ]
-            .into_iter()
-            .filter_map(|(key, name)| Some((key, self.text(name)?)))
-            .collect(),
+            attributes,
         }))
     }
 
@@ -99,15 +113,15 @@ impl<R: Fn(&str) -> Option<String>> Variables<R> {
         Ok(sampling?.unwrap_or(Sampling::of_callers(1.0)))
     }
 
-    fn dial(&self, server: &str, transport: OtlpTransport) -> Result<Dial, DialError> {
+    fn dial(&self, server: &str, transport: OtlpTransport) -> Result<Dial, TracesError> {
         let file = |what| self.text(&self.of_exporter(what));
-        let (ca, certificate, key) = (
-            file("CERTIFICATE"),
-            file("CLIENT_CERTIFICATE"),
-            file("CLIENT_KEY"),
-        );
+        let [ca, certificate, key] = ["CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"].map(file);
         let own = certificate.as_deref().zip(key.as_deref());
-        Dial::new(&dial::Options {
+        if certificate.is_some() != key.is_some() {
+            let names = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and …_CLIENT_KEY".to_owned();
+            return Err(TracesError::Value(names, "set both".to_owned()));
+        }
+        let dial = Dial::new(&dial::Options {
             server,
             tls: false,
             ca: ca.as_deref().map(Path::new),
@@ -115,7 +129,8 @@ impl<R: Fn(&str) -> Option<String>> Variables<R> {
             pair: own.map(|(certificate, key)| (Path::new(certificate), Path::new(key))),
             authority: None,
             http2: transport == OtlpTransport::Grpc,
-        })
+        });
+        dial.map_err(|error| TracesError::Endpoint(shown(server), error))
     }
 
     fn text(&self, name: &str) -> Option<String> {
@@ -134,6 +149,29 @@ impl<R: Fn(&str) -> Option<String>> Variables<R> {
     ) -> Result<Option<T>, TracesError> {
         let parsed = self.text(name).map(|value| parse(&value)).transpose();
         parsed.map_err(|expected| TracesError::Value(name.to_owned(), expected))
+    }
+
+    /// A list of `NAME=VALUE` with percent-encoded values; empty if it is not set.
+    fn pairs(
+        &self,
+        name: &str,
+        is_fit: impl Fn(&str, &str) -> bool,
+    ) -> Result<Vec<(String, String)>, TracesError> {
+        let is_hex = |byte: u8| byte.is_ascii_hexdigit();
+        let is_escape = |rest: &str| rest.len() > 1 && rest.bytes().take(2).all(is_hex);
+        let pair = |item: &str| {
+            let (name, value) = item.split_once('=')?;
+            let is_encoded = value.split('%').skip(1).all(is_escape);
+            let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+            let pair = (name.trim().to_owned(), value.into_owned());
+            (is_encoded && is_fit(&pair.0, &pair.1)).then_some(pair)
+        };
+        let pairs = self.parse(name, |list| {
+            let items = list.split(',').map(str::trim);
+            let pairs = items.filter(|item| !item.is_empty()).map(pair);
+            pairs.collect::<Option<_>>().ok_or_else(|| PAIRS.to_owned())
+        });
+        Ok(pairs?.unwrap_or_default())
     }
 
     /// The name of a variable of the exporter: that for traces if it is set, or else that for all signals.
@@ -158,15 +196,15 @@ fn transport(text: &str) -> Result<OtlpTransport, String> {
     }
 }
 
-/// Checks a list of headers, of which the SDK would leave out those that are none.
-fn headers(text: &str) -> Result<(), String> {
-    let mut items = text.split(',').map(str::trim);
-    let is_header = |item: &str| {
-        let name = item.split_once('=').map(|(name, _)| name.trim());
-        item.is_empty() || name.is_some_and(is_token)
-    };
-    let are_headers = items.all(is_header).then_some(());
-    are_headers.ok_or_else(|| "expected NAME=VALUE, separated by commas".to_owned())
+const PAIRS: &str = "expected NAME=VALUE, separated by commas and percent-encoded";
+
+/// The path of a URL, with its query; that of a socket has none.
+fn path_of(url: &str) -> String {
+    let (_, rest) = url.split_once("://").unwrap_or(("", url));
+    let path = rest.find(['/', '?', '#']).map(|at| &rest[at..]);
+    path.filter(|_| !url.starts_with("unix:"))
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// A URL without the part before its host, which can contain a password.
@@ -247,6 +285,12 @@ mod tests {
             ("OTEL_BSP_MAX_QUEUE_SIZE", "999999999"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "secret"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "a=secret%zz"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "a=b,secret=%0A"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "two words=secret"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "secret"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "secret"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ] {
             let error = read(&[("TRACING_ENABLED", "1"), (name, value)]).unwrap_err();

@@ -358,21 +358,15 @@ impl Store for MemoryStore {
 impl MemoryStore {
     /// Passes on how many counters and bytes there are and can be, and how many hits common counters took.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
+        let bounds = &self.capacity.bounds;
         for (name, value) in [
             ("tollgate.memory_counters", self.live_counters()),
-            (
-                "tollgate.memory_counters_max",
-                self.capacity.bounds.counters,
-            ),
+            ("tollgate.memory_counters_max", bounds.counters),
             ("tollgate.memory_counters_bytes", self.capacity.bytes()),
-            (
-                "tollgate.memory_counters_bytes_max",
-                self.capacity.bounds.bytes,
-            ),
+            ("tollgate.memory_counters_bytes_max", bounds.bytes),
         ] {
             list.gauge(name, &[], value as u64);
         }
-        let hits = self.overflow_hits.load(Relaxed);
-        list.counter("tollgate.memory_overflow_hits_total", &[], hits);
+        list.total("tollgate.memory_overflow_hits_total", &self.overflow_hits);
     }
 }

@@ -284,13 +284,9 @@ impl SliceTables {
 
     pub(crate) fn samples(&self, list: &mut SampleWriter<'_>) {
         let stats = &self.stats;
-        for (name, total) in [
-            ("tollgate.slices_asked_total", &stats.asked),
-            ("tollgate.slices_refused_total", &stats.refused),
-            ("tollgate.slice_passes_total", &stats.passes),
-        ] {
-            list.counter(name, &[], total.load(Relaxed));
-        }
+        list.total("tollgate.slices_asked_total", &stats.asked);
+        list.total("tollgate.slices_refused_total", &stats.refused);
+        list.total("tollgate.slice_passes_total", &stats.passes);
         for (event, total) in [
             ("taken", &stats.taken_hits),
             ("returned", &stats.returned_hits),

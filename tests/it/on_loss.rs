@@ -127,6 +127,11 @@ async fn each_rule_answers_for_itself() {
         let name = "ratelimit_service_rate_limit_over_limit";
         assert_eq!(of_rule(name, &format!("key1=\"{key}\"")), 0, "{key}");
     }
+    let refused =
+        "tollgate_rule_refused_hits_total{cause=\"on_store_loss\",domain=\"d\",rule=\"deny\"}";
+    assert_eq!(server.metric(refused), 3);
+    let snapshot = http::get(server.debug, "/snapshot").body;
+    assert!(snapshot.contains("\"refusedByLoss\":3"), "{snapshot}");
     let top = http::get(server.debug, "/top").body;
     assert!(!top.contains("d.deny"), "{top}");
     redis.restart();

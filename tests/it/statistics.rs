@@ -550,10 +550,37 @@ fn mapping_of_the_reference() -> String {
 "
 }
 
+/// The lines of the reference's families after two requests for each of `paths`, with a mapping or without.
+async fn lines_of_the_reference(
+    rules: &str,
+    domain: &str,
+    paths: &[&[(&str, &str)]],
+    mapping: Option<&str>,
+) -> BTreeSet<String> {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), mapping.unwrap_or_default()).unwrap();
+    let path = mapping.and(file.path().to_str()).unwrap_or_default();
+    let server = tollgate::with_rules(rules)
+        .env("PROMETHEUS_MAPPER_YAML", path)
+        .start();
+    let mut client = connect(server.grpc).await;
+    for entries in paths.iter().flat_map(|path| [path, path]) {
+        ask(&mut client, domain, entries).await.unwrap();
+        ask(&mut client, "un.known", entries).await.unwrap();
+        ask(&mut client, "", entries).await.unwrap_err();
+    }
+    let page = server.page("/metrics");
+    let lines = page.lines().filter(|line| line.starts_with("ratelimit_"));
+    let lines = lines.map(|line| match line.rsplit_once(' ') {
+        // How long calls took differs.
+        Some((series, _)) if series.contains("response_time") => series,
+        _ => line,
+    });
+    lines.map(str::to_owned).collect()
+}
+
 #[tokio::test]
 async fn the_mapping_of_the_reference_changes_nothing_of_the_reference() {
-    let file = NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), mapping_of_the_reference()).unwrap();
     let rules = "
 domain: d.e
 descriptors:
@@ -566,29 +593,110 @@ descriptors:
         rate_limits: [1/year]
         descriptors: [{ key: three, rate_limits: [1/year] }]
 ";
-    let page = async |mapping: &str| {
-        let server = tollgate::with_rules(rules)
-            .env("PROMETHEUS_MAPPER_YAML", mapping)
-            .start();
-        let mut client = connect(server.grpc).await;
-        let entries = [("one", "v"), ("two", "10.0.0.1|\"x.y"), ("three", "v")];
-        for depth in [1, 1, 2, 2, 3, 3] {
-            ask(&mut client, "d.e", &entries[..depth]).await.unwrap();
-            ask(&mut client, "un.known", &entries).await.unwrap();
-            ask(&mut client, "", &entries).await.unwrap_err();
-        }
-        let page = server.page("/metrics");
-        let lines = page.lines().filter(|line| line.starts_with("ratelimit_"));
-        let lines = lines.map(|line| match line.rsplit_once(' ') {
-            // How long calls took differs.
-            Some((series, _)) if series.contains("response_time") => series,
-            _ => line,
-        });
-        lines.map(str::to_owned).collect::<BTreeSet<_>>()
-    };
-    let (own, mapped) = (page("").await, page(file.path().to_str().unwrap()).await);
+    let entries = [("one", "v"), ("two", "10.0.0.1|\"x.y"), ("three", "v")];
+    let paths = [&entries[..1], &entries[..2], &entries];
+    let lines =
+        async |mapping: Option<&str>| lines_of_the_reference(rules, "d.e", &paths, mapping).await;
+    let own = lines(None).await;
     assert!(own.len() > 40, "{own:#?}");
-    assert_eq!(own, mapped);
+    assert_eq!(own, lines(Some(&mapping_of_the_reference())).await);
+}
+
+/// Envoy Gateway's mapping: it names rules of one and two levels, and calls, and drops all else.
+fn mapping_of_envoy_gateway() -> String {
+    let mut text = "mappings:\n".to_owned();
+    let stats = ["near_limit", "over_limit", "total_hits", "within_limit"];
+    let one = stats.map(|stat| ("*.*", stat, ""));
+    let two = stats.map(|stat| ("*.*.*", stat, ", key2: $3"));
+    let shadow = ("*.*.*", "shadow_mode", ", key2: $3");
+    for (stars, stat, key2) in one.into_iter().chain(two).chain([shadow]) {
+        text += &format!(
+            "- {{match: '{RULE}.{stars}.{stat}', name: ratelimit_service_rate_limit_{stat}, timer_type: histogram, \
+             labels: {{domain: $1, key1: $2{key2}}}}}\n"
+        );
+    }
+    for (from, name, kind, label) in [
+        (
+            "_server.*.total_requests",
+            "total_requests",
+            "match_metric_type: counter",
+            "grpc_method",
+        ),
+        (
+            "_server.*.response_time",
+            "response_time_seconds",
+            "timer_type: histogram",
+            "grpc_method",
+        ),
+        (
+            ".service.call.should_rate_limit.*",
+            "should_rate_limit_error",
+            "match_metric_type: counter",
+            "err_type",
+        ),
+        (
+            ".service.config_load_success",
+            "config_load_success",
+            "match_metric_type: counter",
+            "",
+        ),
+        (
+            ".service.config_load_error",
+            "config_load_error",
+            "match_metric_type: counter",
+            "",
+        ),
+    ] {
+        let labels = match label {
+            "" => String::new(),
+            label => format!(", labels: {{{label}: $1}}"),
+        };
+        let name = format!("ratelimit_service_{name}");
+        text += &format!("- {{match: 'ratelimit{from}', name: {name}, {kind}{labels}}}\n");
+    }
+    text + "- {match: '.', match_type: regex, action: drop, name: dropped}\n"
+}
+
+#[tokio::test]
+async fn the_mapping_of_envoy_gateway_changes_nothing_that_it_names() {
+    let rules = "
+domain: d
+descriptors:
+  - key: one
+    shadow_mode: true
+    rate_limits: [1/year]
+    descriptors:
+      - key: two
+        detailed_metric: true
+        shadow_mode: true
+        rate_limits: [1/year]
+  - { key: deep, descriptors: [{ key: deeper, descriptors: [{ key: deepest, rate_limits: [1/year] }] }] }
+";
+    let two = [("one", "v"), ("two", "10.0.0.1|\"x")];
+    let three = [("deep", "v"), ("deeper", "v"), ("deepest", "v")];
+    let paths = [&two[..1], &two, &three];
+    let lines =
+        async |mapping: Option<&str>| lines_of_the_reference(rules, "d", &paths, mapping).await;
+    // Neither rules of three keys, nor shadow mode of one, unknown domains, and the metrics of its libraries.
+    let is_named = |line: &String| {
+        let (name, labels) = line.split_once(['{', ' ']).unwrap();
+        match name.strip_prefix("ratelimit_service_") {
+            Some("rate_limit_shadow_mode") => labels.contains("key2"),
+            Some(name) if name.ends_with("domain_not_found") => false,
+            Some(name) => name != "global_shadow_mode" && !labels.contains("deep"),
+            None => false,
+        }
+    };
+    let (own, mapped) = (
+        lines(None).await,
+        lines(Some(&mapping_of_envoy_gateway())).await,
+    );
+    assert!(
+        mapped.len() > 30 && mapped.len() + 5 < own.len(),
+        "{mapped:#?}"
+    );
+    let named: BTreeSet<_> = own.into_iter().filter(is_named).collect();
+    assert_eq!(mapped, named);
 }
 
 #[tokio::test]
@@ -882,6 +990,10 @@ descriptors:
     assert_eq!(total("over", "many", "4/year"), 0);
     assert_eq!(total("over", "many", "per_age"), 0);
     assert_eq!(total("near", "many", "2/1000years"), 1);
+    // All hits charge each limit, also those that count under a name of their own.
+    for (rule, limit) in [("many", "4/year"), ("many", "per_age"), ("one", "1/year")] {
+        assert_eq!(total("hits", rule, limit), 5);
+    }
     assert_eq!(stat(&server, &format!("{RULE}.d.many.over_limit")), Some(3));
     // Under the path of the rule, whatever its own statistics are called.
     assert_eq!(total("over", "one", "1/year"), 4);

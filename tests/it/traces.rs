@@ -1,8 +1,9 @@
 //! Spans reach a collector, which reads them with OpenTelemetry's own messages.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{Read, Write},
     net::TcpListener,
+    os::unix::net::UnixListener,
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -10,6 +11,7 @@ use std::{
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::{
     envoy::traced_front,
@@ -133,7 +135,11 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
             .env("TRACING_SERVICE_INSTANCE_ID", "pod-1")
             .env("TRACING_SAMPLING_RATE", "1.0")
             .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=a%20b")
-            .env("OTEL_RESOURCE_ATTRIBUTES", "zone=1,service.name=other")
+            .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "")
+            .env(
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "zone=1%2C%202,service.name=other",
+            )
             .start();
         let mut client = connect(server.grpc).await;
         let parent = format!("00-{TRACE}-{SPAN}-01");
@@ -158,7 +164,7 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
                 "service.name": "envoy-ratelimit",
                 "service.namespace": "envoy-gateway-system",
                 "service.instance.id": "pod-1",
-                "zone": "1",
+                "zone": "1, 2",
             });
             assert_eq!(Value::Object(found.clone()), resource);
             assert!(span["nanos"].as_u64().unwrap() > 0);
@@ -261,6 +267,8 @@ async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
         assert_eq!(server.metric("tollgate_spans_exported_total"), 0);
         let said = server.log().with("spans are lost");
         assert_eq!(said.matches("spans are lost").count(), 1, "{said}");
+        let full = said.matches("spans have no room: 8 wait").count();
+        assert!(full <= 1 && (full == 1 || port != silent_port), "{said}");
         assert_eq!(http::get(server.http, "/healthcheck").status, 200);
         end(&mut server).await;
     }
@@ -335,6 +343,49 @@ async fn the_variables_of_the_sdk_are_enough() {
     }
 }
 
+/// An address without a scheme, and a socket; a path stays as it is.
+#[tokio::test]
+async fn a_collector_has_an_address_in_any_form() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("s");
+    let unix = UnixListener::bind(&socket).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let accept_unix = || -> Box<dyn ReadWrite> { Box::new(unix.accept().unwrap().0) };
+    let accept_tcp = || -> Box<dyn ReadWrite> { Box::new(tcp.accept().unwrap().0) };
+    let all = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let traces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    let bare = format!("127.0.0.1:{port}");
+    let socket = format!("unix://{}", socket.display());
+    let whole = format!("http://127.0.0.1:{port}/x?y=1");
+    let rows: [(&str, &str, Accept<'_>, &str); 4] = [
+        (all, &bare, &accept_tcp, "/v1/traces"),
+        (all, &socket, &accept_unix, "/v1/traces"),
+        (traces, &bare, &accept_tcp, "/"),
+        (traces, &whole, &accept_tcp, "/x?y=1"),
+    ];
+    for (name, address, accept, path) in rows {
+        let server = traced(1, "http").env(name, address).start();
+        ask_with(&mut connect(server.grpc).await, "d", &[]).await;
+        let mut stream = accept();
+        let mut request = [0; 4096];
+        let length = stream.read(&mut request).unwrap();
+        let request = String::from_utf8_lossy(&request[..length]);
+        let expected = format!("POST {path} HTTP/1.1\r\n");
+        assert!(request.starts_with(&expected), "{address}: {request}");
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+        wait_until("it is counted", || {
+            server.metric("tollgate_spans_exported_total") == 2
+        });
+    }
+}
+
+type Accept<'a> = &'a dyn Fn() -> Box<dyn ReadWrite>;
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
 #[tokio::test]
 async fn the_parent_is_a_span_of_envoy() {
     for protocol in ["http", "grpc"] {
@@ -389,6 +440,17 @@ fn what_cannot_be_used_ends_the_start() {
     let said = fail("OTEL_EXPORTER_OTLP_HEADERS", "secret");
     assert!(said.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{said}");
     assert!(!said.contains("secret"), "{said}");
+    let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h/a b");
+    assert!(said.contains("URL of the collector"), "{said}");
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%zz,c=%0A"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "nonsense"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/own.pem"),
+    ] {
+        let said = fail(name, value);
+        assert!(said.contains(name) && !said.contains("panicked"), "{said}");
+    }
     let said = fail("TRACING_EXPORTER_PROTOCOL", "smoke");
     assert!(said.contains("expected http or grpc"), "{said}");
 }

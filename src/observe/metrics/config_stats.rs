@@ -135,30 +135,19 @@ impl ConfigStats {
     }
 
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        for (name, loads) in [
-            ("ratelimit.service.config_load_success", &self.loads_ok),
-            ("ratelimit.service.config_load_error", &self.loads_failed),
-        ] {
-            list.counter(name, &[], loads.load(Relaxed));
-        }
+        list.total("ratelimit.service.config_load_success", &self.loads_ok);
+        list.total("ratelimit.service.config_load_error", &self.loads_failed);
         let history = self.history();
-        let running = history.running.unwrap_or_default();
-        list.gauge(
-            "tollgate.rules_load_running_seconds",
-            &[],
-            running.as_secs(),
-        );
+        let running = history.running.unwrap_or_default().as_secs();
+        list.gauge("tollgate.rules_load_running_seconds", &[], running);
         history.samples(list);
-        if self.control_plane.get().is_none() {
-            self.runtime_samples(list);
-        }
-        if let Some(is_up) = self.control_plane.get() {
-            list.gauge("tollgate.control_plane_up", &[], is_up.load(Relaxed).into());
+        let is_up = self.control_plane.get();
+        match is_up.map(|is_up| is_up.load(Relaxed)) {
+            Some(is_up) => list.gauge("tollgate.control_plane_up", &[], is_up.into()),
+            None => self.runtime_samples(list),
         }
     }
-}
 
-impl ConfigStats {
     /// Statistics of file loads under the reference's names, which come from its library lyft/goruntime.
     fn runtime_samples(&self, list: &mut SampleWriter<'_>) {
         let (ok, failed) = (self.loads_ok.load(Relaxed), self.loads_failed.load(Relaxed));

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use crate::foundation::{
@@ -29,8 +32,9 @@ pub(super) struct DynamicNames {
     free: usize,
     /// The places of each domain, and of all domains without rules together, under the empty name.
     taken: HashMap<Box<str>, usize>,
-    pub(super) values: HashMap<Arc<str>, Arc<RuleStats>>,
-    pub(super) unknown_domains: HashMap<Arc<str>, u64>,
+    // Scrapes hold the two maps, so that they take the lock, which decisions need too, for a moment only.
+    pub(super) values: Arc<HashMap<Arc<str>, Arc<RuleStats>>>,
+    pub(super) unknown_domains: Arc<HashMap<Arc<str>, Arc<AtomicU64>>>,
     /// Events that were not counted under a name of their own, because no more names were allowed.
     pub(super) overflow: u64,
 }
@@ -44,19 +48,18 @@ impl DynamicNames {
         }
     }
 
-    /// The counts under this name, unless the name is new and there is no room for it.
-    pub(super) fn stats(&mut self, key: &str) -> Option<Arc<RuleStats>> {
+    /// The counts under this name of `domain`, unless the name is new and there is no room for it.
+    pub(super) fn stats(&mut self, key: &str, domain: &[u8]) -> Option<Arc<RuleStats>> {
         let key = sanitize(key);
         if let Some(stats) = self.values.get(&*key) {
             return Some(stats.clone());
         }
-        let domain = key.split('.').next().unwrap_or_default();
-        if !self.takes_room_for(&key, domain) {
+        if !self.takes_room_for(&key, &String::from_utf8_lossy(domain)) {
             return None;
         }
         // A lock guards these, so all workers share one set of counters.
         let stats = Arc::new(RuleStats::for_workers(1));
-        self.values.insert((*key).into(), stats.clone());
+        Arc::make_mut(&mut self.values).insert((*key).into(), stats.clone());
         Some(stats)
     }
 
@@ -64,10 +67,11 @@ impl DynamicNames {
     pub(super) fn unknown_domain(&mut self, domain: &[u8]) {
         let domain = String::from_utf8_lossy(domain);
         let domain = sanitize(&domain);
-        if let Some(count) = self.unknown_domains.get_mut(&*domain) {
-            *count += 1;
+        if let Some(count) = self.unknown_domains.get(&*domain) {
+            count.fetch_add(1, Relaxed);
         } else if self.takes_room_for(&domain, "") {
-            self.unknown_domains.insert((*domain).into(), 1);
+            let domains = Arc::make_mut(&mut self.unknown_domains);
+            domains.insert((*domain).into(), Arc::new(1.into()));
         }
     }
 
@@ -101,11 +105,10 @@ impl DynamicNames {
 pub(super) fn samples(names: &Mutex<DynamicNames>, list: &mut SampleWriter<'_>) {
     let names = lock(names);
     let (domains, overflow) = (names.unknown_domains.clone(), names.overflow);
-    // Decisions need this lock too.
     drop(names);
-    for (domain, count) in domains {
+    for (domain, count) in &*domains {
         let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-        list.counter(&name, &[], count);
+        list.counter(&name, &[], count.load(Relaxed));
     }
     list.counter("tollgate.metric_names_overflow_total", &[], overflow);
 }

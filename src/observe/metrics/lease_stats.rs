@@ -11,11 +11,7 @@ use std::{
 
 use crate::{
     core::lease::order::OrderOutcome,
-    foundation::{
-        lock::lock,
-        metric_name::{domain_and_rule, sanitize},
-        sample::SampleWriter,
-    },
+    foundation::{lock::lock, metric_name::RuleLabels, sample::SampleWriter},
 };
 
 /// Events of reservations. Those that are still open were made and neither settled, released nor kept.
@@ -122,10 +118,8 @@ impl ReservationStats {
         self.hits[kind].fetch_add(hits, Relaxed);
     }
 
-    /// Writes the counts of the rule at `path`.
-    pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
-        let path = sanitize(path);
-        let [domain, rule] = domain_and_rule(&path);
+    /// Writes the counts of the rule that has these labels.
+    pub(super) fn samples(&self, [domain, rule]: RuleLabels<'_>, list: &mut SampleWriter<'_>) {
         for ((_, event), total) in EVENTS.iter().zip(&self.events) {
             let labels = &[domain, rule, ("event", *event)];
             list.counter("tollgate.reservations_total", labels, total.load(Relaxed));
@@ -191,10 +185,8 @@ impl SlotStats {
         self.freed.fetch_add(requests, Relaxed);
     }
 
-    /// Writes the counts of the rule at `path`.
-    pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
-        let path = sanitize(path);
-        let [domain, rule] = domain_and_rule(&path);
+    /// Writes the counts of the rule that has these labels.
+    pub(super) fn samples(&self, [domain, rule]: RuleLabels<'_>, list: &mut SampleWriter<'_>) {
         let (held, expired) = lock(&self.open).counts(self.began.elapsed());
         for (event, total) in [
             ("taken", self.taken.load(Relaxed)),

@@ -62,19 +62,15 @@ impl ServerStats {
         for ((reason, _), total) in CutOff::ALL.into_iter().zip(self.cut_off.totals()) {
             list.counter("tollgate.cut_off_total", &[("reason", reason)], total);
         }
-        for (name, total) in [
-            (
-                "tollgate.authorities_replaced_total",
-                &self.authorities_replaced,
-            ),
-            (
-                "tollgate.authorities_refused_total",
-                &self.authorities_refused,
-            ),
-            ("tollgate.tasks_ended_total", &self.ended_tasks),
-        ] {
-            list.counter(name, &[], total.load(Relaxed));
-        }
+        list.total(
+            "tollgate.authorities_replaced_total",
+            &self.authorities_replaced,
+        );
+        list.total(
+            "tollgate.authorities_refused_total",
+            &self.authorities_refused,
+        );
+        list.total("tollgate.tasks_ended_total", &self.ended_tasks);
         let (held, max) = (&self.held_bytes, &self.held_bytes_max);
         list.gauge("tollgate.held_bytes", &[], held.load(Relaxed));
         list.gauge("tollgate.held_bytes_max", &[], max.load(Relaxed));

@@ -88,8 +88,7 @@ pub struct SinkStats {
 
 impl SinkStats {
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        let lost = self.lost_lines.load(Relaxed);
-        list.counter("tollgate.statsd_lost_lines_total", &[], lost);
+        list.total("tollgate.statsd_lost_lines_total", &self.lost_lines);
     }
 
     fn lose(&self, lines: &str) {

@@ -130,6 +130,20 @@ fn the_most_frequent_of_a_zipf_stream_come_first() {
 }
 
 #[test]
+fn of_those_that_were_never_refused_the_furthest_from_its_limit_leaves_first() {
+    let mut sketch = TalkerSketch::new(SLOTS);
+    for value in 0..=SLOTS as u64 {
+        let used = 99 - u8::try_from(value % SLOTS as u64).unwrap();
+        sketch.add(value, 0, used, || describe(value));
+    }
+    let furthest = SLOTS as u64 - 1;
+    let mut kept: Vec<_> = sketch.slots.keys().copied().collect();
+    kept.sort_unstable();
+    let expected = (0..=SLOTS as u64).filter(|value| *value != furthest);
+    assert!(kept.into_iter().eq(expected));
+}
+
+#[test]
 fn each_rule_has_its_own_talkers() {
     let mut sketch = TalkerSketch::new(SLOTS);
     let descriptor = |rule: &str| TalkerDescriptor::new(&rule.into(), &[]);

@@ -4,6 +4,7 @@
 //! makes the provider, and connect as other clients of tollgate do.
 
 use std::{
+    collections::HashMap,
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -24,13 +25,16 @@ use opentelemetry_otlp::{
 use opentelemetry_sdk::{
     Resource,
     error::{OTelSdkError, OTelSdkResult},
-    resource::{EnvResourceDetector, TelemetryResourceDetector},
+    resource::TelemetryResourceDetector,
     trace::{
         self as sdk, BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, SpanData,
     },
 };
 use tokio::runtime::Handle;
-use tonic::codegen::http::{HeaderValue, header};
+use tonic::{
+    codegen::http::{HeaderMap, HeaderValue, header},
+    metadata::MetadataMap,
+};
 
 use super::{Sampling, TraceStats, Tracer, Tracing};
 use crate::{
@@ -52,11 +56,15 @@ pub(crate) struct Options {
     pub(crate) sampling: Sampling,
     pub(crate) transport: OtlpTransport,
     pub(crate) dial: Dial,
+    /// The path of the collector's URL, over HTTP.
+    pub(crate) path: String,
+    /// Headers of each message.
+    pub(crate) headers: Vec<(String, String)>,
     /// How long a batch may take, with all attempts.
     pub(crate) timeout: Duration,
     pub(crate) max_queue: usize,
-    /// Attributes of this process, which win over those in `OTEL_RESOURCE_ATTRIBUTES`.
-    pub(crate) attributes: Vec<(&'static str, String)>,
+    /// Attributes of this process; later ones replace earlier ones.
+    pub(crate) attributes: Vec<(String, String)>,
 }
 
 /// The SDK's text and a URL can have a password.
@@ -103,19 +111,15 @@ pub(crate) fn start(
     Ok((Tracer(Some(Arc::new(tracing))), provider))
 }
 
-/// The attributes of this process; later ones replace earlier ones.
-fn resource(given: &[(&'static str, String)]) -> Resource {
-    let given = given.iter();
+fn resource(given: &[(String, String)]) -> Resource {
+    let given = given.iter().cloned();
     Resource::builder_empty()
         .with_attributes([
             KeyValue::new("service.name", "RateLimit"),
             KeyValue::new("service.instance.id", random::uuid()),
         ])
-        .with_detectors(&[
-            Box::new(TelemetryResourceDetector),
-            Box::new(EnvResourceDetector::new()),
-        ])
-        .with_attributes(given.map(|(key, value)| KeyValue::new(*key, value.clone())))
+        .with_detector(Box::new(TelemetryResourceDetector))
+        .with_attributes(given.map(|(key, value)| KeyValue::new(key, value)))
         .build()
 }
 
@@ -124,20 +128,27 @@ fn exporter(
     connection_error: &Arc<Mutex<Option<String>>>,
 ) -> Result<SpanExporter, BadCollectorUrl> {
     let (builder, dial) = (SpanExporter::builder(), options.dial.clone());
+    let headers: HashMap<_, _> = options.headers.iter().cloned().collect();
+    let mut headers = HeaderMap::try_from(&headers).map_err(|_| BadCollectorUrl)?;
     let built = match options.transport {
         OtlpTransport::Grpc => {
             let channel = dial.lasting_channel().map_err(|_| BadCollectorUrl)?;
             let builder = builder.with_tonic().with_channel(channel);
+            let builder = builder.with_metadata(MetadataMap::from_headers(headers));
             builder.with_timeout(options.timeout).build()
         }
         OtlpTransport::Http => {
             let authority = HeaderValue::try_from(dial.authority()).map_err(|_| BadCollectorUrl)?;
+            headers.insert(header::HOST, authority);
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             let client = DialedClient {
                 dial,
-                authority,
+                headers,
                 connection_error: connection_error.clone(),
             };
             let builder = builder.with_http().with_protocol(Protocol::HttpBinary);
+            // Only its path is sent; the connection is that of the client.
+            let builder = builder.with_endpoint(format!("http://localhost{}", options.path));
             let builder = builder.with_http_client(client);
             builder.with_timeout(options.timeout).build()
         }
@@ -149,7 +160,7 @@ fn exporter(
 #[derive(Debug)]
 struct DialedClient {
     dial: Dial,
-    authority: HeaderValue,
+    headers: HeaderMap,
     /// The latest error, which the SDK does not pass on.
     connection_error: Arc<Mutex<Option<String>>>,
 }
@@ -167,9 +178,7 @@ impl HttpClient for DialedClient {
         if let Some(path) = request.uri().path_and_query().cloned() {
             *request.uri_mut() = path.into();
         }
-        let headers = request.headers_mut();
-        headers.insert(header::HOST, self.authority.clone());
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        request.headers_mut().extend(self.headers.clone());
         Box::pin(async move {
             let answered = exchange(&self.dial, request).await;
             let (status, body) = answered.inspect_err(|error| {

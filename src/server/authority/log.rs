@@ -3,12 +3,9 @@
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use crate::{
-    foundation::log_throttle::LogThrottle,
+    foundation::{log_throttle::LogThrottle, printable::Shown},
     observe::metrics::{Metrics, RESET_CODES, reset_code},
 };
-
-/// Most characters of a name that are logged.
-const MAX_LOGGED_CHARS: usize = 200;
 
 /// Counts and logs for all workers.
 #[derive(Debug)]
@@ -36,7 +33,7 @@ impl AuthorityLog {
         let replaced = &self.metrics.server.authorities_replaced;
         replaced.fetch_add(1, Relaxed);
         if self.replaced.may_log() {
-            let found = shown(found);
+            let found = Shown(found);
             tracing::warn!(
                 "calls with the invalid authority `{found}` are answered; a valid one replaces it. If it is the \
                  name of a cluster, set `authority` in Envoy's `envoy_grpc`; if it is the path of a \
@@ -50,7 +47,7 @@ impl AuthorityLog {
         let refused = &self.metrics.server.authorities_refused;
         refused.fetch_add(1, Relaxed);
         if self.refused.may_log() {
-            let found = shown(found);
+            let found = Shown(found);
             tracing::error!(
                 "calls with the invalid authority `{found}` are not answered, because no valid one can replace \
                  it: HTTP/2 resets each of them, and Envoy lets the requests pass. Set `authority` in Envoy's \
@@ -77,10 +74,4 @@ impl AuthorityLog {
             );
         }
     }
-}
-
-fn shown(found: &[u8]) -> String {
-    let text = String::from_utf8_lossy(found);
-    let text: String = text.chars().take(MAX_LOGGED_CHARS).collect();
-    text.escape_debug().to_string()
 }

@@ -80,7 +80,7 @@ struct SnapshotDocument<'a> {
 }
 
 /// The hits on a rule since the start, those of them over a limit, the descriptors that the store did not decide, and
-/// those refused for lack of room for a counter.
+/// the hits refused by `on_store_loss`, and for lack of room for a counter.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RuleTotal<'a> {
@@ -88,6 +88,7 @@ struct RuleTotal<'a> {
     hits: u64,
     over: u64,
     without_store: u64,
+    refused_by_loss: u64,
     without_room: u64,
 }
 
@@ -149,13 +150,14 @@ impl SnapshotSource {
         let rules = self.rules.current();
         let mut totals = rules.as_ref().map_or_else(Vec::new, |set| {
             let hit = set.matcher.rules().iter().filter_map(|rule| {
-                let [hits, _, _, over, _, without_store, _, without_room] =
+                let [hits, over, without_store, refused_by_loss, without_room, ..] =
                     set.stats.totals(rule.id)?;
                 Some(RuleTotal {
                     rule: &rule.path,
                     hits,
                     over,
                     without_store,
+                    refused_by_loss,
                     without_room,
                 })
             });
@@ -326,6 +328,7 @@ mod tests {
             hits,
             over: 0,
             without_store: 0,
+            refused_by_loss: 0,
             without_room: 0,
         };
         let mut rules: Vec<_> = (0..1000).map(total).collect();

@@ -44,8 +44,8 @@ fn the_tests_of_the_alerts_can_fail() {
             "TollgateControlPlaneLost fires",
         ),
         (
-            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
-            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
+            "max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
+            "max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
             "TollgateRedisSlow quiet",
         ),
     ] {

@@ -71,10 +71,13 @@ export function update({ atMillis }, { lengthMillis, rules }) {
   const changed = new Map(rules.map((one) => [one.rule, one]));
   changed.forEach((_, path) => trackOf(path));
   for (const [path, track] of tracks) {
-    const { hits = 0, over = 0, withoutStore = 0, withoutRoom = 0 } = changed.get(path) ?? {};
+    const { hits = 0, over = 0, withoutStore = 0, refusedByLoss = 0, withoutRoom = 0 } = changed.get(path) ?? {};
+    track.over = each(over);
     track.withoutStore = each(withoutStore);
+    track.refusedByLoss = each(refusedByLoss);
     track.withoutRoom = each(withoutRoom);
-    push(track, atMillis / 1000, each(hits - over - withoutRoom), each(over));
+    const refused = over + refusedByLoss + withoutRoom;
+    push(track, atMillis / 1000, each(hits - refused), each(refused));
     // A rule that rests takes no memory.
     const isIdle = track.admitted.every((one) => one === 0) && track.refused.every((one) => one === 0);
     if (isIdle && track.at.length === POINTS) tracks.delete(path);
@@ -89,8 +92,9 @@ function show(row, path) {
   row.rate.textContent = `${rate(admitted + refused)}/s`;
   const word = isSpared(path) ? "would be refused" : "refused";
   const texts = [
-    refused > 0 && `${rate(refused)}/s ${word}`,
+    track.over > 0 && `${rate(track.over)}/s ${word}`,
     track.withoutStore > 0 && `${rate(track.withoutStore)}/s not decided by the store`,
+    track.refusedByLoss > 0 && `${rate(track.refusedByLoss)}/s refused by on_store_loss`,
     track.withoutRoom > 0 && `${rate(track.withoutRoom)}/s refused: no room for their counters`,
   ];
   row.refused.textContent = texts.filter(Boolean).join(", ");

@@ -50,15 +50,10 @@ function changes(now, before) {
   const known = new Map(before.rules.map((one) => [one.rule, one]));
   const rules = now.rules.map((one) => {
     // One that had no room before is not new.
-    const none = { hits: 0, over: 0, withoutStore: 0, withoutRoom: 0 };
-    const { hits, over, withoutStore, withoutRoom } = known.get(one.rule) ?? (before.omittedRules ? one : none);
-    return {
-      rule: one.rule,
-      hits: one.hits - hits,
-      over: one.over - over,
-      withoutStore: one.withoutStore - withoutStore,
-      withoutRoom: one.withoutRoom - withoutRoom,
-    };
+    const old = known.get(one.rule) ?? (before.omittedRules ? one : {});
+    const counts = Object.entries(one).filter(([name]) => name !== "rule");
+    return { rule: one.rule, ...Object.fromEntries(counts.map(([name, count]) => [name, count - (old[name] ?? 0)])) };
   });
-  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter((one) => one.hits || one.over || one.withoutStore || one.withoutRoom) };
+  const isHit = (one) => Object.entries(one).some(([name, count]) => name !== "rule" && count);
+  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter(isHit) };
 }
