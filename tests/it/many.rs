@@ -11,6 +11,7 @@ use ::tollgate::{now, proto::envoy::extensions::common::ratelimit::v3::RateLimit
 use tokio::task::JoinSet;
 
 use crate::support::{
+    GRAIN_MILLIS,
     ask::{Client, connect, descriptor, is_ok, request, send},
     redis::Redis,
     tollgate,
@@ -204,13 +205,10 @@ fn spans(log: &Log) -> impl Iterator<Item = Vec<u64>> {
     })
 }
 
-/// Times are truncated to milliseconds, so two can be this much closer than they look.
-const GRAIN: u64 = 1;
-
 /// At most the limit within less than a period, at any start.
 fn check_log(kind: &str, log: &Log) {
     for spans in spans(log) {
-        let count = spans.partition_point(|span| span + GRAIN < SECOND);
+        let count = spans.partition_point(|span| span + GRAIN_MILLIS < SECOND);
         assert!(count <= LIMIT, "{kind}: {count} within a period");
     }
 }
@@ -219,7 +217,7 @@ fn check_log(kind: &str, log: &Log) {
 fn check_bucket(kind: &str, log: &Log, burst: usize) {
     for spans in spans(log) {
         for (before, span) in spans.iter().enumerate() {
-            let flown = (span + GRAIN) * LIMIT as u64 / SECOND;
+            let flown = (span + GRAIN_MILLIS) * LIMIT as u64 / SECOND;
             let most = burst as u64 + flown;
             let count = before as u64 + 1;
             assert!(count <= most, "{kind}: {count} within {span} ms");
@@ -237,14 +235,14 @@ fn check_first_hits(log: &Log) {
             .iter()
             .filter(|other| other.received <= one.received);
         let count = until.count();
-        let begun = usize::try_from((span + GRAIN) / SECOND).unwrap() + 1;
+        let begun = usize::try_from((span + GRAIN_MILLIS) / SECOND).unwrap() + 1;
         assert!(
             count <= LIMIT * begun,
             "{count} within {span} ms of the first"
         );
     }
     for spans in spans(log) {
-        let count = spans.partition_point(|span| span + GRAIN < SECOND);
+        let count = spans.partition_point(|span| span + GRAIN_MILLIS < SECOND);
         assert!(count <= 2 * LIMIT, "{count} within a period");
     }
 }

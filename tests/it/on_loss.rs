@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tonic::{Code as Grpc, Status};
 
 use crate::support::{
+    GRAIN_MILLIS,
     ask::{Client, ask, connect, descriptor, is_degraded, request, send},
     eventually,
     hoard::unread_replies,
@@ -502,10 +503,9 @@ async fn densest_while_room_is_short(algorithm: &str) -> usize {
         }
     }
     let densest = admitted.iter().map(|admitted| {
-        // A call counts at some moment between its start and its end, in a whole millisecond: one that is counted less
-        // than a millisecond before the end of a period may belong to the next.
+        // A call counts at some moment between its start and its end.
         let within = |start: Duration| {
-            let end = start + FEW.period() - Duration::from_millis(1);
+            let end = start + FEW.period() - Duration::from_millis(GRAIN_MILLIS);
             let of_it = admitted
                 .iter()
                 .filter(|(sent, told)| *sent >= start && *told < end);

@@ -115,6 +115,9 @@ impl Drop for Process {
     }
 }
 
+/// The service counts in whole milliseconds, so two calls can be this much closer for it than they look.
+pub const GRAIN_MILLIS: u64 = 1;
+
 /// Waits until `is_so` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
