@@ -112,7 +112,7 @@ impl<'m> KnownRules<'m> {
             let named = values.get(&(depth, (*key).to_owned()));
             let named = named.filter(|_| value.is_none());
             tries = tries.checked_mul(1 + named.map_or(0, BTreeSet::len))?;
-            if tries > MAX_TRIES {
+            if tries > MAX_TRIES.min(self.tries_left.get()) {
                 return None;
             }
             let named = named.into_iter().flatten().map(String::as_str);
