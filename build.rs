@@ -21,12 +21,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .bytes(".")
         .compile_fds(entries_as_bytes(all))?;
-
-    // Not in reflection: tollgate calls this service and does not serve it.
-    let traces = "opentelemetry/proto/collector/trace/v1/trace_service.proto";
-    tonic_prost_build::configure()
-        .build_server(false)
-        .compile_fds(protox::compile([traces], ["proto"])?)?;
     Ok(())
 }
 

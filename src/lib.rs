@@ -61,21 +61,21 @@ mod net {
 
 /// Rules: from files to a matcher, or every reason why not.
 mod config {
-    mod advice;
     mod algorithm;
     mod check;
     mod compile;
-    mod doubts;
     pub(crate) mod fault;
     pub(crate) mod file;
     pub(crate) mod files;
-    mod foreign_pattern;
+    mod hints;
     pub(crate) mod keys;
     pub(crate) mod manifest;
     pub(crate) mod message;
     mod mirror;
+    mod no_effect;
     pub(crate) mod node;
     pub(crate) mod parse;
+    mod pieces;
     pub(crate) mod position;
     pub(crate) mod problems;
     mod reader;
@@ -83,12 +83,9 @@ mod config {
     pub(crate) mod rule_defaults;
     mod short_form;
     pub(crate) mod source;
-    mod syntax;
-    mod template;
     #[cfg(test)]
     mod tests;
-    mod whole_number;
-    mod yaml;
+    pub(crate) mod yaml;
 }
 
 /// Where counters live: the `Store` trait, its implementations, and stores around stores.
@@ -142,7 +139,6 @@ mod observe {
     pub(crate) mod decision_log;
     pub(crate) mod log_lines;
     pub(crate) mod metrics;
-    pub(crate) mod standard_error;
     pub(crate) mod talkers;
     pub(crate) mod traces;
 }
@@ -221,6 +217,7 @@ mod cli {
     mod healthcheck;
     mod lint_envoy;
     mod print;
+    mod report;
 }
 
 // The program, the tests and the benchmarks use these names. Everything else is `pub(crate)`, which the lint
@@ -234,8 +231,6 @@ pub use config::{
     rule_defaults::Options as RuleOptions,
     source::Source as RuleSource,
 };
-#[cfg(any(test, fuzzing))]
-pub use core::matcher::middles::steps_taken;
 pub use core::{
     counter::{
         Batch, Charge, CounterState, CounterStates, Identity, IncrementSpec, Joined, KeyFormat,
@@ -253,7 +248,11 @@ pub use core::{
 pub use foundation::sample::{Sample, SampleValue};
 pub use net::tls::client::ClientTls;
 pub use observe::{
-    metrics::{Metrics, mapper::Mapper, prometheus::Renderer},
+    metrics::{
+        Metrics,
+        mapper::Mapper,
+        prometheus::{MetricNames, Renderer},
+    },
     traces::Tracer,
 };
 pub use server::authority::rewrite;

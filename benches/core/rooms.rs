@@ -42,6 +42,14 @@ impl Kind {
         }
     }
 
+    /// The number of rules of this kind in place of `count`: a level of wildcards has a bound.
+    pub fn at_most(self, count: usize) -> usize {
+        match self {
+            Self::Exact | Self::KeyOnly => count,
+            Self::Wildcard => count.min(2_000),
+        }
+    }
+
     /// Key and value of the rule with number `index`.
     fn rule(self, index: usize) -> (String, String) {
         match self {

@@ -15,7 +15,7 @@ pub const SHAPES: [&str; 6] = [
     "*b*a*d*N*",
 ];
 
-pub const COUNTS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
+pub const COUNTS: [usize; 5] = [1, 10, 100, 300, 2_000];
 
 /// Bytes of a value.
 pub const LENGTHS: [usize; 4] = [10, 1_000, 8_000, 64_000];

@@ -1,5 +1,5 @@
 """The parts of the demo of a token budget: a service that answers like a language model, its clients, and the rules and the
-Envoy of docs/token-budgets.md.
+Envoy beside docs/token-budgets.md.
 """
 
 import http.client
@@ -17,20 +17,15 @@ TENANTS = ["red", "green", "blue"]
 CLIENTS = 20
 
 
-def blocks(page):
-    """The blocks of YAML of a page: the rules, then the whole Envoy."""
-    return [block.split("```")[0] for block in page.split("```yaml\n")[1:]]
-
-
 def rules(page):
     """The rules of the page, with a budget that is used up each minute."""
-    return blocks(page)[0].replace("1000/hour", f"{BUDGET}/minute")
+    return page.split("```yaml\n")[1].split("```")[0].replace("1000/hour", f"{BUDGET}/minute")
 
 
-def bootstrap(page, model):
-    """The Envoy of the page, before a model on this port."""
+def bootstrap(envoy, model):
+    """The Envoy beside the page, before a model on this port."""
     admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n"
-    envoy = blocks(page)[1].replace("port_value: 8000", "port_value: 0")
+    envoy = envoy.replace("port_value: 8000", "port_value: 0")
     return admin + envoy.replace("port_value: 8081", "port_value: $PORT").replace("port_value: 9000", f"port_value: {model}")
 
 

@@ -239,12 +239,12 @@ def main():
     parser.add_argument("--envoy", default=ROOT / "target/tools/bin/envoy", help="Envoy")
     parser.add_argument("--budget", action="store_true", help="show a token budget instead of a shop")
     options = parser.parse_args()
-    page = (ROOT / "docs/token-budgets.md").read_text()
     rules, bootstrap, model = (HERE / "rules.yaml").read_text(), BOOTSTRAP, None
     if options.budget:
         model = budget.Model()
         threading.Thread(target=model.serve_forever, daemon=True).start()
-        rules, bootstrap = budget.rules(page), budget.bootstrap(page, model.server_port)
+        rules = budget.rules((ROOT / "docs/token-budgets.md").read_text())
+        bootstrap = budget.bootstrap((ROOT / "docs/token-budgets.yaml").read_text(), model.server_port)
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())

@@ -1,4 +1,4 @@
-//! Runs the command of the command line. `lint-envoy` reads Envoy configurations and prints the traps in them.
+//! Runs the command of the command line.
 
 use std::process::ExitCode;
 
@@ -11,19 +11,14 @@ use crate::{
         counters::counters,
         explain,
         healthcheck::healthcheck,
-        lint_envoy::report::{LintReport, WantedFindings},
-        print::{PrintError, failed, print, print_bytes, print_error},
+        lint_envoy::report::lint_files,
+        print::{PrintError, failed, print, print_bytes},
     },
-    config::{files::Files, keys::RULES_SCHEMA, source::Source},
-    core::matcher::Matcher,
+    config::keys::RULES_SCHEMA,
     foundation::printable::on_one_line,
     server::{log, run::run},
     settings::{
-        command_line::{
-            Ask, Cli, Command, Manual,
-            clients::CountersCommand,
-            lint_envoy::{LintEnvoy, LintFormat},
-        },
+        command_line::{Ask, Cli, Command, Manual, clients::CountersCommand},
         environment::UsageError,
         process::{LogFormat, LogLevel},
         serve::Settings,
@@ -74,7 +69,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
             let end = ends.iter().filter_map(|end| text.find(end)).min();
             let problem = &text[..end.unwrap_or(text.len())];
             let problem = problem.trim_start_matches("error: ").trim_end();
-            let _log = log::start_at(log_format, LogLevel::Error)?;
+            let _log = log::start_at(log_format, LogLevel::Error);
             tracing::error!("{problem}");
         }
         LogFormat::Text => {
@@ -87,7 +82,7 @@ fn report(error: UsageError) -> anyhow::Result<ExitCode> {
 
 /// Serves until the process is stopped. An error goes into the log.
 fn serve(settings: &Settings) -> anyhow::Result<ExitCode> {
-    let log = log::start(&settings.process)?;
+    let log = log::start(&settings.process);
     for note in settings.reference_notes() {
         tracing::warn!("{note}");
     }
@@ -135,53 +130,4 @@ fn print_manual(manual: &Manual) -> anyhow::Result<ExitCode> {
 fn print_all(bytes: &[u8]) -> anyhow::Result<ExitCode> {
     print_bytes(bytes)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Prints every finding, and a summary of what was checked. The exit code is 0 without findings, 1 with findings, and 2
-/// if a file could not be checked.
-///
-/// # Errors
-///
-/// If the rules cannot be read, or the findings cannot be printed.
-pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
-    let matcher = rules(lint)?;
-    let wanted = WantedFindings {
-        min_severity: lint.min_severity,
-        allowed: &lint.allowed,
-    };
-    let mut report = LintReport::new(wanted, matcher.as_ref());
-    for path in &lint.paths {
-        report.add(path);
-    }
-    match lint.format {
-        LintFormat::Json => print(&report.json())?,
-        LintFormat::Text => {
-            for line in report.lines() {
-                print(&line)?;
-            }
-        }
-    }
-    for line in report.failure_lines() {
-        print_error(&line);
-    }
-    Ok(if report.has_failures() {
-        ExitCode::from(2)
-    } else if report.has_findings() {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
-}
-
-/// The rules to compare with, if the command line names any.
-fn rules(lint: &LintEnvoy) -> anyhow::Result<Option<Matcher>> {
-    let Some(folder) = &lint.rules else {
-        return Ok(None);
-    };
-    let files = Files::read(&Source::Paths(vec![folder.clone()]));
-    let loaded = files.compile(lint.reading.options()).map_err(|problems| {
-        let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!("{}", lines.join("\n"))
-    })?;
-    Ok(Some(loaded.matcher))
 }

@@ -1,61 +1,86 @@
-//! Reads an Envoy configuration and reports traps: settings that Envoy accepts silently, but that do not limit what the
-//! author meant to limit.
+//! Reads an Envoy configuration and reports settings that Envoy accepts silently, but that do not limit what the author
+//! meant to limit; or shows what one request makes of it.
 //!
-//! Every trap was observed with a real Envoy 1.40. The input is a bootstrap in YAML or JSON, the output of Envoy's
-//! `/config_dump`, or Istio's EnvoyFilter resources. Messages are recognised anywhere in the input, by their `@type` or
-//! by their shape. `walk.rs` finds the parts that can contain traps, and `traps.rs` has a function for each kind of
-//! part.
+//! Every finding was seen with a real Envoy. The input is a bootstrap in YAML or JSON, the output of Envoy's
+//! `/config_dump`, or a resource of a control plane, such as Istio's EnvoyFilter. `model.rs` reads it in one walk,
+//! `checks.rs`, `rules.rs` and `orders.rs` judge it, and `request.rs` follows one request.
 
-mod actions;
+mod checks;
 mod document;
 mod finding;
-pub(super) mod inputs;
+mod groups;
+mod item;
+mod matching;
+mod model;
+mod orders;
 pub(super) mod report;
-mod scope;
-mod surroundings;
-#[cfg(test)]
-mod tests;
-mod traps;
-mod walk;
+mod request;
+mod rules;
 
-use crate::{config::file::BYTE_ORDER_MARK, core::matcher::Matcher};
+use std::{collections::BTreeMap, mem};
+
+use crate::{config::fault::FaultLevel, core::matcher::Matcher};
 
 use self::{
-    actions::KnownRules,
-    document::{Document, Unreadable},
-    finding::{Finding, SeenParts},
-    walk::EnvoyWalk,
+    document::{EnvoyFile, Unreadable},
+    finding::{Finding, Findings, Trap},
+    groups::GroupUse,
+    matching::LintRequest,
+    model::EnvoyModel,
+    rules::KnownRules,
 };
 
-/// The traps in one file, and how many parts of it were checked.
-#[derive(Debug)]
+/// The rules to compare with, if there are any.
+type LintRules<'a> = Option<&'a Matcher>;
+
+/// The findings in one text, and how many parts of it were checked.
+#[derive(Debug, Default)]
 struct Linted {
-    /// In the order of the file.
+    /// In the order of the text.
     findings: Vec<Finding>,
-    seen: SeenParts,
+    /// How many further ones of each kind were found.
+    others: BTreeMap<(FaultLevel, Trap), usize>,
+    /// How many rate limit filters, and items of `rate_limits`.
+    seen: [usize; 2],
 }
 
-/// Finds all traps in one file; with `rules`, also descriptors that no rule matches.
+/// Checks a text; with rules, also whether they match its descriptors.
 ///
 /// # Errors
 ///
-/// If the file is not an Envoy configuration.
-fn lint(text: &str, rules: Option<&Matcher>) -> Result<Linted, Unreadable> {
-    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
-    let documents = Document::parse_all(text)?;
-    let mut walk = EnvoyWalk::default();
-    for document in &documents {
-        walk.document(&document.root());
+/// If the text is not an Envoy configuration.
+fn lint(text: &str, rules: LintRules<'_>) -> Result<Linted, Unreadable> {
+    let file = EnvoyFile::parse(text)?;
+    let model = EnvoyModel::of(&file)?;
+    let mut found = Findings::default();
+    let uses: Vec<_> = model.groups.values().map(GroupUse::new).collect();
+    let rules = rules.map(KnownRules::new);
+    let lists = model.lists(&uses);
+    checks::check(&model, &uses, &lists, &mut found);
+    orders::check(&lists, rules.as_ref(), &mut found);
+    if let Some(rules) = &rules {
+        rules::check(&model, &lists, rules, &mut found);
     }
-    if !walk.has_envoy {
-        return Err(Unreadable::NoEnvoy);
-    }
-    walk.finish(rules.map(KnownRules::new).as_ref());
-    let mut findings = walk.findings.0;
-    findings.sort();
-    findings.dedup();
+    let items = lists.iter().map(|list| list.items.len()).sum();
     Ok(Linted {
-        findings,
-        seen: walk.seen,
+        others: mem::take(&mut found.others),
+        findings: found.finish(&file),
+        seen: [model.filters().count(), items],
     })
+}
+
+/// Shows a request; `None` if the text has no routes.
+///
+/// # Errors
+///
+/// As [`lint`].
+fn show(
+    text: &str,
+    request: &LintRequest,
+    rules: LintRules<'_>,
+) -> Result<Option<String>, Unreadable> {
+    let file = EnvoyFile::parse(text)?;
+    let model = EnvoyModel::of(&file)?;
+    let rules = rules.map(KnownRules::new);
+    Ok(request::shown(&file, &model, request, rules.as_ref()))
 }

@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{foundation::printable::on_its_lines, observe::standard_error};
+use crate::foundation::printable::on_its_lines;
 
 /// The exit code if the reader of the output is gone, as in `tollgate check rules | head -n 1`. A program that SIGPIPE
 /// ends has this code.
@@ -39,7 +39,7 @@ pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), PrintError> {
 /// Prints a line to standard error. If that is closed, nothing can report it.
 pub(crate) fn print_error(line: &str) {
     let line = on_its_lines(line);
-    let _ = standard_error::write(format!("{line}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Ends a command that failed: prints the error and returns `code`. If the reader of its output is gone, prints

@@ -7,14 +7,14 @@ use jiff::{civil::Weekday, fmt::strtime};
 use crate::{
     config::{
         fault::Fault,
-        keys::word_instead_of,
+        hints::unrendered,
+        keys::words_of,
         mirror::{BoxedOption, LocatedNumber, LocatedText, RateLimit},
         short_form::period,
-        template::unrendered_text,
     },
     core::{
         calendar::{Calendar, NoCalendar, Starts},
-        kind::{Algorithm, WORDS_TEXT},
+        kind::Algorithm,
         window::Period,
     },
 };
@@ -40,7 +40,7 @@ pub(super) fn algorithm(limit: &RateLimit, period: Period, faults: &mut Faults) 
         word => {
             let mut without_settings = Algorithm::one_of_each(0);
             let Some(algorithm) = without_settings.find(|known| known.name() == word) else {
-                faults.extend(name.map(|word| unknown("algorithm", word, &WORDS_TEXT)));
+                faults.extend(name.map(|word| unknown("algorithm", word)));
                 return Algorithm::FixedWindow;
             };
             algorithm
@@ -103,18 +103,16 @@ pub(super) fn ttl(limit: &RateLimit, faults: &mut Faults) -> Option<Result<Perio
 }
 
 /// The fault of a word that a key does not know.
-pub(super) fn unknown(
-    key: &'static str,
-    word: &LocatedText,
-    expected: &'static str,
-) -> (Option<usize>, Fault) {
-    let fault = unrendered_text(&word.text).unwrap_or_else(|| Fault::UnknownWord {
+pub(super) fn unknown(key: &'static str, word: &LocatedText) -> (Option<usize>, Fault) {
+    let unknown = || Fault::UnknownWord {
         key,
         text: word.text.clone(),
-        meant: word_instead_of(&word.text, key),
-        expected,
-    });
-    (word.at, fault)
+        expected: words_of(key),
+    };
+    (
+        word.at,
+        unrendered(&word.text, false).unwrap_or_else(unknown),
+    )
 }
 
 fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
@@ -122,7 +120,7 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
         None | Some((_, "aligned")) => false,
         Some((_, "first_hit")) => true,
         Some((word, _)) => {
-            faults.push(unknown("window", word, "aligned or first_hit"));
+            faults.push(unknown("window", word));
             false
         }
     };
@@ -131,12 +129,9 @@ fn fixed_window(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algor
         (true, false) => Algorithm::FirstHit,
         (false, true) => calendar(limit, period, faults),
         (true, true) => {
-            let fault = Fault::DoesNotGo {
-                key: "window",
-                with: "`calendar`",
-                fix: "remove one of them",
-            };
-            faults.push((limit.window.as_ref().and_then(|word| word.at), fault));
+            let (key, with, fix) = ("window", "`calendar`", "remove one of them");
+            let at = limit.window.as_ref().and_then(|word| word.at);
+            faults.push((at, Fault::DoesNotGo { key, with, fix }));
             Algorithm::FirstHit
         }
     }
@@ -161,13 +156,9 @@ fn check_company(limit: &RateLimit, algorithm: &Algorithm, faults: &mut Faults) 
     }
     if algorithm.looks_first() {
         let fix = "it is for `fixed_window`";
+        let calendar = limit.calendar.then_some(None);
         report("window", word(&limit.window), "this algorithm", fix);
-        report(
-            "calendar",
-            limit.calendar.then_some(None),
-            "this algorithm",
-            fix,
-        );
+        report("calendar", calendar, "this algorithm", fix);
     } else if !limit.calendar {
         let with = "a limit without `calendar`";
         let fix = "write `calendar: true`";
@@ -191,10 +182,8 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u64 {
     };
     let Some(number) = &limit.burst else {
         if limit.requests_per_unit > most {
-            let text = format!(
-                "{} (its default, `requests_per_unit`); set `burst`",
-                limit.requests_per_unit
-            );
+            let requests = limit.requests_per_unit;
+            let text = format!("{requests} (its default, `requests_per_unit`); set `burst`");
             faults.push((limit.at, fault(text)));
         }
         return limit.requests_per_unit;
@@ -215,12 +204,9 @@ fn burst(limit: &RateLimit, period: Period, faults: &mut Faults) -> u64 {
 fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm {
     if period.multiplier().get() > 1 {
         let at = limit.unit_multiplier.as_ref().and_then(|number| number.at);
-        let fault = Fault::DoesNotGo {
-            key: "unit_multiplier",
-            with: "`calendar`",
-            fix: "a calendar has single days, weeks, months and years",
-        };
-        faults.push((at, fault));
+        let (key, with) = ("unit_multiplier", "`calendar`");
+        let fix = "a calendar has single days, weeks, months and years";
+        faults.push((at, Fault::DoesNotGo { key, with, fix }));
     }
     let mut in_range =
         |key, number: &BoxedOption<LocatedNumber>, high: i8, otherwise: i8, low: i8| {
@@ -257,16 +243,13 @@ fn calendar(limit: &RateLimit, period: Period, faults: &mut Faults) -> Algorithm
         Ok(calendar) => return Algorithm::Calendar(Arc::new(calendar)),
         Err(NoCalendar::Zone) => {
             let unknown = || Fault::UnknownZone(zone.text.clone());
-            let fault = unrendered_text(&zone.text).unwrap_or_else(unknown);
+            let fault = unrendered(&zone.text, false).unwrap_or_else(unknown);
             faults.push((zone.at, fault));
         }
         Err(NoCalendar::Unit) => {
-            let fault = Fault::DoesNotGo {
-                key: "calendar",
-                with: "seconds, minutes and hours",
-                fix: "remove it: they are the same in every time zone",
-            };
-            faults.push((limit.at, fault));
+            let (key, with) = ("calendar", "seconds, minutes and hours");
+            let fix = "remove it: they are the same in every time zone";
+            faults.push((limit.at, Fault::DoesNotGo { key, with, fix }));
         }
     }
     Algorithm::FixedWindow
@@ -279,7 +262,7 @@ fn weekday(word: Option<&LocatedText>, faults: &mut Faults) -> Weekday {
     let parsed = strtime::parse("%A", &word.text);
     let named = parsed.ok().and_then(|parsed| parsed.weekday());
     named.unwrap_or_else(|| {
-        faults.push(unknown("week_starts", word, "monday to sunday"));
+        faults.push(unknown("week_starts", word));
         Weekday::Monday
     })
 }
@@ -297,23 +280,9 @@ fn check_starts(limit: &RateLimit, period: Period, faults: &mut Faults) {
     let at = |number: &BoxedOption<LocatedNumber>| number.as_ref().map(|number| number.at);
     let is_month = matches!(unit, Unit::Month | Unit::Year);
     let starts = &limit.starts;
-    report(
-        "month",
-        at(&starts.month),
-        unit == Unit::Year,
-        "it is for years",
-    );
-    report(
-        "day",
-        at(&starts.day),
-        is_month,
-        "it is for months and years",
-    );
-    let week_starts = limit.week_starts.as_ref().map(|word| word.at);
-    report(
-        "week_starts",
-        week_starts,
-        unit == Unit::Week,
-        "it is for weeks",
-    );
+    let (month, day) = (at(&starts.month), at(&starts.day));
+    let week = limit.week_starts.as_ref().map(|word| word.at);
+    report("month", month, unit == Unit::Year, "it is for years");
+    report("day", day, is_month, "it is for months and years");
+    report("week_starts", week, unit == Unit::Week, "it is for weeks");
 }

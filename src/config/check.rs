@@ -1,14 +1,12 @@
 //! The checks of the reference that hold for every map and list of a rule file, whatever it means.
 
 use crate::config::{
-    advice::{OddCharacters, item_fault, odd_characters},
-    fault::Fault,
-    foreign_pattern::{address_range, foreign_pattern},
+    fault::{Fault, shortened},
+    hints::{foreign_pattern, unrendered},
     keys::{Key, KeyKind, KeyLevel, MERGE, SCHEMA, expected_instead_of},
-    node::{NodeKind, Scalar, YamlNode, describe, resolve},
+    node::{NodeKind, Scalar, YamlNode, describe, is_template, resolve},
     problems::NodePath,
-    reader::YamlReader,
-    template::{doubtful_text, is_template, unrendered},
+    reader::{YamlReader, unrendered_node},
 };
 
 impl YamlReader<'_> {
@@ -18,36 +16,33 @@ impl YamlReader<'_> {
             kind: KeyKind::Map(KeyLevel::File),
             level: KeyLevel::File,
             is_read: true,
-            is_free: false,
             name: "",
         };
-        self.check_tree(root, value, None, None);
+        self.check_tree(root, value, None, &NodePath::Root);
     }
 
-    /// Checks a value, whose key stands at `at`; `node_path` is its path.
+    /// Checks a value, whose key stands at `at`; `path` is that of the map that has the key.
     fn check_tree(
         &mut self,
         node: &YamlNode<'_>,
         value: Value,
         at: Option<usize>,
-        node_path: Option<&NodePath<'_>>,
+        path: &NodePath<'_>,
     ) {
         let Value { kind, is_read, .. } = value;
         let below = kind.level().unwrap_or(value.level);
-        let path = || node_path.map_or_else(String::new, NodePath::path);
         match &node.kind {
-            NodeKind::Tagged => self.report(at, &path(), Fault::Tag),
+            NodeKind::Tagged => self.report(at, path, Fault::Tag),
             NodeKind::Scalar { text, is_plain } => {
-                let fault = scalar_fault(text, *is_plain, value);
-                if let Some(fault) = fault.or_else(|| pattern_fault(text, value, node_path)) {
-                    self.report(node.offset.or(at), &path(), fault);
+                if let Some(fault) = scalar_fault(text, *is_plain, value, path) {
+                    self.report(node.offset.or(at), path, fault);
                 }
             }
             // The reader reports a list or a map in the place of another value.
             NodeKind::List(_) if is_read && !matches!(kind, KeyKind::List(_) | KeyKind::Limits) => {
             }
             NodeKind::Map(_) if is_read && (kind.level().is_none() || is_template(node)) => {}
-            NodeKind::Map(_) if is_template(node) => self.unrendered(node, &path()),
+            NodeKind::Map(_) if is_template(node) => self.unrendered(node, path),
             NodeKind::List(items) => {
                 for item in items {
                     match &item.kind {
@@ -58,33 +53,34 @@ impl YamlReader<'_> {
                                 level: below,
                                 ..value
                             };
-                            self.check_tree(item, item_value, at, node_path);
+                            self.check_tree(item, item_value, at, path);
                         }
                         NodeKind::Scalar { .. } if kind == KeyKind::Limits => {}
                         other => {
-                            let fault = item_fault(other, below);
-                            self.report(item.offset.or(at), &path(), fault);
+                            let fault = Fault::ListItem(describe(other));
+                            let fault = unrendered_node(item).unwrap_or(fault);
+                            self.report(item.offset.or(at), path, fault);
                         }
                     }
                 }
             }
             NodeKind::Map(entries) => {
-                let node_path = NodePath {
-                    above: node_path,
+                let path = NodePath::Map {
+                    above: path,
                     entries,
                 };
                 for (key, entry) in entries {
-                    self.check_entry(key, entry, below, is_read, &node_path);
+                    self.check_entry(key, entry, below, is_read, &path);
                 }
             }
         }
     }
 
     /// Reports a template that stands where the reader does not read.
-    fn unrendered(&mut self, node: &YamlNode<'_>, path: &str) {
-        if let Some(fault) = unrendered(node) {
+    fn unrendered(&mut self, node: &YamlNode<'_>, path: &NodePath<'_>) {
+        if let Some(fault) = unrendered_node(node) {
             let at = self.beginning(node.offset, node);
-            self.report(at, &path, fault);
+            self.report(at, path, fault);
         }
     }
 
@@ -95,61 +91,53 @@ impl YamlReader<'_> {
         value: &YamlNode<'_>,
         level: KeyLevel,
         is_read: bool,
-        node_path: &NodePath<'_>,
+        path: &NodePath<'_>,
     ) {
         if is_template(key) {
-            return self.unrendered(key, &node_path.path());
+            return self.unrendered(key, path);
         }
-        let NodeKind::Scalar { text, is_plain } = &key.kind else {
-            let fault = Fault::KeyNotText(describe(&key.kind));
-            return self.report(key.offset, &node_path.path(), fault);
+        let text = match &key.kind {
+            NodeKind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Text => text,
+            other => return self.report(key.offset, path, Fault::KeyNotText(describe(other))),
         };
-        if resolve(text, *is_plain) != Scalar::Text {
-            let fault = Fault::KeyNotText(text.to_string());
-            return self.report(key.offset, &node_path.path(), fault);
-        }
         if text == MERGE {
             // The maps it names are checked where they are written down.
-            return self.check_merge(key, value, node_path);
+            return self.check_merge(key, value, path);
         }
-        if text == SCHEMA && level == KeyLevel::File {
-            return self.check_schema(value, key.offset, node_path);
-        }
-        let Some(known) = Key::find(text) else {
-            return self.report(key.offset, &node_path.path(), unknown_key(text, level));
+        let (kind, name, belongs) = match Key::find(text) {
+            // It names a schema, which has no meaning here.
+            None if text == SCHEMA && level == KeyLevel::File => (KeyKind::Text, SCHEMA, true),
+            Some(known) => (known.kind, known.name, known.belongs_to(level)),
+            None => {
+                let expected = match self.has_room() {
+                    true => expected_instead_of(text, level),
+                    false => String::new(),
+                };
+                let fault = Fault::UnknownKey {
+                    key: shortened(text),
+                    expected,
+                };
+                return self.report(key.offset, path, fault);
+            }
         };
-        if matches!(known.kind, KeyKind::FreeForm | KeyKind::Texts) {
-            self.check_free_form(value, key.offset, node_path);
-        } else {
-            let known = Value {
-                kind: known.kind,
-                level,
-                is_read: is_read && known.belongs_to(level),
-                is_free: FREE_TEXTS.contains(&known.name),
-                name: known.name,
-            };
-            self.check_tree(value, known, key.offset, Some(node_path));
+        if matches!(kind, KeyKind::FreeForm | KeyKind::Texts) {
+            return self.check_free_form(value, key.offset, path);
         }
-    }
-
-    /// Refuses a name of a schema that is no text.
-    fn check_schema(&mut self, value: &YamlNode<'_>, at: Option<usize>, node_path: &NodePath<'_>) {
-        let text = Value {
-            kind: KeyKind::Text,
-            level: KeyLevel::File,
-            is_read: true,
-            is_free: false,
-            name: "",
+        let known = Value {
+            kind,
+            level,
+            is_read: is_read && belongs,
+            name,
         };
-        self.check_tree(value, text, at, Some(node_path));
-        if matches!(value.kind, NodeKind::List(_) | NodeKind::Map(_)) {
-            let (path, expected) = (node_path.path(), KeyKind::Text.expected());
-            self.report_type(value.offset.or(at), &path, SCHEMA, expected, value);
+        self.check_tree(value, known, key.offset, path);
+        if name == SCHEMA && matches!(value.kind, NodeKind::List(_) | NodeKind::Map(_)) {
+            let at = value.offset.or(key.offset);
+            self.report_type(at, path, SCHEMA, KeyKind::Text.expected(), value);
         }
     }
 
     /// Refuses a merge of something else than maps, such as a name without the asterisk of its alias.
-    fn check_merge(&mut self, key: &YamlNode<'_>, value: &YamlNode<'_>, node_path: &NodePath<'_>) {
+    fn check_merge(&mut self, key: &YamlNode<'_>, value: &YamlNode<'_>, path: &NodePath<'_>) {
         let is_map = |node: &YamlNode<'_>| matches!(node.kind, NodeKind::Map(_));
         let is_mergeable = match &value.kind {
             NodeKind::List(items) => items.iter().all(is_map),
@@ -157,34 +145,28 @@ impl YamlReader<'_> {
         };
         if !is_mergeable {
             let at = value.offset.or(key.offset);
-            let fault = Fault::Unmergeable(describe(&value.kind));
-            self.report(at, &node_path.path(), fault);
+            self.report(at, path, Fault::Unmergeable(describe(&value.kind)));
         }
     }
 
     /// Accepts metadata that a `Struct` can hold: everything except tagged values.
-    fn check_free_form(
-        &mut self,
-        node: &YamlNode<'_>,
-        at: Option<usize>,
-        node_path: &NodePath<'_>,
-    ) {
+    fn check_free_form(&mut self, node: &YamlNode<'_>, at: Option<usize>, path: &NodePath<'_>) {
         match &node.kind {
             NodeKind::Scalar { .. } => {}
-            NodeKind::Tagged => self.report(at, &node_path.path(), Fault::Tag),
+            NodeKind::Tagged => self.report(at, path, Fault::Tag),
             NodeKind::List(items) => {
                 for item in items {
-                    self.check_free_form(item, at, node_path);
+                    self.check_free_form(item, at, path);
                 }
             }
             NodeKind::Map(entries) => {
                 for (key, value) in entries {
                     if matches!(&key.kind, NodeKind::Scalar { text, is_plain: true } if text == MERGE)
                     {
-                        self.check_merge(key, value, node_path);
+                        self.check_merge(key, value, path);
                     }
-                    self.check_free_form(key, at, node_path);
-                    self.check_free_form(value, key.offset.or(at), node_path);
+                    self.check_free_form(key, at, path);
+                    self.check_free_form(value, key.offset.or(at), path);
                 }
             }
         }
@@ -199,63 +181,35 @@ struct Value {
     level: KeyLevel,
     /// Whether the reader reads it, and reports a value of another type. It ignores keys in the wrong place.
     is_read: bool,
-    /// Whether any text is valid, so that nothing else notices a wrong one.
-    is_free: bool,
     /// The name of the key, empty for the file itself.
     name: &'static str,
 }
 
-/// The keys whose values can be any text.
-const FREE_TEXTS: [&str; 4] = ["domain", "key", "value", "name"];
+/// The keys whose values can be any text, so that nothing else notices a wrong one.
+const FREE_TEXTS: [&str; 5] = ["domain", "key", "value", "name", "body"];
 
-/// The keys whose values are sent to clients.
-const SENT_TEXTS: [&str; 1] = ["body"];
+/// Keys whose values can be ranges of addresses: Envoy sends some, and others are only names.
+const RANGE_KEYS: [&str; 3] = [
+    "generic_key",
+    "masked_remote_address",
+    "remote_address_match",
+];
 
 /// The fault of a scalar, whatever it stands for.
-fn scalar_fault(text: &str, is_plain: bool, value: Value) -> Option<Fault> {
+fn scalar_fault(text: &str, is_plain: bool, value: Value, path: &NodePath<'_>) -> Option<Fault> {
     let is_odd = match resolve(text, is_plain) {
         Scalar::Float => true,
         Scalar::Int(number) => number > i128::from(i64::MAX),
         Scalar::Null | Scalar::Bool(_) | Scalar::Text => false,
     };
     if is_odd && (value.kind == KeyKind::Text || !value.is_read) {
-        return Some(Fault::OddScalar(text.to_owned()));
+        return Some(Fault::OddScalar(shortened(text)));
     }
-    if (value.is_free || SENT_TEXTS.contains(&value.name))
-        && let Some(fault) = doubtful_text(text)
-    {
-        return Some(fault);
-    }
-    // In quotes it is meant.
-    if value.is_free && is_plain {
-        return odd_characters(text).map(|odd| Fault::OddValue(odd.found));
-    }
-    None
-}
-
-/// The warning of a key or a value of a descriptor that is a pattern elsewhere.
-fn pattern_fault(text: &str, value: Value, node_path: Option<&NodePath<'_>>) -> Option<Fault> {
-    match value.name {
-        "key" => foreign_pattern(text, false),
-        "value" => {
-            let has_key = |key| node_path.is_some_and(|path| path.has("key", key));
-            // Both sides choose the values of `generic_key`, which can name a route by its pattern.
-            let is_chosen = has_key("generic_key");
-            let may_be_range = ["masked_remote_address", "remote_address_match"];
-            let may_be_range = is_chosen || may_be_range.into_iter().any(has_key);
-            foreign_pattern(text, !is_chosen)
-                .or_else(|| address_range(text).filter(|_| !may_be_range))
-        }
+    let is_free = FREE_TEXTS.contains(&value.name);
+    let template = is_free.then(|| unrendered(text, true)).flatten();
+    template.or_else(|| match value.name {
+        "key" => foreign_pattern(text, || true),
+        "value" => foreign_pattern(text, || RANGE_KEYS.iter().any(|key| path.has("key", key))),
         _ => None,
-    }
-}
-
-fn unknown_key(text: &str, level: KeyLevel) -> Fault {
-    match odd_characters(text) {
-        Some(OddCharacters { found, fix }) => Fault::OddKey { found, fix },
-        None => Fault::UnknownKey {
-            key: text.to_owned(),
-            expected: expected_instead_of(text, level),
-        },
-    }
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    mem,
+    mem::{self, Discriminant},
     num::NonZeroU32,
     ptr,
     sync::Arc,
@@ -14,13 +14,13 @@ use foldhash::fast::RandomState;
 use crate::{
     config::{
         algorithm,
-        fault::Fault,
+        fault::{Fault, MAX_LIMITS, MAX_WILDCARD_BYTES, PATH_BYTES, PATHS_BYTES, shortened},
         file::{File, ParsedFile},
+        hints::unrendered,
         mirror::{DefaultKeys, DescriptorNode, Limits, RateLimit, RuleDocument},
         position::Position,
         problems::{Problems, joined},
         rule_defaults::{Options, RuleDefaults, lease},
-        short_form::unit_fault,
     },
     core::{
         counter::{KeyFormat, number},
@@ -38,15 +38,15 @@ pub(super) fn compile(
     options: Options,
     problems: &mut Problems,
 ) -> Matcher {
-    let mut matcher = if options.strict_matching {
-        Matcher::strict()
-    } else {
-        Matcher::default()
+    let mut matcher = match options.strict_matching {
+        true => Matcher::strict(),
+        false => Matcher::default(),
     };
     matcher.key_format = options.key_format;
     let mut compiler = Compiler {
         matcher,
         locations: HashMap::default(),
+        path_room: PATHS_BYTES,
         file_name: Arc::default(),
         names: HashMap::new(),
         replacers: Vec::new(),
@@ -82,10 +82,13 @@ pub(super) fn compile(
     } = compiler;
     // Rules with an error are missing, and need no second problem.
     if !problems.has_error() {
-        let empty = domains.iter().filter(|(_, (_, rules))| *rules == 0);
-        problems.extend(empty.map(|(domain, (first, _))| {
-            let fault = Fault::NoRules((*domain).to_owned());
-            first.file.problem(first.rules.at, "", fault)
+        let is_empty = |source: &&ParsedFile<'_>| {
+            let known = domains.get(&*source.rules.domain);
+            known.is_some_and(|(first, rules)| *rules == 0 && ptr::eq(*first, *source))
+        };
+        problems.extend(sources.iter().filter(is_empty).map(|source| {
+            let fault = Fault::NoRules(source.rules.domain.clone());
+            source.file.problem(source.rules.at, "", fault)
         }));
     }
     matcher
@@ -102,6 +105,8 @@ struct Compiler<'a, 'p> {
     matcher: Matcher,
     /// The position of each node's definition, by the node's path.
     locations: HashMap<Arc<str>, Location<'a>, RandomState>,
+    /// The bytes that the paths of more nodes may take.
+    path_room: usize,
     /// The name of the file in hand, shared by its rules.
     file_name: Arc<str>,
     /// Shared texts of the names of limits.
@@ -125,11 +130,14 @@ struct Level<'a> {
     reports_values: bool,
 }
 
+/// The most pairs of a limit and one that it replaces that are looked through for limits that replace each other.
+const MAX_PAIRS: usize = 200_000;
+
 /// A rule that replaces others.
 struct Replacer<'a> {
     location: Location<'a>,
-    path: String,
-    own_names: Vec<String>,
+    path: Arc<str>,
+    own_names: Arc<[String]>,
     replaces: String,
 }
 
@@ -173,12 +181,8 @@ impl<'a> Compiler<'a, '_> {
     }
 
     fn descriptor(&mut self, file: &'a File, parent: Level<'_>, descriptor: &DescriptorNode) {
-        let Level {
-            node: parent,
-            path,
-            reports_values,
-        } = parent;
-        let reports_values = reports_values || descriptor.value_to_metric;
+        let reports_values = parent.reports_values || descriptor.value_to_metric;
+        let (parent, path) = (parent.node, parent.path);
         let at = descriptor.at;
         if descriptor.key.is_empty() {
             return self.report(file, at, path, Fault::EmptyKey);
@@ -188,15 +192,25 @@ impl<'a> Compiler<'a, '_> {
             self.report(file, at, path, fault);
         }
         let text = joined(&descriptor.key, &descriptor.value);
+        let room = (self.path_room + PATH_BYTES).checked_sub(path.len() + 1 + text.len());
+        let Some(room) = room else {
+            return self.report(file, at, "", Fault::LongPaths);
+        };
+        self.path_room = room;
         let path: Arc<str> = format!("{path}.{text}").into();
         let (key, value) = (descriptor.key.as_bytes(), descriptor.value.as_bytes());
+        let wildcard_bytes = self.matcher.wildcard_bytes(parent);
         let Some(node) = self.matcher.insert(parent, key, value) else {
             let fault = Fault::Duplicate {
-                path: path.to_string(),
+                path: shortened(&path),
                 first: self.first_location(&path),
             };
             return self.report(file, at, &path, fault);
         };
+        let is_full = |bytes| bytes > MAX_WILDCARD_BYTES;
+        if !is_full(wildcard_bytes) && is_full(self.matcher.wildcard_bytes(parent)) {
+            self.report(file, at, &path, Fault::TooManyWildcards);
+        }
         let origin = RuleOrigin {
             file: self.file_name.clone(),
             line: at.map(|at| file.line(at)),
@@ -236,24 +250,25 @@ impl<'a> Compiler<'a, '_> {
     }
 
     fn rule(&mut self, file: &'a File, level: Level<'_>, descriptor: &DescriptorNode) {
-        let Level {
-            node,
-            path,
-            reports_values,
-        } = level;
+        let path = level.path;
         let limits = match &descriptor.limits {
             Limits::None => return self.without_limits(file, path, descriptor),
             Limits::One(limit) => std::slice::from_ref(&**limit),
             Limits::List(limits) => limits,
         };
+        if let Some(limit) = limits.get(MAX_LIMITS) {
+            self.report(file, limit.at, path, Fault::TooManyLimits);
+        }
+        let limits = &limits[..limits.len().min(MAX_LIMITS)];
         let is_list = matches!(descriptor.limits, Limits::List(_));
         let mut compiled: Vec<Limit> = Vec::with_capacity(limits.len());
+        let mut periods = HashSet::new();
         let mut is_unlimited = false;
         for limit in limits {
             if limit.unlimited {
                 self.unlimited(file, path, limit, is_list);
                 is_unlimited = true;
-            } else if let Some(limit) = self.limit(file, path, limit, &compiled) {
+            } else if let Some(limit) = self.limit(file, path, limit, &mut periods) {
                 compiled.push(limit);
             }
         }
@@ -263,12 +278,9 @@ impl<'a> Compiler<'a, '_> {
         let replaces = self.replaces(file, path, limits);
         let rule_defaults = self.rule_defaults(file, path, &descriptor.own);
         if let (true, Some(refusal)) = (is_unlimited, &descriptor.own.refusal) {
-            let fault = Fault::DoesNotGo {
-                key: "refusal",
-                with: "`unlimited`",
-                fix: "remove it: such a rule refuses nothing",
-            };
-            self.report(file, refusal.at, path, fault);
+            let (key, with) = ("refusal", "`unlimited`");
+            let fix = "remove it: such a rule refuses nothing";
+            self.report(file, refusal.at, path, Fault::DoesNotGo { key, with, fix });
         }
         let mut faults = Vec::new();
         let lease = lease(descriptor, &compiled, is_unlimited, &mut faults);
@@ -287,7 +299,7 @@ impl<'a> Compiler<'a, '_> {
             // Every limit had an error, so this matcher will not be used.
             return;
         }
-        self.matcher.set_rule(node, |id| Rule {
+        self.matcher.set_rule(level.node, |id| Rule {
             id,
             path: path.clone(),
             number: number(path.as_bytes()),
@@ -306,7 +318,7 @@ impl<'a> Compiler<'a, '_> {
             lease,
             on_store_loss: rule_defaults.on_store_loss,
             refusal: rule_defaults.refusal,
-            metric: match (descriptor.detailed_metric, reports_values) {
+            metric: match (descriptor.detailed_metric, level.reports_values) {
                 (true, _) => Metric::AllValues,
                 (false, true) => Metric::SomeValues,
                 (false, false) => Metric::Path,
@@ -323,12 +335,9 @@ impl<'a> Compiler<'a, '_> {
             .as_ref()
             .map(|word| ("accuracy", word.at));
         for (key, at) in reserve.into_iter().chain(accuracy) {
-            let fault = Fault::DoesNotGo {
-                key,
-                with: "a descriptor without limits",
-                fix: "write it beside `rate_limits`",
-            };
-            self.report(file, at, path, fault);
+            let with = "a descriptor without limits";
+            let fix = "write it beside `rate_limits`";
+            self.report(file, at, path, Fault::DoesNotGo { key, with, fix });
         }
     }
 
@@ -349,33 +358,27 @@ impl<'a> Compiler<'a, '_> {
         descriptor: &DescriptorNode,
         limits: &[Limit],
     ) {
-        if limits.len() > 1 {
-            let fault = Fault::NoReferenceKey("a rule with several limits");
-            self.report(file, descriptor.at, path, fault);
-        }
-        if limits
-            .iter()
-            .any(|limit| limit.period.multiplier().get() > 1)
-        {
-            let fault = Fault::NoReferenceKey("a limit whose period is several units");
-            self.report(file, descriptor.at, path, fault);
-        }
-        if limits
-            .iter()
-            .any(|limit| limit.algorithm != Algorithm::FixedWindow)
-        {
-            let fault = Fault::NoReferenceKey("a limit with an algorithm of its own");
-            self.report(file, descriptor.at, path, fault);
+        let has = |is_wrong: fn(&Limit) -> bool| limits.iter().any(is_wrong);
+        let is_long = |limit: &Limit| limit.period.multiplier().get() > 1;
+        let is_other = |limit: &Limit| limit.algorithm != Algorithm::FixedWindow;
+        for (is_wrong, what) in [
+            (limits.len() > 1, "a rule with several limits"),
+            (has(is_long), "a limit whose period is several units"),
+            (has(is_other), "a limit with an algorithm of its own"),
+        ] {
+            if is_wrong {
+                self.report(file, descriptor.at, path, Fault::NoReferenceKey(what));
+            }
         }
     }
 
-    /// `before` are the earlier limits of the same rule.
+    /// `periods` are those of the earlier limits of the same rule, and the kinds of their algorithms.
     fn limit(
         &mut self,
         file: &'a File,
         path: &str,
         limit: &RateLimit,
-        before: &[Limit],
+        periods: &mut HashSet<(u64, Discriminant<Algorithm>)>,
     ) -> Option<Limit> {
         let mut faults = Vec::new();
         let period = match algorithm::ttl(limit, &mut faults) {
@@ -391,12 +394,8 @@ impl<'a> Compiler<'a, '_> {
             self.report(file, at.or(limit.at), path, fault);
         }
         let (period, algorithm) = algorithm.filter(|_| !is_wrong)?;
-        // A limit with an equal key.
-        let is_same = |other: &Limit| {
-            other.period.secs() == period.secs()
-                && mem::discriminant(&other.algorithm) == mem::discriminant(&algorithm)
-        };
-        if before.iter().any(is_same) {
+        // Another would have an equal key.
+        if !periods.insert((period.secs(), mem::discriminant(&algorithm))) {
             self.report(file, limit.at, path, Fault::SamePeriod(period.to_string()));
             return None;
         }
@@ -411,7 +410,12 @@ impl<'a> Compiler<'a, '_> {
     fn period(&mut self, file: &'a File, path: &str, limit: &RateLimit) -> Option<Period> {
         let multiplier = self.multiplier(file, path, limit);
         let Ok(unit) = limit.unit.parse::<Unit>() else {
-            self.report(file, limit.at, path, unit_fault(&limit.unit));
+            let unknown = || match limit.unit.as_str() {
+                "" => Fault::NoUnit,
+                unit => Fault::InvalidUnit(unit.to_owned()),
+            };
+            let fault = unrendered(&limit.unit, false).unwrap_or_else(unknown);
+            self.report(file, limit.at, path, fault);
             return None;
         };
         let multiplier = multiplier?;
@@ -449,63 +453,64 @@ impl<'a> Compiler<'a, '_> {
         Some(interned.clone())
     }
 
-    fn replaces(&mut self, file: &'a File, path: &str, limits: &[RateLimit]) -> Box<[Arc<str>]> {
-        let own_names: Vec<String> = limits
-            .iter()
-            .map(|limit| limit.name.clone())
-            .filter(|name| !name.is_empty())
-            .collect();
+    fn replaces(
+        &mut self,
+        file: &'a File,
+        path: &Arc<str>,
+        limits: &[RateLimit],
+    ) -> Box<[Arc<str>]> {
+        let own_names = limits.iter().map(|limit| limit.name.clone());
+        let own_names: Arc<[String]> = own_names.filter(|name| !name.is_empty()).collect();
+        let own: HashSet<&String> = own_names.iter().collect();
         let mut replaced = Vec::new();
-        for (name, at) in limits.iter().flat_map(|limit| &limit.replaces) {
+        let mut all = limits.iter().flat_map(|limit| &limit.replaces);
+        for (name, at) in all.by_ref().take(MAX_LIMITS) {
             if name.is_empty() {
                 self.report(file, *at, path, Fault::EmptyReplaces);
-            } else if own_names.contains(name) {
+            } else if own.contains(name) {
                 self.report(file, *at, path, Fault::ReplacesItself);
             } else {
                 replaced.push(name.as_str().into());
                 self.replacers.push(Replacer {
                     location: Location { file, at: *at },
-                    path: path.to_owned(),
+                    path: path.clone(),
                     own_names: own_names.clone(),
                     replaces: name.clone(),
                 });
             }
+        }
+        if let Some((_, at)) = all.next() {
+            self.report(file, *at, path, Fault::TooManyReplaces);
         }
         replaced.into()
     }
 
     /// Warns of replaced names that no limit has, and of limits that replace each other.
     fn check_replacers(&mut self) {
-        let pairs: HashSet<(&str, &str)> = self
-            .replacers
-            .iter()
-            .flat_map(|by| {
-                by.own_names
-                    .iter()
-                    .map(|own| (own.as_str(), by.replaces.as_str()))
-            })
-            .collect();
-        let mut found = Vec::new();
+        let mut pairs: HashSet<(&str, &str)> = HashSet::new();
         for by in &self.replacers {
+            let own = by.own_names.iter().take(MAX_PAIRS - pairs.len());
+            pairs.extend(own.map(|own| (own.as_str(), by.replaces.as_str())));
+        }
+        let mut asked = 0;
+        for by in &self.replacers {
+            asked += by.own_names.len();
             let fault = if self.reserving.contains(by.replaces.as_str()) {
-                Fault::DoesNotGo {
-                    key: "replaces",
-                    with: "a limit of a rule with `reserve` or `exact-leased`",
-                    fix: "replace another one: what this limit had not charged would be given back to it",
-                }
+                let key = "replaces";
+                let with = "a limit of a rule with `reserve` or `exact-leased`";
+                let fix = "replace another one: what this limit had not charged would be given back to it";
+                Fault::DoesNotGo { key, with, fix }
             } else if !self.names.contains_key(&by.replaces) {
                 Fault::ReplacesUnknown(by.replaces.clone())
-            } else if let Some(own) = by
-                .own_names
-                .iter()
-                .find(|own| pairs.contains(&(by.replaces.as_str(), own.as_str())))
-            {
+            } else if let Some(own) = by.own_names.iter().find(|own| {
+                asked < MAX_PAIRS && pairs.contains(&(by.replaces.as_str(), own.as_str()))
+            }) {
                 Fault::ReplaceEachOther(own.clone(), by.replaces.clone())
             } else {
                 continue;
             };
-            found.push(by.location.file.problem(by.location.at, &by.path, fault));
+            let Location { file, at } = by.location;
+            self.problems.push(file.problem(at, &by.path, fault));
         }
-        self.problems.extend(found);
     }
 }

@@ -19,6 +19,17 @@ pub(crate) const MAX_FILE_BYTES: u64 = 64 << 20;
 /// No more files than this are read: each domain can have one, and a walk over strange links ends.
 pub(crate) const MAX_FILES: usize = 10_000;
 
+/// The bytes of all wildcards of one level, a short one, and a short text between two `*`, counted as 16: a search for
+/// the dearest of them in a value of 64 kB takes about 1 ms, and a check compares each with those before it.
+pub(super) const MAX_WILDCARD_BYTES: usize = 64 << 10;
+
+/// The most limits of a descriptor, of which each takes a counter in each decision, and names that they replace.
+pub(super) const MAX_LIMITS: usize = 1_000;
+
+/// The most bytes of the paths of all rules: so many, and so many for each descriptor. A path repeats the one above it.
+pub(super) const PATHS_BYTES: usize = 1 << 20;
+pub(super) const PATH_BYTES: usize = 256;
+
 /// A problem with the rules, and its position.
 #[derive(Debug)]
 pub struct Problem {
@@ -39,6 +50,11 @@ impl Problem {
         }
     }
 
+    /// The text of its fault.
+    pub(crate) fn message(&self) -> String {
+        shortened(&self.fault.to_string())
+    }
+
     /// `shop.yaml:4:13`, or the name of the file alone.
     pub(crate) fn place(&self) -> String {
         let mut place = file_name(&self.file);
@@ -46,6 +62,17 @@ impl Problem {
             let _ = write!(place, ":{line}:{column}");
         }
         place
+    }
+}
+
+/// The most bytes of a path or a message in a report: 100 problems of a rule whose key has 1 MiB would take 100 MiB.
+const MAX_SHOWN_BYTES: usize = 4 << 10;
+
+/// A text, or the beginning of a long one.
+pub(super) fn shortened(text: &str) -> String {
+    match text.len() {
+        ..=MAX_SHOWN_BYTES => text.to_owned(),
+        _ => format!("{}…", &text[..text.floor_char_boundary(MAX_SHOWN_BYTES)]),
     }
 }
 
@@ -59,7 +86,7 @@ impl fmt::Display for Problem {
         if self.fault.level() != FaultLevel::Error && !matches!(self.fault, Fault::More { .. }) {
             write!(f, ": {}", self.fault.level().name())?;
         }
-        write!(f, ": {}", on_one_line(&self.fault.to_string()))
+        write!(f, ": {}", on_one_line(&self.message()))
     }
 }
 
@@ -95,12 +122,12 @@ faults! {
     Error "no-memory" ("to load these rules takes about {needed}, and the process takes {taken} of {total} already: \
         raise its memory limit")
     => NoMemory { needed: Megabytes, taken: Megabytes, total: Megabytes };
-    Error "too-dense" ("is no text of rules: it consists of brackets, commas and short lines, more than one in four \
-        bytes")
+    Error "too-dense" ("has too many brackets, commas, colons, dashes and short lines to be read at once; if these are \
+        rules, write `descriptors` as lines that begin with `- `, which are read one after the other")
     => TooDense;
     Error "too-many-files" ("there are more than {MAX_FILES} rule files")
     => TooManyFiles;
-    Error "not-regular" ("is no regular file, and no other is read; `tollgate check -` reads standard input")
+    Error "not-regular" ("is no regular file, and no other is read; the name `-` is standard input")
     => NotRegular;
     Error "other-resource" ("is a resource of type '{0}'; rules are ratelimit.config.ratelimit.v3.RateLimitConfig")
     => OtherType(String);
@@ -115,6 +142,8 @@ faults! {
     => NotText(u8);
     Error "utf16" ("UTF-16 text; save it as UTF-8")
     => Utf16;
+    Error "panicked" ("reading it ended in a panic, which the log tells; please report it")
+    => Panicked;
     Error "empty-file" ("the file is empty; write `domain: NAME` and `descriptors:`, or remove it")
     => EmptyFile;
     Error "syntax" ("invalid YAML: {0}")
@@ -125,20 +154,18 @@ faults! {
     => NeedsQuotes(char);
     Error "unclosed" ("this `{token}` is not closed")
     => Unclosed { token: char };
-    Error "no-colon" ("`{text}` has no {lacks}; write `{fixed}`")
-    => NoColon { text: String, lacks: &'static str, fixed: String };
+    Error "no-colon" ("`{0}` has no `: ` between a key and its value")
+    => NoColon(String);
     Error "second-colon" ("a second `: ` in one line; begin a new line, or put a value that holds it in quotes")
     => SecondColon;
-    Error "too-far-in" ("this line is indented deeper than the one above, which already has a value")
+    Error "too-far-in" ("no key can be here: the line above has a value already, or lacks its `:`")
     => TooFarIn;
-    Error "other-indent" ("this line is indented as no line above it")
-    => OtherIndent;
     Error "text-after-document" ("the document has ended before this text, which would not be read; indent it as \
         the lines above it, or begin a new document with `---`")
     => AfterDocument;
-    Error "wrong-type" ("{key} must be {expected}, not {found}{}", after_semicolon(.fix))
-    => WrongType { key: String, expected: &'static str, found: String, fix: String };
-    Error "tag" ("tags such as `!include` are not supported")
+    Error "wrong-type" ("{key} must be {expected}, not {found}")
+    => WrongType { key: String, expected: &'static str, found: String };
+    Error "tag" ("tags such as `!include` are not supported, and `!!binary` must be UTF-8 text in base64")
     => Tag;
     Error "key-not-text" ("a key must be a text, not {0}; put it in quotes")
     => KeyNotText(String);
@@ -146,10 +173,10 @@ faults! {
     => UnknownKey { key: String, expected: String };
     Error "unmergeable" ("`<<` merges a map or a list of maps, not {0}; write an alias, such as `*name`")
     => Unmergeable(String);
-    Error "odd-key" ("{found}; {fix}")
-    => OddKey { found: String, fix: &'static str };
-    Error "not-a-map" ("an item of this list must be a map, not {found}{}", after_semicolon(.fix))
-    => ListItem { found: String, fix: String };
+    Error "byte-order-mark" ("a byte order mark (U+FEFF) inside of the file; remove it")
+    => ByteOrderMark;
+    Error "not-a-map" ("an item of this list must be a map, such as `key: NAME`, not {0}")
+    => ListItem(String);
     Error "odd-scalar" ("{0} is not a string, a whole number, a boolean or null; put it in quotes if it is a text")
     => OddScalar(String);
     Error "no-domain" ("config file cannot have empty domain; write `domain: NAME` at the top")
@@ -164,10 +191,17 @@ faults! {
     => OrderKey(String);
     Error "duplicate-descriptor" ("duplicate descriptor composite key '{path}', already defined at {first}")
     => Duplicate { path: String, first: String };
+    Error "long-paths" ("the domain, keys and values on the paths to the descriptors are longer than {PATH_BYTES} \
+        bytes on average; write shorter ones")
+    => LongPaths;
+    Error "too-many-wildcards" ("the wildcards of this level are longer than {MAX_WILDCARD_BYTES} bytes together, \
+        each, and each text between two `*`, counted as at least 16, and a request tries them in turn; write values \
+        without `*`, or give some of them another `key`, or a key above them")
+    => TooManyWildcards;
     Error "no-unit" ("`unit` is missing ({UNITS})")
     => NoUnit;
-    Error "unknown-unit" ("invalid rate limit unit '{unit}'{}", instead(.meant.as_deref(), UNITS))
-    => InvalidUnit { unit: String, meant: Option<String> };
+    Error "unknown-unit" ("invalid rate limit unit '{0}' ({UNITS})")
+    => InvalidUnit(String);
     Error "unlimited-with-unit" ("should not specify rate limit unit when unlimited; remove one of them")
     => UnlimitedUnit;
     Error "empty-replaces" ("should not have an empty replaces entry; write `- name: NAME`")
@@ -192,8 +226,8 @@ faults! {
     => NoReferenceKey(&'static str);
     Error "no-body" ("`refusal` has no `body`; write `body: problem+json`, a text, or `none`")
     => NoBody;
-    Error "unknown-placeholder" ("unknown placeholder {{{name}}}{}", instead(.meant.as_deref(), PLACEHOLDERS))
-    => UnknownPlaceholder { name: String, meant: Option<String> };
+    Error "unknown-placeholder" ("unknown placeholder {{{0}}} ({PLACEHOLDERS})")
+    => UnknownPlaceholder(String);
     Error "body-too-long" ("this body is sent with every refusal, and can become {0} bytes long; {MAX_BODY} is the \
         most")
     => BodyTooLong(usize);
@@ -206,10 +240,14 @@ faults! {
     => HeaderValue(String);
     Error "too-many-headers" ("more than {0} headers; remove some")
     => TooManyHeaders(usize);
+    Error "too-many-limits" ("more than {MAX_LIMITS} limits on one descriptor; remove some")
+    => TooManyLimits;
+    Error "too-many-replaces" ("more than {MAX_LIMITS} names in `replaces` on one descriptor; remove some")
+    => TooManyReplaces;
     Error "same-period" ("two limits with a period of {0} and the same algorithm; keep the lower one")
     => SamePeriod(String);
-    Error "unknown-word" ("unknown {key} '{text}'{}", instead(*.meant, expected))
-    => UnknownWord { key: &'static str, text: String, meant: Option<&'static str>, expected: &'static str };
+    Error "unknown-word" ("unknown {key} '{text}' ({expected})")
+    => UnknownWord { key: &'static str, text: String, expected: String };
     Error "does-not-go-together" ("`{key}` does not go with {with}; {fix}")
     => DoesNotGo { key: &'static str, with: &'static str, fix: &'static str };
     Error "out-of-range" ("`{key}` must be a whole number from {low} to {high}, not {text}")
@@ -225,8 +263,8 @@ faults! {
     => NoTtl;
     Error "no-ttl" ("`ttl` must be a number and a unit, such as 90s or 2m, not {0}")
     => UnreadableTtl(String);
-    Error "short-form" ("cannot read the limit '{text}'; {fix}")
-    => ShortForm { text: String, fix: String };
+    Error "short-form" ("cannot read the limit '{0}'; {FORMS}")
+    => ShortForm(String);
     Error "kubernetes" ("this is a Kubernetes {0}: no rule file; keep it elsewhere, and mount a ConfigMap of rules \
         as a folder")
     => Kubernetes(String);
@@ -236,8 +274,9 @@ faults! {
     Error "more" ("and {count} more {}s in this file", .level.name())
     => More { count: usize, level: FaultLevel };
     // A warning where any text is valid.
-    Error "template" ("`{text}` is a template that has not been rendered; {fix}")
-    => Template { text: String, fix: &'static str, is_text: bool };
+    Error "template" ("`{text}` is a template that has not been rendered; render it first, such as with `helm \
+        template` or `envsubst`, and check the result")
+    => Template { text: String, is_text: bool };
 
     Warning "unknown-replicas" ("`local` shares each limit among the replicas, whose number is read from Redis: a \
         replica that starts while Redis is away admits one hit of each counter; set --replicas N, the number of \
@@ -245,8 +284,6 @@ faults! {
     => UnknownReplicas;
     Warning "misplaced-key" ("`{key}` means nothing here and is ignored; it belongs {belongs}")
     => Misplaced { key: String, belongs: &'static str };
-    Warning "odd-value" ("{0} would be part of the text; remove that, or put the text in quotes if it is meant")
-    => OddValue(String);
     Warning "repeated-key" ("`{0}` is given twice; the last one counts")
     => Repeated(String);
     Warning "no-requests-per-unit" ("`requests_per_unit` is missing, so every request is refused; write it, 0 \
@@ -264,17 +301,9 @@ faults! {
     => NoLimitHere;
     Warning "never-reached" ("never reached: '{0}' on the same level takes every value that this could match")
     => NeverReached(String);
-    Warning "never-binds" ("{limit} never refuses a request that {stricter} would admit; remove it or correct one \
-        of them")
-    => NeverBinds { limit: String, stricter: String };
-    Warning "name-twice" ("another limit is named '{name}', at {first}; give each its own name, or `replaces` drops \
-        both")
-    => NameTwice { name: String, first: String };
     Warning "long-ttl" ("`ttl` is {0}: each end of a request that is not heard of takes a slot for that long; a ttl \
         near the longest request is best")
     => LongTtl(String);
-    Warning "octal" ("{text} is an octal number and means {value}; write {fix}")
-    => Octal { text: String, value: i128, fix: String };
     Warning "foreign-pattern" ("`{text}` looks like {kind}, but is matched as text: only `*` is special, and stands \
         for any characters; {fix}")
     => ForeignPattern { text: String, kind: &'static str, fix: String };
@@ -349,21 +378,10 @@ const UNITS: &str = "second, minute, hour, day, week, month or year";
 const PLACEHOLDERS: &str = "{limit}, {rate}, {requests}, {period}, {retry_after}, {reset_after} or {status}; \
      for the text itself, write a blank after its brace";
 
-/// A fix after a semicolon, if there is one.
-fn after_semicolon(fix: &str) -> String {
-    match fix {
-        "" => String::new(),
-        fix => format!("; {fix}"),
-    }
-}
-
-/// The word that is probably meant, or else all that could be.
-fn instead(meant: Option<&str>, all: &str) -> String {
-    match meant {
-        Some(meant) => format!("; did you mean `{meant}`?"),
-        None => format!(" ({all})"),
-    }
-}
+/// How to write a limit, as error texts say.
+const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or \
+     300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; \
+     plurals too)";
 
 pub(super) fn unlocated(path: &Path, fault: Fault) -> Problem {
     Problem {

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use super::{
-    fault::{Fault, Problem},
+    fault::{Fault, Problem, shortened},
     mirror::RuleDocument,
     position::{Lines, Position},
 };
@@ -13,9 +13,9 @@ pub(crate) const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// A rule file: its name in messages, and its text.
 #[derive(Debug)]
-pub(super) struct File {
-    pub(super) name: String,
-    pub(super) text: String,
+pub(crate) struct File {
+    pub(crate) name: String,
+    pub(crate) text: String,
     pub(super) lines: OnceLock<Lines>,
 }
 
@@ -57,7 +57,7 @@ impl File {
         Problem {
             file: self.name.clone(),
             position,
-            path: path.to_owned(),
+            path: shortened(path),
             fault,
         }
     }

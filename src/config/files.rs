@@ -39,8 +39,8 @@ fn content_bytes(text: &str) -> usize {
 /// Rule files as they were at one moment.
 #[derive(Debug)]
 pub struct Files {
-    pub(super) files: Vec<File>,
-    pub(super) problems: Vec<Problem>,
+    pub(crate) files: Vec<File>,
+    pub(crate) problems: Vec<Problem>,
 }
 
 impl Files {
@@ -154,7 +154,7 @@ pub(super) fn finish(
     let matcher = super::compile::compile(sources, options, &mut problems);
     // Rules with an error are missing, and need no second problem.
     if !problems.has_error() {
-        super::doubts::warn(sources, &matcher, &mut problems);
+        super::no_effect::warn(sources, &matcher, &mut problems);
     }
     let problems = problems.sorted();
     if problems.iter().any(|problem| !problem.fault.is_warning()) {

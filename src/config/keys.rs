@@ -103,7 +103,8 @@ const KEYS: [Key; 40] = [
     key("missing", &[Reserve], Text).words(&["estimate", "zero"]),
 
     key("body", &[Refusal], Text),
-    key("content_type", &[Refusal], Text).words(&["text/plain", "text/html", "application/json"]),
+    key("content_type", &[Refusal], Text)
+        .words(&["text/plain", "text/html", "application/json", "another type of text, XML or JSON"]),
     key("status", &[Refusal], Number),
     key("headers", &[Refusal], Texts),
 ];
@@ -182,18 +183,12 @@ pub(super) fn expected_instead_of(name: &str, level: KeyLevel) -> String {
     }
 }
 
-/// The word that is meant by one that the key of this name does not take: a close one, or one with a part of it, as
-/// `token_bucket` has of `leaky_bucket`.
-pub(super) fn word_instead_of(word: &str, key: &str) -> Option<&'static str> {
-    let words = Key::find(key)?.words;
-    let parts = |text: &'_ str| -> Vec<String> {
-        let parts = text.split(|letter: char| !letter.is_alphanumeric());
-        parts.map(str::to_lowercase).collect()
-    };
-    let own = parts(word);
-    let has_part = |known: &&str| parts(known).iter().any(|part| own.contains(part));
-    let mut known = words.iter().copied();
-    closest(word, known.clone()).or_else(|| known.find(has_part))
+/// The words that the key of this name takes.
+pub(super) fn words_of(key: &str) -> String {
+    match Key::find(key).map(|key| key.words) {
+        Some([words @ .., last]) => format!("{} or {last}", words.join(", ")),
+        _ => String::new(),
+    }
 }
 
 /// Whether an unknown key probably means `key`.

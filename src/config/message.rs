@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt,
     sync::Arc,
 };
 
@@ -19,7 +20,7 @@ use crate::{
             BoxedOption, CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader,
             LocatedNumber, LocatedText, RateLimit, RefusalKeys, ReserveKeys, RuleDocument,
         },
-        problems::{Problems, joined},
+        problems::{DescriptorPath, Problems},
         rule_defaults::Options,
     },
     core::metadata::{Metadata, MetadataValue},
@@ -162,8 +163,9 @@ struct MessageReader<'a> {
 }
 
 impl MessageReader<'_> {
-    fn report(&mut self, path: &str, fault: Fault) {
-        self.problems.push(self.file.problem(None, path, fault));
+    fn report(&mut self, path: &dyn fmt::Display, fault: Fault) {
+        let problem = self.file.problem(None, &path.to_string(), fault);
+        self.problems.push(problem);
     }
 
     fn rule_file(&mut self, config: &RateLimitConfig) -> RuleDocument {
@@ -182,7 +184,7 @@ impl MessageReader<'_> {
     fn descriptors(
         &mut self,
         descriptors: &[RateLimitDescriptor],
-        parent: &str,
+        parent: &dyn fmt::Display,
     ) -> Vec<DescriptorNode> {
         descriptors
             .iter()
@@ -190,9 +192,13 @@ impl MessageReader<'_> {
             .collect()
     }
 
-    fn descriptor(&mut self, descriptor: &RateLimitDescriptor, parent: &str) -> DescriptorNode {
+    fn descriptor(
+        &mut self,
+        descriptor: &RateLimitDescriptor,
+        parent: &dyn fmt::Display,
+    ) -> DescriptorNode {
         let RateLimitDescriptor { key, value, .. } = descriptor;
-        let path = format!("{parent}.{}", joined(key, value));
+        let path = DescriptorPath { parent, key, value };
         DescriptorNode {
             at: None,
             key: key.clone(),
@@ -215,7 +221,7 @@ impl MessageReader<'_> {
         }
     }
 
-    fn limits(&mut self, descriptor: &RateLimitDescriptor, path: &str) -> Limits {
+    fn limits(&mut self, descriptor: &RateLimitDescriptor, path: &dyn fmt::Display) -> Limits {
         let list = &descriptor.rate_limits;
         match &descriptor.rate_limit {
             None if list.is_empty() => Limits::None,

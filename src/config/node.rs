@@ -82,14 +82,17 @@ impl<'t> YamlNode<'t> {
         }
     }
 
-    pub(super) fn list(items: Vec<Self>) -> Self {
+    pub(super) fn list(mut items: Vec<Self>) -> Self {
+        // Most have fewer items than a list begins with room for.
+        items.shrink_to_fit();
         Self {
             offset: items.first().and_then(|item| item.offset),
             kind: NodeKind::List(items),
         }
     }
 
-    pub(super) fn map(entries: Vec<(Self, Self)>) -> Self {
+    pub(super) fn map(mut entries: Vec<(Self, Self)>) -> Self {
+        entries.shrink_to_fit();
         Self {
             offset: entries.first().and_then(|(key, _)| key.offset),
             kind: NodeKind::Map(entries),
@@ -108,30 +111,14 @@ impl<'t> YamlNode<'t> {
         matches!(&self.kind, NodeKind::Scalar { text, is_plain: true }
             if text.is_empty() || NULLS.contains(&&**text))
     }
+}
 
-    /// Copies borrowed texts.
-    pub(crate) fn into_owned(self) -> YamlNode<'static> {
-        let kind = match self.kind {
-            NodeKind::Scalar { text, is_plain } => NodeKind::Scalar {
-                text: Cow::Owned(text.into_owned()),
-                is_plain,
-            },
-            NodeKind::List(items) => {
-                NodeKind::List(items.into_iter().map(YamlNode::into_owned).collect())
-            }
-            NodeKind::Map(entries) => {
-                let owned = |(key, value): (YamlNode<'_>, YamlNode<'_>)| {
-                    (key.into_owned(), value.into_owned())
-                };
-                NodeKind::Map(entries.into_iter().map(owned).collect())
-            }
-            NodeKind::Tagged => NodeKind::Tagged,
-        };
-        YamlNode {
-            kind,
-            offset: self.offset,
-        }
-    }
+/// Whether a node is `{{ … }}` without quotes, which YAML reads as a map whose only key is a map.
+pub(super) fn is_template(node: &YamlNode<'_>) -> bool {
+    let NodeKind::Map(entries) = &node.kind else {
+        return false;
+    };
+    matches!(entries.as_slice(), [(key, value)] if matches!(key.kind, NodeKind::Map(_)) && value.is_null())
 }
 
 /// Plain texts that mean null.
@@ -228,13 +215,18 @@ pub(super) fn float(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// A node in one word or its text, for errors.
+/// A node in one word or its text, up to 64 characters of it, for errors.
 pub(super) fn describe(kind: &NodeKind<'_>) -> String {
     match kind {
         NodeKind::Scalar { text, is_plain } if resolve(text, *is_plain) == Scalar::Null => {
             "null".to_owned()
         }
-        NodeKind::Scalar { text, .. } => text.to_string(),
+        NodeKind::Scalar { text, is_plain } => {
+            let shown: String = text.chars().take(64).collect();
+            let more = if shown.len() < text.len() { "…" } else { "" };
+            let quote = if *is_plain { "" } else { "\"" };
+            format!("{quote}{shown}{more}{quote}")
+        }
         NodeKind::List(_) => "a list".to_owned(),
         NodeKind::Map(_) => "a map".to_owned(),
         NodeKind::Tagged => "a tagged value".to_owned(),

@@ -1,4 +1,5 @@
-//! Text → trees of YAML nodes, in one pass of serde_yaml. Refuses brackets without end early.
+//! Text → trees of YAML nodes, in one pass of serde_yaml. Refuses brackets without end early. A caller can read a part
+//! of a text, with its positions in the whole.
 //!
 //! serde_yaml borrows the text of a string from the document, so its address gives its position, and the neighbouring
 //! bytes show whether it was quoted. Numbers, booleans and nulls arrive as values without a text. Their visitor fails
@@ -6,14 +7,21 @@
 //! and reads the text at its line and column. serde_yaml has consumed the scalar by then and continues after it. An
 //! alias leads to the position of the scalar that it names.
 
-use std::{cell::OnceCell, fmt};
-
-use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess, VariantAccess,
-    Visitor,
+use std::{
+    borrow::Cow,
+    cell::{Cell, OnceCell},
+    fmt,
 };
 
-use crate::config::node::{NULLS, NodeKind, YamlNode};
+use serde::de::{
+    DeserializeSeed, Deserializer, EnumAccess, Error as _, IgnoredAny, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
+};
+
+use crate::config::{
+    manifest::text,
+    node::{NULLS, NodeKind, YamlNode},
+};
 
 #[cfg(test)]
 mod tests;
@@ -37,27 +45,56 @@ pub(crate) fn parse_all(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Err
     Ok(found)
 }
 
-/// Where `text` has the tag `!!binary`, which serde_yaml drops: the base64 would be taken for the text.
-pub(super) fn binary_tag(text: &str) -> Option<usize> {
-    const SPELLINGS: [&str; 2] = ["!!binary", "!<tag:yaml.org,2002:binary>"];
-    let at = SPELLINGS.iter().filter_map(|tag| text.find(tag)).min()?;
-    // A local tag in its place shows whether it is one, or part of a text.
-    let local = SPELLINGS
-        .iter()
-        .fold(text.to_owned(), |text, tag| text.replace(tag, "!binary"));
-    let found = documents(&local).ok()?;
-    found.iter().any(has_tag).then_some(at)
+/// The most beginnings and ends of lists and maps and scalars of a text that is read at once, or one in so many bytes
+/// of a long one: the parser takes 100 to 250 bytes for each.
+const MAX_EVENTS: usize = 180_000;
+pub(super) const BYTES_PER_EVENT: usize = 6;
+
+/// Whether a text has more of them, by its marks and lines.
+pub(crate) fn is_too_dense(text: &str, bytes_per_event: usize) -> bool {
+    let bytes = text.as_bytes();
+    let is_quote = |at: Option<&u8>| matches!(at, Some(b'"' | b'\''));
+    let events = |(at, byte): (usize, &u8)| match byte {
+        b'[' | b'{' => 2,
+        b',' | b'\n' => 1,
+        b':' | b'-' | b'?' if bytes.get(at + 1).is_none_or(u8::is_ascii_whitespace) => 1,
+        b':' if is_quote(bytes.get(at.wrapping_sub(1))) => 1,
+        _ => 0,
+    };
+    let all: usize = bytes.iter().enumerate().map(events).sum();
+    all > MAX_EVENTS.max(text.len() / bytes_per_event)
 }
 
-fn has_tag(node: &YamlNode<'_>) -> bool {
-    match &node.kind {
-        NodeKind::Scalar { .. } => false,
-        NodeKind::Tagged => true,
-        NodeKind::List(items) => items.iter().any(has_tag),
-        NodeKind::Map(entries) => entries
-            .iter()
-            .any(|(key, value)| has_tag(key) || has_tag(value)),
-    }
+/// The tag `!!binary`, which serde_yaml drops, in both spellings; and a local tag of the same length for each.
+const BINARY: [(&str, &str); 2] = [
+    ("!<tag:yaml.org,2002:binary>", "!~binary                   "),
+    ("!!binary", "!~binary"),
+];
+
+/// The text with a local tag in the place of `!!binary`, which no position notices.
+pub(super) fn with_local_tag(text: &str) -> Cow<'_, str> {
+    let used = BINARY.iter().filter(|(tag, _)| text.contains(tag));
+    used.fold(Cow::Borrowed(text), |text, (tag, local)| {
+        text.replace(tag, local).into()
+    })
+}
+
+/// The text that stands behind the tag `!!binary` in base64; blanks and line breaks do not count.
+fn decoded(text: &str) -> Option<String> {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let text: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
+    let digits = text[..text.len() - padding].iter();
+    let digits = digits.map(|byte| DIGITS.iter().position(|digit| digit == byte));
+    let digits: Vec<usize> = digits.collect::<Option<_>>()?;
+    let bytes = digits.chunks(4).flat_map(|group| {
+        let bits = (0..4).fold(0_usize, |bits, at| bits << 6 | group.get(at).unwrap_or(&0));
+        let bytes = bits.to_be_bytes();
+        bytes.into_iter().rev().take(3).rev().take(group.len() - 1)
+    });
+    let is_whole = text.len().is_multiple_of(4) && padding <= 2;
+    let bytes = is_whole.then(|| bytes.collect())?;
+    String::from_utf8(bytes).ok()
 }
 
 /// More open brackets than this start the check of the nesting.
@@ -145,14 +182,12 @@ impl Marks {
 ///
 /// If any part of the text is not YAML. The error has the line and the column.
 pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Error> {
-    let source = YamlText {
-        text,
-        marks: OnceCell::new(),
-    };
+    let room = Cell::new(most_nodes(text));
+    let source = YamlText::of(text, text, &room);
     let mut documents = Vec::new();
     let mut is_last_unchecked = false;
     for document in serde_yaml::Deserializer::from_str(text) {
-        let node = NodeSeed(&source).deserialize(document);
+        let node = NodeSeed(&source, 0).deserialize(document);
         is_last_unchecked = node.is_err();
         documents.push(node.or_else(|error| source.scalar(error))?);
     }
@@ -165,18 +200,73 @@ pub(super) fn documents(text: &str) -> Result<Vec<YamlNode<'_>>, serde_yaml::Err
     Ok(documents)
 }
 
+/// The most nodes of a text: one for two bytes, aliases included, unless it is short. A node takes 48 bytes, and a long
+/// text counts as several: an alias copies it.
+pub(super) fn most_nodes(text: &str) -> usize {
+    (text.len() / 2).max(1 << 19)
+}
+
+/// The message of serde_yaml's error for a text whose aliases stand for too many values.
+pub(super) const TOO_MANY: &str = "repetition limit exceeded";
+
+/// The most bytes of a key and all keys above it, which serde_yaml writes down for each number below them.
+const MAX_KEYS_BYTES: usize = 4 << 10;
+
+/// The message of the error for longer ones.
+const LONG_KEYS: &str = "the keys above one value are longer than 4096 bytes together";
+
 /// The message of the error that stands for a number or a boolean.
 const VALUE: &str = "a value without its text";
 /// The message of the error that stands for a null.
 const NULL: &str = "a null without its text";
 
 /// The text that is read.
-struct YamlText<'t> {
+pub(super) struct YamlText<'t, 'r> {
+    /// The whole file, in which positions are.
+    whole: &'t str,
+    /// The part of it that serde_yaml gets.
     text: &'t str,
     marks: OnceCell<Marks>,
+    /// How many more nodes it may have: an alias makes a map of thousands of nodes from a few bytes.
+    room: &'r Cell<usize>,
 }
 
-impl<'t> YamlText<'t> {
+impl<'t, 'r> YamlText<'t, 'r> {
+    pub(super) fn of(whole: &'t str, text: &'t str, room: &'r Cell<usize>) -> Self {
+        Self {
+            whole,
+            text,
+            marks: OnceCell::new(),
+            room,
+        }
+    }
+
+    /// The only document, if it is a list or a map.
+    pub(super) fn only_document(&self) -> Option<YamlNode<'t>> {
+        let document = serde_yaml::Deserializer::from_str(self.text);
+        NodeSeed(self, 0).deserialize(document).ok()
+    }
+
+    /// Takes the place of so many nodes.
+    fn take<E: serde::de::Error>(&self, nodes: usize) -> Result<(), E> {
+        let room = self.room.get().checked_sub(nodes);
+        self.room.set(room.ok_or_else(|| E::custom(TOO_MANY))?);
+        Ok(())
+    }
+
+    /// A text as the file has it.
+    fn text<E: serde::de::Error>(&self, mut node: YamlNode<'t>) -> Result<YamlNode<'t>, E> {
+        if let NodeKind::Scalar { text, .. } = &mut node.kind {
+            self.take::<E>(text.len() / 16)?;
+            if text.contains(BINARY[1].1) {
+                for (tag, local) in BINARY {
+                    *text = text.replace(local, tag).into();
+                }
+            }
+        }
+        Ok(node)
+    }
+
     /// The scalar that an error stands for, or the error itself.
     fn scalar<E: fmt::Display>(&self, error: E) -> Result<YamlNode<'t>, E> {
         let text = error.to_string();
@@ -211,7 +301,7 @@ impl<'t> YamlText<'t> {
         if NULLS.contains(&word) {
             text = word;
         }
-        YamlNode::borrowed(self.text, text)
+        YamlNode::borrowed(self.whole, text)
     }
 
     /// The number or boolean that begins at `offset`, perhaps with a tag or an anchor.
@@ -232,7 +322,7 @@ impl<'t> YamlText<'t> {
             // A number in a block, after a tag such as `!!int`.
             return YamlNode::tagged();
         }
-        YamlNode::borrowed(self.text, text)
+        YamlNode::borrowed(self.whole, text)
     }
 }
 
@@ -252,14 +342,15 @@ fn word(text: &str) -> &str {
     &text[..text.find(is_other).unwrap_or(text.len())]
 }
 
-/// Reads a node of any kind.
+/// Reads a node of any kind, below keys of so many bytes.
 #[derive(Clone, Copy)]
-struct NodeSeed<'s, 't>(&'s YamlText<'t>);
+struct NodeSeed<'s, 't, 'r>(&'s YamlText<'t, 'r>, usize);
 
-impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't> {
+impl<'t> DeserializeSeed<'t> for NodeSeed<'_, 't, '_> {
     type Value = YamlNode<'t>;
 
     fn deserialize<D: Deserializer<'t>>(self, deserializer: D) -> Result<YamlNode<'t>, D::Error> {
+        self.0.take::<D::Error>(1)?;
         deserializer.deserialize_any(self)
     }
 }
@@ -273,7 +364,7 @@ macro_rules! values {
     };
 }
 
-impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
+impl<'t> Visitor<'t> for NodeSeed<'_, 't, '_> {
     type Value = YamlNode<'t>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -294,12 +385,12 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
         Ok(YamlNode::empty())
     }
 
-    fn visit_borrowed_str<E>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
-        Ok(YamlNode::borrowed(self.0.text, text))
+    fn visit_borrowed_str<E: serde::de::Error>(self, text: &'t str) -> Result<YamlNode<'t>, E> {
+        self.0.text(YamlNode::borrowed(self.0.whole, text))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<YamlNode<'t>, E> {
-        Ok(YamlNode::rewritten(text))
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<YamlNode<'t>, E> {
+        self.0.text(YamlNode::rewritten(text))
     }
 
     fn visit_seq<A: SeqAccess<'t>>(self, mut items: A) -> Result<YamlNode<'t>, A::Error> {
@@ -324,7 +415,11 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
                 }
                 Err(error) => self.0.scalar(error)?,
             };
-            let value = entries.next_value_seed(self);
+            let keys_bytes = self.1 + text(&key).map_or(0, str::len);
+            if keys_bytes > MAX_KEYS_BYTES {
+                return Err(A::Error::custom(LONG_KEYS));
+            }
+            let value = entries.next_value_seed(NodeSeed(self.0, keys_bytes));
             if map.is_empty() {
                 // A file has a small one for each rule.
                 map.reserve_exact(2);
@@ -334,7 +429,11 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't> {
     }
 
     fn visit_enum<A: EnumAccess<'t>>(self, data: A) -> Result<YamlNode<'t>, A::Error> {
-        let (_, content) = data.variant::<IgnoredAny>()?;
+        let (tag, content) = data.variant::<String>()?;
+        if tag == "~binary" {
+            let text = decoded(&content.newtype_variant::<String>()?);
+            return text.map_or_else(|| Ok(YamlNode::tagged()), |text| self.visit_str(&text));
+        }
         content.newtype_variant::<IgnoredAny>()?;
         Ok(YamlNode::tagged())
     }

@@ -36,16 +36,22 @@ pub(super) struct Problems {
 
 impl Problems {
     pub(super) fn push(&mut self, problem: Problem) {
-        let counts = match self.counts.get_mut(&problem.file) {
-            Some(counts) => counts,
-            None => self.counts.entry(problem.file.clone()).or_default(),
-        };
-        let count = &mut counts[index(problem.fault.level())];
-        // A reload compares all of these with the rules in use.
-        if *count < MAX_OF_A_LEVEL || matches!(problem.fault, Fault::NoRules(_)) {
+        if self.count(&problem.file, problem.fault.level()) {
             self.kept.push(problem);
         }
+    }
+
+    /// Counts a problem of a file; returns whether it is one of those that are kept.
+    pub(super) fn count(&mut self, file: &str, level: FaultLevel) -> bool {
+        let count = &mut self.counts.entry(file.to_owned()).or_default()[level as usize];
         *count += 1;
+        *count <= MAX_OF_A_LEVEL
+    }
+
+    /// Whether the next problem of this file is kept.
+    pub(super) fn has_room(&self, file: &str, level: FaultLevel) -> bool {
+        let counts = self.counts.get(file);
+        counts.is_none_or(|counts| counts[level as usize] < MAX_OF_A_LEVEL)
     }
 
     pub(super) fn extend(&mut self, problems: impl IntoIterator<Item = Problem>) {
@@ -64,7 +70,7 @@ impl Problems {
         let mut lasts: HashMap<(String, FaultLevel), (usize, Problem)> = HashMap::new();
         for problem in &kept {
             let level = problem.fault.level();
-            let all = counts[&problem.file][index(level)];
+            let all = counts[&problem.file][level as usize];
             if all <= MAX_OF_A_LEVEL {
                 continue;
             }
@@ -83,22 +89,12 @@ impl Problems {
 
 /// The problem after the `last` one of its file and level.
 fn more(last: &Problem, count: usize) -> Problem {
+    let level = last.fault.level();
     Problem {
         file: last.file.clone(),
         position: last.position,
         path: String::new(),
-        fault: Fault::More {
-            count,
-            level: last.fault.level(),
-        },
-    }
-}
-
-fn index(level: FaultLevel) -> usize {
-    match level {
-        FaultLevel::Error => 0,
-        FaultLevel::Warning => 1,
-        FaultLevel::Note => 2,
+        fault: Fault::More { count, level },
     }
 }
 
@@ -112,28 +108,37 @@ impl From<Vec<Problem>> for Problems {
 
 /// The path from the root of the tree to a map, formatted only for a report.
 #[derive(Clone, Copy)]
-pub(super) struct NodePath<'w> {
-    pub(super) above: Option<&'w Self>,
-    pub(super) entries: &'w [(YamlNode<'w>, YamlNode<'w>)],
+pub(super) enum NodePath<'w> {
+    Root,
+    Map {
+        above: &'w Self,
+        entries: &'w [(YamlNode<'w>, YamlNode<'w>)],
+    },
+}
+
+impl fmt::Display for NodePath<'_> {
+    /// The domain and the joined texts of the descriptors.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Root => Ok(()),
+            Self::Map { above, entries } => f.write_str(&extended(&above.to_string(), entries)),
+        }
+    }
 }
 
 impl NodePath<'_> {
-    /// The domain and the joined texts of the descriptors.
-    pub(super) fn path(&self) -> String {
-        let above = self.above.map_or_else(String::new, Self::path);
-        extended(&above, self.entries)
-    }
-
-    /// Whether the map has a key with this text.
+    /// Whether the map has a key with this text, among its first ones: no map of rules has many.
     pub(super) fn has(&self, wanted: &str, wanted_text: &str) -> bool {
-        self.entries
-            .iter()
-            .any(|(key, value)| match (&key.kind, &value.kind) {
-                (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. }) => {
-                    key == wanted && text == wanted_text
-                }
-                _ => false,
-            })
+        let Self::Map { entries, .. } = self else {
+            return false;
+        };
+        let mut first = entries.iter().take(64);
+        first.any(|(key, value)| match (&key.kind, &value.kind) {
+            (NodeKind::Scalar { text: key, .. }, NodeKind::Scalar { text, .. }) => {
+                key == wanted && text == wanted_text
+            }
+            _ => false,
+        })
     }
 }
 

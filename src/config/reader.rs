@@ -10,17 +10,18 @@ use foldhash::fast::RandomState;
 
 use crate::{
     config::{
-        advice::wrong_type,
-        fault::Fault,
+        fault::{Fault, FaultLevel},
         file::File,
+        hints::unrendered,
         keys::{Key, KeyKind, KeyLevel, MERGE},
-        mirror::{BoxedOption, LocatedText},
-        node::{NodeKind, Scalar, YamlNode, describe, float, resolve},
+        mirror::{BoxedOption, LocatedNumber, LocatedText},
+        node::{NodeKind, Scalar, YamlNode, describe, float, is_template, resolve},
         problems::Problems,
-        template::{beginning, is_template},
     },
-    core::metadata::MetadataValue,
+    core::{limit::Limit, metadata::MetadataValue},
 };
+
+pub(super) const REQUESTS: &str = "requests_per_unit";
 
 /// Reads the values of maps and reports what is wrong with them.
 pub(super) struct YamlReader<'a> {
@@ -30,8 +31,19 @@ pub(super) struct YamlReader<'a> {
 
 impl YamlReader<'_> {
     pub(super) fn report(&mut self, at: Option<usize>, path: &dyn fmt::Display, fault: Fault) {
-        let problem = self.file.problem(at, &path.to_string(), fault);
-        self.problems.push(problem);
+        let level = fault.level();
+        if self.problems.has_room(&self.file.name, level) {
+            let problem = self.file.problem(at, &path.to_string(), fault);
+            self.problems.push(problem);
+        } else {
+            // A place and a path take time, and a text could have 300,000 of them.
+            self.problems.count(&self.file.name, level);
+        }
+    }
+
+    /// Whether the next error is listed.
+    pub(super) fn has_room(&self) -> bool {
+        self.problems.has_room(&self.file.name, FaultLevel::Error)
     }
 
     /// Reports that `found` has the wrong type for `key`. `check_file` reports tags.
@@ -43,18 +55,29 @@ impl YamlReader<'_> {
         expected: &'static str,
         found: &YamlNode<'_>,
     ) {
-        if !matches!(found.kind, NodeKind::Tagged) {
-            let at = self.beginning(at, found);
-            self.report(at, path, wrong_type(key, expected, found));
+        if matches!(found.kind, NodeKind::Tagged) {
+            return;
         }
+        let wrong_type = || Fault::WrongType {
+            // Only the names of keys are words of the file.
+            key: match key.contains(' ') {
+                true => key.to_owned(),
+                false => format!("`{key}`"),
+            },
+            expected,
+            found: describe(&found.kind),
+        };
+        let at = self.beginning(at, found);
+        let fault = unrendered_node(found).unwrap_or_else(wrong_type);
+        self.report(at, path, fault);
     }
 
     /// The position of a value that begins at `at`, with the braces of a template.
     pub(super) fn beginning(&self, at: Option<usize>, found: &YamlNode<'_>) -> Option<usize> {
-        at.map(|at| match is_template(found) {
-            true => beginning(&self.file.text, at),
-            false => at,
-        })
+        let at = at?;
+        let before = self.file.text[..at].trim_end();
+        let braces = before.strip_suffix("{{").filter(|_| is_template(found));
+        Some(braces.map_or(at, str::len))
     }
 
     /// The entries of a map, merged maps included. The last value of a repeated key counts.
@@ -152,6 +175,45 @@ impl YamlReader<'_> {
         false
     }
 
+    pub(super) fn number(
+        &mut self,
+        fields: &Fields<'_>,
+        key: &str,
+        path: &dyn fmt::Display,
+    ) -> BoxedOption<LocatedNumber> {
+        let node = fields.get(key)?;
+        let at = node.offset.or(fields.at(key));
+        let is_requests = key == REQUESTS;
+        let (text, value) = match &node.kind {
+            NodeKind::Scalar { text, is_plain } => match resolve(text, *is_plain) {
+                Scalar::Int(value) => (text.to_string(), Some(value)),
+                _ => (text.to_string(), None),
+            },
+            _ => (String::new(), None),
+        };
+        let requests = 0..=i128::from(Limit::MAX_REQUESTS);
+        let value = value.filter(|value| !is_requests || requests.contains(value));
+        if value.is_none() {
+            let expected = match is_requests {
+                true => "a whole number from 0 to 9007199254740991",
+                false => KeyKind::Number.expected(),
+            };
+            self.report_type(at, path, key, expected, node);
+        }
+        Some(Box::new(LocatedNumber { value, text, at }))
+    }
+
+    /// 0 if it is missing or was reported.
+    pub(super) fn requests_per_unit(
+        &mut self,
+        fields: &Fields<'_>,
+        path: &dyn fmt::Display,
+    ) -> u64 {
+        let number = self.number(fields, REQUESTS, path);
+        let value = number.and_then(|number| u64::try_from(number.value?).ok());
+        value.unwrap_or_default()
+    }
+
     pub(super) fn list<'n>(
         &mut self,
         fields: &Fields<'n>,
@@ -167,6 +229,23 @@ impl YamlReader<'_> {
         let at = node.offset.or(fields.at(key));
         self.report_type(at, path, key, KeyKind::Limits.expected(), node);
         &[]
+    }
+}
+
+/// The error of a value that is a template.
+pub(super) fn unrendered_node(node: &YamlNode<'_>) -> Option<Fault> {
+    match &node.kind {
+        NodeKind::Scalar { text, .. } => unrendered(text, false),
+        NodeKind::Map(entries) if is_template(node) => {
+            let inner = entries.first().map(|(key, _)| &key.kind);
+            let text = match inner {
+                Some(NodeKind::Map(entries)) => entries.first().map(|(key, _)| describe(&key.kind)),
+                _ => None,
+            };
+            let text = text.unwrap_or_default();
+            unrendered(&format!("{{{{ {text} }}}}"), false)
+        }
+        _ => None,
     }
 }
 
@@ -267,10 +346,7 @@ fn merge_metadata(node: &YamlNode<'_>, into: &mut BTreeMap<Box<str>, MetadataVal
                 items.iter().for_each(|item| merge_metadata(item, into));
             }
         }
-        MetadataValue::Null
-        | MetadataValue::Bool(_)
-        | MetadataValue::Number(_)
-        | MetadataValue::Text(_) => {}
+        _ => {}
     }
 }
 

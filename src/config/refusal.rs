@@ -4,7 +4,6 @@ use crate::{
     config::{
         algorithm::{Faults, unknown},
         fault::Fault,
-        keys::closest,
         mirror::{BoxedOption, LocatedHeader, LocatedNumber, LocatedText, RefusalKeys},
     },
     core::refusal::{
@@ -21,9 +20,6 @@ const STATUSES: std::ops::RangeInclusive<u16> = 400..=599;
 
 /// The most headers of a refusal.
 const MAX_HEADERS: usize = 16;
-
-const CONTENT_TYPES: &str =
-    "text/plain, text/html, application/json, or another type of text, XML or JSON";
 
 /// The refusal that `keys` describe; `None` if it is empty, or if a fault was added.
 pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRefusal> {
@@ -59,7 +55,7 @@ pub(super) fn refusal(keys: &RefusalKeys, faults: &mut Faults) -> Option<RuleRef
             let (content_type, syntax) = match content_type.as_deref() {
                 None => ("text/plain; charset=utf-8".to_owned(), Syntax::Plain),
                 Some(word) => known_type(&word.text).or_else(|| {
-                    faults.push(unknown("content_type", word, CONTENT_TYPES));
+                    faults.push(unknown("content_type", word));
                     None
                 })?,
             };
@@ -176,10 +172,7 @@ fn template(
     let template = match Template::parse(&body.text, syntax) {
         Ok(template) => template,
         Err(name) => {
-            return report(Fault::UnknownPlaceholder {
-                meant: closest(name, Placeholder::names()).map(|name| format!("{{{name}}}")),
-                name: name.chars().take(64).collect(),
-            });
+            return report(Fault::UnknownPlaceholder(name.chars().take(64).collect()));
         }
     };
     let bytes = template.max_bytes();

@@ -40,7 +40,7 @@ impl RuleDefaults {
             match word.text.as_str() {
                 "all" => defaults.counts = CountPolicy::All,
                 "admitted" => defaults.counts = CountPolicy::Admitted,
-                _ => faults.push(unknown("count", word, "all or admitted")),
+                _ => faults.push(unknown("count", word)),
             }
         }
         if let Some(word) = keys.on_store_loss.as_deref() {
@@ -52,11 +52,7 @@ impl RuleDefaults {
                         faults.push((word.at, Fault::UnknownReplicas));
                     }
                 }
-                None => faults.push(unknown(
-                    "on_store_loss",
-                    word,
-                    "error, allow, deny or local",
-                )),
+                None => faults.push(unknown("on_store_loss", word)),
             }
         }
         if let Some(keys) = keys.refusal.as_deref() {
@@ -115,7 +111,7 @@ fn slices(
         "exact" => return None,
         "exact-leased" => {}
         _ => {
-            faults.push(unknown("accuracy", word, "exact or exact-leased"));
+            faults.push(unknown("accuracy", word));
             return None;
         }
     }
@@ -222,7 +218,7 @@ fn missing(keys: &ReserveKeys, faults: &mut Faults) -> MissingCost {
     match names.find(|(name, _)| *name == word.text) {
         Some((_, missing)) => *missing,
         None => {
-            faults.push(unknown("missing", word, "estimate or zero"));
+            faults.push(unknown("missing", word));
             MissingCost::default()
         }
     }

@@ -3,12 +3,7 @@
 use std::num::NonZeroU32;
 
 use crate::{
-    config::{
-        fault::Fault,
-        keys::closest,
-        mirror::{LocatedNumber, RateLimit},
-        template::unrendered_text,
-    },
+    config::mirror::{LocatedNumber, RateLimit},
     core::{
         limit::Limit,
         window::{Period, Unit},
@@ -73,63 +68,6 @@ fn number(text: &str) -> Option<u64> {
     number.filter(|number| *number <= Limit::MAX_REQUESTS)
 }
 
-/// The fault of a text in `rate_limits` that is no limit.
-pub(super) fn limit_fault(text: &str) -> Fault {
-    if let Some(fault) = unrendered_text(text) {
-        return fault;
-    }
-    let requests = text.split('/').next().unwrap_or_default();
-    if is_word_for_unlimited(requests) {
-        return Fault::UnlimitedInList;
-    }
-    // The unit is the last word.
-    let end = text.trim_end();
-    let word = end.rsplit(|letter: char| !letter.is_alphabetic()).next();
-    let word = word.unwrap_or_default();
-    let meant = closest(word, unit_names())
-        .map(|unit| format!("{}{unit}", &end[..end.len() - word.len()]))
-        .filter(|meant| short_form(meant, None).is_some());
-    Fault::ShortForm {
-        text: text.to_owned(),
-        fix: meant.map_or(FORMS.to_owned(), |meant| format!("did you mean `{meant}`?")),
-    }
-}
-
-/// How to write a limit, for error texts.
-const FORMS: &str = "write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or \
-     300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; \
-     plurals too)";
-
-fn unit_names() -> impl Iterator<Item = &'static str> {
-    Unit::ALL.iter().map(|unit| unit.name())
-}
-
-/// Whether a text in the place of a number means that there is no limit.
-pub(super) fn is_unlimited(text: &str) -> bool {
-    let is_negative = text.parse::<i64>().is_ok_and(|number| number < 0);
-    is_negative || is_word_for_unlimited(text)
-}
-
-fn is_word_for_unlimited(text: &str) -> bool {
-    const WORDS: [&str; 12] = [
-        "disabled",
-        "false",
-        "inf",
-        "infinite",
-        "infinity",
-        "never",
-        "no",
-        "nolimit",
-        "none",
-        "off",
-        "unlimited",
-        "∞",
-    ];
-    let word = text.trim().to_lowercase();
-    let word = word.replace([' ', '_', '-', '.', '+'], "");
-    WORDS.contains(&&*word)
-}
-
 /// The unit that a word of the short form stands for.
 pub(super) fn unit(word: &str) -> Option<Unit> {
     // It means months in other notations, so it is safer to ask.
@@ -147,20 +85,4 @@ pub(super) fn unit(word: &str) -> Option<Unit> {
         "y" | "yr" | "yrs" => Unit::Year,
         name => name.strip_suffix('s').unwrap_or(name).parse().ok()?,
     })
-}
-
-/// The fault of a `unit` that is none; only short forms accept other words for units.
-pub(super) fn unit_fault(word: &str) -> Fault {
-    if word.is_empty() {
-        return Fault::NoUnit;
-    }
-    if let Some(fault) = unrendered_text(word) {
-        return fault;
-    }
-    let meant = unit(word).map(Unit::name);
-    let meant = meant.or_else(|| closest(word, unit_names()));
-    Fault::InvalidUnit {
-        unit: word.to_owned(),
-        meant: meant.map(str::to_owned),
-    }
 }

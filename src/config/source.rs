@@ -49,10 +49,8 @@ impl Source {
                 // The root itself may be a link that gets replaced.
                 let above = runtime.root.parent();
                 let above = above.map(|parent| (parent.to_owned(), false));
-                above
-                    .into_iter()
-                    .chain([(runtime.folder(), true)])
-                    .collect()
+                let own = [(runtime.folder(), true)];
+                above.into_iter().chain(own).collect()
             }
         }
     }
@@ -68,11 +66,8 @@ impl Source {
                         continue;
                     }
                     // Files in several folders can have equal names, but each path is unique.
-                    let root = if paths.len() == 1 {
-                        path
-                    } else {
-                        Path::new("")
-                    };
+                    let is_alone = paths.len() == 1;
+                    let root: &Path = if is_alone { path } else { "".as_ref() };
                     let mut walk = Walk {
                         root,
                         takes: &|path| !is_hidden(path) && (path.is_dir() || is_rules(path)),

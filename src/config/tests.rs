@@ -4,7 +4,7 @@ use super::{fault::*, file::*, files::*, keys::Key, rule_defaults::*, source::*}
 use crate::core::{
     calendar::Starts,
     counter::KeyFormat,
-    kind::{Algorithm, WORDS_TEXT},
+    kind::Algorithm,
     limit::{Allows, CountPolicy, Limit, OnStoreLoss},
     request::Entry,
 };
@@ -171,18 +171,11 @@ fn short_forms_name_a_number_and_a_period() {
 }
 
 #[test]
-fn a_misspelt_unit_in_a_limit_is_told_with_the_limit_that_is_meant() {
-    for (bad, meant) in [
-        ("20/minuet", "20/minute"),
-        ("20/Minuts", "20/minute"),
-        ("300/30secnd", "300/30second"),
-        ("5 per huor", "5 per hour"),
-        ("5 / dya", "5 / day"),
-        ("7/mnth", "7/month"),
-    ] {
+fn a_misspelt_unit_in_a_limit_is_told_with_all_units() {
+    for bad in ["20/minuet", "5 per huor"] {
         check_body(
             &format!("rate_limits: [{bad}]"),
-            &format!("a.yaml:4:19: d.k: cannot read the limit '{bad}'; did you mean `{meant}`?"),
+            &format!("a.yaml:4:19: d.k: cannot read the limit '{bad}'; write NUMBER/UNIT"),
         );
     }
     for bad in [
@@ -296,7 +289,7 @@ fn each_rejection_of_the_reference_has_its_gist() {
     );
     check_body(
         "descriptors: [x]",
-        "a.yaml:4:19: d.k: an item of this list must be a map, not `x`; write `- key: x`",
+        "a.yaml:4:19: d.k: an item of this list must be a map, such as `key: NAME`, not x",
     );
     check_body("value: 1.5", "a.yaml:4:12: d.k_1.5: 1.5");
     check_body(
@@ -305,11 +298,11 @@ fn each_rejection_of_the_reference_has_its_gist() {
     );
     check_body(
         "shadow_mode: \"true\"",
-        "a.yaml:4:19: d.k: `shadow_mode` must be true or false, not a text in quotes",
+        "a.yaml:4:19: d.k: `shadow_mode` must be true or false, not \"true\"",
     );
     check_body(
         "shadow_mode: 1",
-        "a.yaml:4:18: d.k: `shadow_mode` must be true or false, not a number",
+        "a.yaml:4:18: d.k: `shadow_mode` must be true or false, not 1",
     );
     check_body(
         "descriptors: 3",
@@ -801,39 +794,21 @@ fn every_algorithm_has_a_word_that_means_it() {
 
 #[test]
 fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
-    let fault = format!("unknown algorithm 'gcra' ({})", *WORDS_TEXT);
-    check_limit("algorithm: gcra", &fault);
-    for (said, meant) in [
-        ("algorithm: token-bucket", "token_bucket"),
-        ("algorithm: TokenBucket", "token_bucket"),
-        ("algorithm: leaky_bucket", "token_bucket"),
-        ("algorithm: fixed", "fixed_window"),
-        ("algorithm: sliding-log", "sliding_log"),
-        ("algorithm: rolling_window", "sliding_window"),
-        ("window: first-hit", "first_hit"),
-        ("week_starts: munday", "monday"),
-    ] {
-        let (key, word) = said.split_once(": ").unwrap();
-        let limit = format!("calendar: true, time_zone: UTC, {said}");
-        let limit = if key == "week_starts" { &limit } else { said };
-        check_unit(
-            "week",
-            limit,
-            &format!("unknown {key} '{word}'; did you mean `{meant}`?"),
-        );
-    }
+    let fault = "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log, token_bucket or concurrency)";
+    check_limit("algorithm: gcra", fault);
     for (said, expected) in [
         (
             "count: admited",
-            "12: d.k: unknown count 'admited'; did you mean `admitted`?",
+            "12: d.k: unknown count 'admited' (all or admitted)",
         ),
         (
             "on_store_loss: denny",
-            "20: d.k: unknown on_store_loss 'denny'; did you mean `deny`?",
+            "20: d.k: unknown on_store_loss 'denny' (error, allow, deny or local)",
         ),
         (
             "refusal: {body: '<p>', content_type: text/htm}",
-            "42: d.k: unknown content_type 'text/htm'; did you mean `text/html`?",
+            "42: d.k: unknown content_type 'text/htm' (text/plain, text/html, application/json or another type of \
+             text, XML or JSON)",
         ),
     ] {
         check_body(
@@ -970,10 +945,7 @@ fn a_calendar_has_a_zone_and_units_of_its_own() {
         "window: first_hit, calendar: true, time_zone: UTC",
         "`window` does not go with `calendar`; remove one of them",
     );
-    check_limit(
-        "calendar: 1",
-        "`calendar` must be true or false, not a number; write `calendar: true`",
-    );
+    check_limit("calendar: 1", "`calendar` must be true or false, not 1");
 }
 
 #[test]
@@ -1028,20 +1000,20 @@ fn a_start_lies_within_its_unit() {
         &format!("{zone}, week_starts: sunday"),
         "`week_starts` does not go with this unit; it is for weeks",
     );
-    let (list, meant) = (" (monday to sunday)", "; did you mean `monday`?");
-    for (text, hint) in [
-        ("someday", list),
-        ("mo", list),
-        ("%A", list),
-        ("1", list),
-        ("monday tuesday", meant),
-        ("monday ", meant),
-        (" monday", meant),
+    let days = "monday, tuesday, wednesday, thursday, friday, saturday or sunday";
+    for text in [
+        "someday",
+        "mo",
+        "%A",
+        "1",
+        "monday tuesday",
+        "monday ",
+        " monday",
     ] {
         check_unit(
             "week",
             &format!("{zone}, week_starts: '{text}'"),
-            &format!("unknown week_starts '{text}'{hint}"),
+            &format!("unknown week_starts '{text}' ({days})"),
         );
     }
 }

@@ -7,21 +7,21 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     config::{
-        advice::{OddCharacters, odd_characters},
-        fault::Fault,
+        fault::{Fault, MAX_LIMITS},
         file::File,
+        hints::{syntax_problem, unrendered},
         keys::{KeyKind, KeyLevel, is_meant},
-        manifest::Foreign,
+        manifest::foreign,
         mirror::{
             CalendarStarts, DefaultKeys, DescriptorNode, Limits, LocatedHeader, RateLimit,
             RefusalKeys, ReserveKeys, RuleDocument,
         },
         node::{NodeKind, Scalar, YamlNode, resolve},
-        parse::{binary_tag, check_nesting, parse_all},
+        parse::{BYTES_PER_EVENT, check_nesting, is_too_dense, parse_all, with_local_tag},
+        pieces,
         problems::{DescriptorPath, Problems},
-        reader::{self, Fields, YamlReader},
-        short_form::{is_unlimited, limit_fault, short_form},
-        syntax::syntax_problem,
+        reader::{self, Fields, REQUESTS, YamlReader},
+        short_form::short_form,
     },
     core::metadata::{Metadata, MetadataValue},
 };
@@ -34,35 +34,31 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
     }
     // libyaml skips it there, and counts it as a column.
     if let Some(before) = file.text.find("\n\u{feff}") {
-        let line = file.text[before + 1..].lines().next().unwrap_or_default();
-        if let Some(OddCharacters { found, fix }) = odd_characters(line) {
-            problems.push(file.problem(Some(before + 1), "", Fault::OddKey { found, fix }));
-            return Vec::new();
-        }
-    }
-    if is_too_dense(&file.text) && check_nesting(&file.text).is_ok() {
-        problems.push(file.problem(None, "", Fault::TooDense));
+        problems.push(file.problem(Some(before + 1), "", Fault::ByteOrderMark));
         return Vec::new();
     }
-    if let Some(at) = binary_tag(&file.text) {
-        problems.push(file.problem(Some(at), "", Fault::Tag));
-        return Vec::new();
-    }
-    let roots = match parse_all(&file.text) {
-        Ok(roots) => roots,
-        Err(error) => {
-            let (position, fault) = syntax_problem(&file.text, &error);
-            problems.push(file.problem_at(position, "", fault));
-            return Vec::new();
+    let text = &*with_local_tag(&file.text);
+    let syntax = |error| syntax_problem(&file.text, &error);
+    let mut piece = 0..0;
+    let parsed = match check_nesting(text).map(|()| pieces::read(text, &mut piece)) {
+        Ok(Some(root)) => Ok(vec![root]),
+        Ok(None) if is_too_dense(text, BYTES_PER_EVENT) => {
+            // The piece that could not be read may say why, at its place.
+            let lines = text[..piece.start].matches('\n').count();
+            let piece = "\n".repeat(lines) + &text[piece];
+            let error = parse_all(&piece).err();
+            Err(error.map_or((None, Fault::TooDense), syntax))
         }
+        Ok(None) => parse_all(text).map_err(syntax),
+        Err(error) => Err(syntax(error)),
     };
+    let roots = parsed.unwrap_or_else(|(position, fault)| {
+        problems.push(file.problem_at(position, "", fault));
+        Vec::new()
+    });
     let mut reader = YamlReader { file, problems };
     let read = |root: YamlNode<'_>| {
-        if let Some(foreign) = Foreign::of(&root, &file.name) {
-            let fault = match foreign {
-                Foreign::Kubernetes(kind) => Fault::Kubernetes(kind),
-                Foreign::Envoy => Fault::Envoy,
-            };
+        if let Some(fault) = foreign(&root, &file.name) {
             reader.report(root.offset, &"", fault);
             return None;
         }
@@ -72,24 +68,6 @@ pub(super) fn read(file: &File, problems: &mut Problems) -> Vec<RuleDocument> {
         reader.rule_file(root)
     };
     roots.into_iter().filter_map(read).collect()
-}
-
-/// In a text longer than this, rules have at most one bracket, comma or line of a character or two in this many bytes.
-/// A tree of more would take a hundred times the memory of the text.
-const DENSE_BYTES: usize = 64 << 10;
-const BYTES_PER_MARK: usize = 4;
-
-fn is_too_dense(text: &str) -> bool {
-    if text.len() <= DENSE_BYTES {
-        return false;
-    }
-    let marks = text
-        .bytes()
-        .filter(|byte| matches!(byte, b'[' | b'{' | b','));
-    let short = text
-        .lines()
-        .filter(|line| matches!(line.trim().len(), 1 | 2));
-    (marks.count() + short.count()) * BYTES_PER_MARK > text.len()
 }
 
 /// Whether a text has nothing but comments and ends of documents.
@@ -245,11 +223,13 @@ impl YamlReader<'_> {
     fn limits(&mut self, fields: &Fields<'_>, path: &dyn fmt::Display) -> Limits {
         let one = fields.get("rate_limit");
         let Some(list) = fields.get("rate_limits") else {
-            return match one.and_then(|one| self.rate_limit(one, path)) {
-                Some(limit) => Limits::One(Box::new(RateLimit {
+            return match one.map(|one| self.rate_limit(one, path)) {
+                Some(Some(limit)) => Limits::One(Box::new(RateLimit {
                     at: limit.at.or(fields.at("rate_limit")),
                     ..limit
                 })),
+                // It was reported, and is not missing too.
+                Some(None) => Limits::List(Vec::new()),
                 None => Limits::None,
             };
         };
@@ -265,7 +245,9 @@ impl YamlReader<'_> {
             NodeKind::Scalar { text, .. } => {
                 let limit = short_form(text, node.offset);
                 if limit.is_none() {
-                    self.report(node.offset.or(at), path, limit_fault(text));
+                    let fault = Fault::ShortForm(text.chars().take(64).collect());
+                    let fault = unrendered(text, false).unwrap_or(fault);
+                    self.report(node.offset.or(at), path, fault);
                 }
                 limit
             }
@@ -273,7 +255,9 @@ impl YamlReader<'_> {
             // Already reported by `check_file`.
             NodeKind::List(_) | NodeKind::Tagged => None,
         };
-        Limits::List(items.iter().filter_map(read).collect())
+        // One more shows that there are too many.
+        let items = items.iter().take(MAX_LIMITS + 1);
+        Limits::List(items.filter_map(read).collect())
     }
 
     fn rate_limit(&mut self, node: &YamlNode<'_>, path: &dyn fmt::Display) -> Option<RateLimit> {
@@ -311,9 +295,9 @@ impl YamlReader<'_> {
             week_starts: self.word(&fields, "week_starts", path),
             starts: self.starts(&fields, path),
         };
-        let is_readable = is_text(&fields, "unit")
-            && is_boolean(&fields, "unlimited")
-            && !is_meant_unlimited(&fields);
+        // A wrong number without a unit may be a word for no limit, which needs none.
+        let is_number = fields.get("unit").is_some() || is_whole(&fields, REQUESTS);
+        let is_readable = is_text(&fields, "unit") && is_boolean(&fields, "unlimited") && is_number;
         (is_readable && !is_misspelt(&fields, "unit")).then_some(limit)
     }
 
@@ -353,12 +337,12 @@ fn is_boolean(fields: &Fields<'_>, key: &str) -> bool {
     })
 }
 
-/// Whether the number of requests is a word for no limit, which needs no unit.
-fn is_meant_unlimited(fields: &Fields<'_>) -> bool {
-    let number = fields.get("requests_per_unit");
-    number.is_some_and(
-        |node| matches!(&node.kind, NodeKind::Scalar { text, .. } if is_unlimited(text)),
-    )
+/// Whether the value of `key` is a whole number, or missing.
+fn is_whole(fields: &Fields<'_>, key: &str) -> bool {
+    fields.get(key).is_none_or(|node| match &node.kind {
+        NodeKind::Scalar { text, is_plain } => matches!(resolve(text, *is_plain), Scalar::Int(0..)),
+        _ => false,
+    })
 }
 
 /// Whether `key` is missing, and another key was reported in its place.

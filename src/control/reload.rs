@@ -1,5 +1,6 @@
 //! Watches the rule files and takes valid ones into use; otherwise keeps the old rules and logs why.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{collections::BTreeMap, convert::Infallible, pin::pin, sync::Arc};
 
 use tokio::sync::watch;
@@ -91,14 +92,15 @@ impl Intake {
     ///
     /// The errors of the load; the rules in use then stay.
     pub(crate) fn take(&self, loaded: Result<Loaded, Vec<Problem>>) -> Result<(), Vec<Problem>> {
-        let refused = |problems: &Vec<Problem>| self.metrics.record_refused_load(now(), problems);
+        let refused =
+            |problems: &Vec<Problem>| self.metrics.config.record_refused_load(now(), problems);
         let loaded = loaded.inspect_err(refused)?;
         let taken = TakenLoad::new(now(), &loaded);
         let domains = loaded.matcher.domain_count();
         self.metrics.loss.change_rules(loaded.matcher.rules());
         self.rules.swap(loaded.matcher, &self.metrics);
         // Only now: no status names rules that are not in use.
-        self.metrics.record_taken_load(taken);
+        self.metrics.config.record_taken_load(taken);
         self.has_rules.send_replace(true);
         self.has_domains.send_replace(domains > 0);
         if let Some(omitted) = TAKEN.may_log() {
@@ -119,19 +121,23 @@ impl Intake {
         let Some(current) = self.rules.current() else {
             return Vec::new();
         };
-        let warnings = loaded.warnings.iter();
-        let emptied = warnings.filter_map(|warning| match &warning.fault {
-            Fault::NoRules(domain) if current.matcher.has_rules_in(domain.as_bytes()) => {
-                Some(Problem {
-                    file: warning.file.clone(),
-                    position: warning.position,
-                    path: String::new(),
-                    fault: Fault::RulesLost(domain.clone()),
-                })
+        let (before, after) = (&current.matcher, &loaded.matcher);
+        let names = after.domain_names().iter();
+        let emptied = names.filter(|name| before.has_rules_in(name) && !after.has_rules_in(name));
+        let problems = emptied.map(|name| {
+            let domain = String::from_utf8_lossy(name).into_owned();
+            let is_its =
+                |of: &&Problem| matches!(&of.fault, Fault::NoRules(named) if *named == domain);
+            // Not all warnings are kept.
+            let place = loaded.warnings.iter().find(is_its);
+            Problem {
+                file: place.map_or_else(|| "the rules".to_owned(), |place| place.file.clone()),
+                position: place.and_then(|place| place.position),
+                path: String::new(),
+                fault: Fault::RulesLost(domain),
             }
-            _ => None,
         });
-        emptied.collect()
+        problems.collect()
     }
 
     /// Follows whether there are rules in use.
@@ -234,7 +240,8 @@ impl Reloader {
         self.seen = Some(digest);
         let room = self.intake.check_room(files.load_bytes());
         let room = room.map_err(|fault| vec![problem_of(&self.source, fault)]);
-        let loaded = room.and_then(|()| files.compile(self.options));
+        let read = || files.compile(self.options);
+        let loaded = room.and_then(|()| unless_it_panics(&self.source, read));
         let loaded = loaded.and_then(|loaded| {
             let emptied = match self.empty {
                 OnEmptyReload::Allow => Vec::new(),
@@ -257,6 +264,15 @@ impl Reloader {
             changes,
         }
     }
+}
+
+/// The result of `read`. A panic is a problem with `source`: the last good rules stay, as those of a control plane do.
+fn unless_it_panics<T>(
+    source: &Source,
+    read: impl FnOnce() -> Result<T, Vec<Problem>>,
+) -> Result<T, Vec<Problem>> {
+    let read = catch_unwind(AssertUnwindSafe(read));
+    read.unwrap_or_else(|_| Err(vec![problem_of(source, Fault::Panicked)]))
 }
 
 /// A watched folder and its reloader.
@@ -283,7 +299,7 @@ impl RulesWatch {
                 }
                 reloader
             };
-            metrics.record_running_load(true);
+            metrics.config.record_running_load(true);
             let mut loading = pin!(blocking(reload));
             let mut patience = LONG_LOAD;
             let reloader = loop {
@@ -297,7 +313,7 @@ impl RulesWatch {
                     }
                 }
             };
-            metrics.record_running_load(false);
+            metrics.config.record_running_load(false);
             self = Self { reloader, changes };
         }
     }
@@ -323,6 +339,19 @@ fn report(problems: &[Problem]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_whose_reading_panics_are_refused() {
+        let source = Source::Paths(vec!["rules".into()]);
+        assert_eq!(unless_it_panics(&source, || Ok(7)).unwrap(), 7);
+        let refused: Result<(), _> = unless_it_panics(&source, || panic!("broken"));
+        let problems = refused.unwrap_err();
+        assert!(
+            problems[0]
+                .to_string()
+                .starts_with("rules: reading it ended in a panic")
+        );
+    }
     use crate::core::limit::NearRatio;
 
     const RULES: &str = "
@@ -379,7 +408,7 @@ descriptors:
         }));
         assert!(taken.is_err());
         let in_use = rules.current().unwrap().matcher.rules().len();
-        assert_eq!(metrics.loads().in_use().unwrap().rules, in_use);
+        assert_eq!(metrics.config.history().in_use().unwrap().rules, in_use);
     }
 
     #[test]

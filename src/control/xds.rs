@@ -14,46 +14,69 @@ use crate::{
     service::grpc::proto::{
         envoy::{
             config::core::v3::Node,
-            service::discovery::v3::{DiscoveryRequest, DiscoveryResponse},
+            service::discovery::v3::{
+                DiscoveryRequest,
+                aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+            },
         },
         google::rpc,
     },
 };
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, mem, pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
-use tonic::{Code, metadata::MetadataMap, transport::Channel};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, sleep_until},
+};
+use tonic::{
+    Code, Request, Streaming,
+    codegen::tokio_stream::{self, StreamExt as _, wrappers::ReceiverStream},
+    metadata::MetadataMap,
+    transport::Channel,
+};
 
 mod connect;
 mod judge;
 mod lost;
 pub(crate) mod options;
-mod stream;
 
 use connect::{ControlPlaneConnection, ControlPlaneConnector};
-use judge::{Objection, PushJudge};
+use judge::PushJudge;
 use lost::{Presence, StreamEnd};
 use options::{Options, headers, node};
-use stream::{DiscoveryStream, StreamEvent};
 
 /// If a control plane pushes nothing within this time after a reconnect, the client asks for everything. A restarted
 /// control plane can count versions from 1 again, and confuse its own version with the one in use.
 const RESYNC_AFTER: Duration = Duration::from_secs(2);
 
-/// The reason for not believing an answer without rules.
-const DOUBT: &str = "(push): the rules in use stay, because this push without rules answers a request without a \
-                     version; send it again to remove them";
+/// Waits before a push is refused once more. Some control planes answer a refusal with the refused push at once, and
+/// send another push only after the refusal, so a wait is short.
+const REPEATED_REFUSALS: Backoff = Backoff {
+    initial: Duration::from_millis(100),
+    max: Duration::from_secs(1),
+    factor: 2.0,
+    jitter: false,
+};
+
+/// A push that is refused for the same reason after this time is no answer to the refusal.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The last push that was refused in a call.
+struct RefusedPush {
+    reason: String,
+    /// When it was refused, or will be refused again.
+    at: Instant,
+    /// The waits before it is refused again.
+    waits: BackoffWaits,
+}
 
 /// The client of one control plane.
-#[derive(Debug)]
 pub(crate) struct Client {
     connector: ControlPlaneConnector,
     node: Node,
     headers: MetadataMap,
-    max_message_bytes: usize,
-    backoff: Backoff,
-    retry_interval: Option<Duration>,
+    options: Options,
     judge: PushJudge,
     presence: Presence,
 }
@@ -70,29 +93,25 @@ impl Client {
         intake: Intake,
         metrics: Arc<Metrics>,
     ) -> Result<Self, XdsError> {
-        let connector =
-            ControlPlaneConnector::new(&options.server, options.tls, options.keepalive)?;
-        connector.check()?;
+        let connector = ControlPlaneConnector::new(&options)?;
         Ok(Self {
             presence: Presence::new(connector.target(), metrics),
             connector,
-            node: node(options.node_id, options.node_metadata),
+            node: node(&options),
             headers: headers(&options.headers)?,
-            max_message_bytes: options.max_message_bytes,
-            backoff: options.backoff,
-            retry_interval: options.retry_interval,
             judge: PushJudge::new(options.empty, rules, intake),
+            options,
         })
     }
 
     /// The address of the control plane.
     pub(crate) fn server(&self) -> &str {
-        self.presence.server()
+        &self.presence.server
     }
 
     /// Receives rules until the process ends.
     pub(crate) async fn run(mut self) -> Infallible {
-        let mut waits = BackoffWaits::new(self.backoff);
+        let mut waits = BackoffWaits::new(self.options.backoff);
         let mut refusals = 0;
         loop {
             let lost = match self.connector.connect().await {
@@ -100,15 +119,15 @@ impl Client {
                     let began = Instant::now();
                     let lost = self.use_connection(connection).await;
                     // A call that lasted was good, so the back-off starts again.
-                    if began.elapsed() > self.backoff.max {
-                        waits = BackoffWaits::new(self.backoff);
+                    if began.elapsed() > self.options.backoff.max {
+                        waits = BackoffWaits::new(self.options.backoff);
                         refusals = 0;
                     }
                     lost
                 }
-                Err(error) => error.into(),
+                Err(reason) => StreamEnd::Away(reason),
             };
-            let wait = match (self.retry_interval, &lost) {
+            let wait = match (self.options.retry_interval, &lost) {
                 (Some(interval), StreamEnd::Refused(_)) => {
                     refusals += 1;
                     linear(interval, refusals)
@@ -116,114 +135,128 @@ impl Client {
                 _ => waits.next_wait(),
             };
             self.presence.lose(&lost);
-            tokio::time::sleep(wait).await;
+            sleep(wait).await;
         }
     }
 
     /// Calls the control plane until the call ends, and returns why it ended.
     async fn use_connection(&mut self, connection: ControlPlaneConnection) -> StreamEnd {
-        let Err(lost) = self.call(connection.channel).await;
-        match (lost, connection.end.take()) {
-            // The library knows that the call broke, and the connection knows why.
-            (StreamEnd::Broken(_), Some(end)) => self.connector.explain(end).into(),
+        let mut carrier = connection.carrier;
+        let mut end = None;
+        let mut call = Box::pin(self.call(connection.channel));
+        let Err(lost) = loop {
+            tokio::select! {
+                biased;
+                lost = &mut call => break lost,
+                reason = &mut carrier, if end.is_none() => end = Some(reason),
+            }
+        };
+        drop(call);
+        let explained = match (&lost, end) {
+            // The library knows that the call broke, and the carrier knows why.
+            (StreamEnd::Broken(_), Some(end)) => Some(end),
             // An error of HTTP/2 would have a code.
-            (StreamEnd::Broken(status), None) if status.code() == Code::Unknown => self
-                .connector
-                .explain_own()
-                .map_or(StreamEnd::Broken(status), StreamEnd::from),
-            (lost, _) => lost,
-        }
+            (StreamEnd::Broken(status), None) if status.code() == Code::Unknown => {
+                self.connector.unanswered_ping()
+            }
+            _ => None,
+        };
+        explained.map_or(lost, StreamEnd::Away)
     }
 
     /// Calls the control plane and answers its pushes until the call ends.
     async fn call(&mut self, channel: Channel) -> Result<Infallible, StreamEnd> {
-        let first = self.request(self.judge.version(), "", None);
-        let headers = self.headers.clone();
-        let mut call = DiscoveryStream::new(channel, headers, self.max_message_bytes, first);
-        if !self.is_answered(&mut call).await? {
-            // No refusal came either, so the call is open; a server may say so with the first push only.
-            self.presence.find();
-            if !self.judge.version().is_empty() {
-                call.send(self.request("", "", None)).await;
-                call.asked_for_all = true;
-            }
-        }
+        // Room for one: a request is sent only after a response was read, or once in its place.
+        let (requests, queue) = mpsc::channel(1);
+        let first = self.request("", None);
+        // A request for later, unless a push is answered before. At first it asks for all rules, if some are in use.
+        let has_version = !first.version_info.is_empty();
+        let for_all = has_version.then(|| DiscoveryRequest {
+            version_info: String::new(),
+            ..first.clone()
+        });
+        let mut later = Some((Instant::now() + RESYNC_AFTER, for_all));
+        // Whether the last request asked for all rules, and no push has come since.
+        let mut asked_for_all = false;
+        let mut last_refusal: Option<RefusedPush> = None;
+        let queue = tokio_stream::once(first).chain(ReceiverStream::new(queue));
+        let mut request = Request::new(queue);
+        *request.metadata_mut() = self.headers.clone();
+        let service = AggregatedDiscoveryServiceClient::new(channel);
+        let mut service = service.max_decoding_message_size(self.options.max_message_bytes);
+        let mut opening = pin!(service.stream_aggregated_resources(request));
+        let mut responses: Option<Streaming<_>> = None;
         loop {
-            let event = call.next().await?;
-            self.handle(&mut call, event).await;
-        }
-    }
-
-    /// Whether the first push came soon. It is answered then.
-    async fn is_answered(&mut self, call: &mut DiscoveryStream) -> Result<bool, StreamEnd> {
-        let deadline = Instant::now() + RESYNC_AFTER;
-        while let Ok(event) = timeout_at(deadline, call.next()).await {
-            let event = event?;
-            let is_push = matches!(event, StreamEvent::Push(_));
-            self.handle(call, event).await;
-            if is_push {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    async fn handle(&mut self, call: &mut DiscoveryStream, event: StreamEvent) {
-        self.presence.find();
-        if let StreamEvent::Push(response) = event {
-            self.answer(call, response).await;
-        }
-    }
-
-    /// Accepts or refuses a push.
-    async fn answer(&mut self, call: &mut DiscoveryStream, response: DiscoveryResponse) {
-        let DiscoveryResponse {
-            version_info,
-            resources,
-            type_url,
-            nonce,
-        } = response;
-        let push = Push {
-            type_url,
-            resources,
-        };
-        let asked_for_all = std::mem::take(&mut call.asked_for_all);
-        let judged = self.judge.judge(push, version_info, asked_for_all).await;
-        let answer = |reason: Option<&str>| {
-            let error = reason.map(|reason| rpc::Status {
-                code: Code::InvalidArgument.into(),
-                message: reason.to_owned(),
-            });
-            self.request(self.judge.version(), &nonce, error)
-        };
-        match judged {
-            Ok(()) => call.send(answer(None)).await,
-            Err(Objection::Refused(push)) => {
-                call.refuse(push.digest, answer(Some(&push.reason))).await;
-            }
-            Err(Objection::Doubted { is_first }) => {
-                if is_first {
-                    self.presence.doubt();
+            let due = later.as_ref().map_or_else(Instant::now, |(due, _)| *due);
+            let request = tokio::select! {
+                // Servers may send no header before the first push.
+                opened = &mut opening, if responses.is_none() => {
+                    let opened = opened.map_err(|status| StreamEnd::by(status, StreamEnd::Refused))?;
+                    responses = Some(opened.into_inner());
+                    self.presence.find();
+                    None
                 }
-                // Without an answer, a control plane would not send other rules either.
-                call.send(answer(Some(DOUBT))).await;
+                next = async {
+                    match &mut responses {
+                        Some(responses) => responses.message().await,
+                        None => pending().await,
+                    }
+                } => {
+                    let next = next.map_err(|status| StreamEnd::by(status, StreamEnd::Failed))?;
+                    let response = next.ok_or_else(|| StreamEnd::Away("it ended the call".to_owned()))?;
+                    self.presence.find();
+                    let push = Push {
+                        type_url: response.type_url,
+                        resources: response.resources,
+                    };
+                    let asked = mem::take(&mut asked_for_all);
+                    let judged = self.judge.judge(push, response.version_info, asked).await;
+                    // Without an answer, a control plane would not send other rules either.
+                    let answer = self.request(&response.nonce, judged.as_ref().err());
+                    later = None;
+                    let now = Instant::now();
+                    match (judged, &mut last_refusal) {
+                        (Err(reason), Some(last))
+                            if reason == last.reason && now < last.at + ANSWERED_WITHIN =>
+                        {
+                            last.at = now + last.waits.next_wait();
+                            later = Some((last.at, Some(answer)));
+                            None
+                        }
+                        (judged, last) => {
+                            let waits = BackoffWaits::new(REPEATED_REFUSALS);
+                            let began = |reason| RefusedPush { reason, at: now, waits };
+                            *last = judged.err().map(began).or(last.take());
+                            Some(answer)
+                        }
+                    }
+                }
+                () = sleep_until(due), if later.is_some() => {
+                    // The call was not refused, so it is open.
+                    self.presence.find();
+                    let request = later.take().and_then(|(_, request)| request);
+                    asked_for_all = request.as_ref().is_some_and(|request| request.error_detail.is_none());
+                    request
+                }
+            };
+            if let Some(request) = request {
+                // If the call has ended, the next response says why.
+                let _ = requests.send(request).await;
             }
         }
     }
 
-    fn request(
-        &self,
-        version: &str,
-        nonce: &str,
-        error_detail: Option<rpc::Status>,
-    ) -> DiscoveryRequest {
+    fn request(&self, nonce: &str, refusal: Option<&String>) -> DiscoveryRequest {
         DiscoveryRequest {
-            version_info: version.to_owned(),
+            version_info: self.judge.version.clone(),
             node: Some(self.node.clone()),
             resource_names: Vec::new(),
             type_url: TYPE_URL.to_owned(),
             response_nonce: nonce.to_owned(),
-            error_detail,
+            error_detail: refusal.map(|reason| rpc::Status {
+                code: Code::InvalidArgument.into(),
+                message: reason.clone(),
+            }),
         }
     }
 }

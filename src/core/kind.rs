@@ -1,6 +1,6 @@
 //! Algorithms, the kinds of their counters, and the facts that other files ask about one.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use crate::core::calendar::Calendar;
 
@@ -185,12 +185,6 @@ pub(crate) const WORDS: &[&str] = &[
     SLOTS.word,
 ];
 
-/// [`WORDS`] as errors list them.
-pub(crate) static WORDS_TEXT: LazyLock<String> = LazyLock::new(|| {
-    let (last, others) = WORDS.split_last().expect("there are algorithms");
-    format!("{} or {last}", others.join(", "))
-});
-
 impl CounterKind {
     /// One of each; the bucket has a rate of 1, and the slots no lease.
     #[cfg(test)]
@@ -243,8 +237,6 @@ mod tests {
         let letters: HashSet<_> = facts.iter().map(|facts| facts.letter).collect();
         assert_eq!((names.len(), letters.len()), (facts.len(), facts.len()));
         assert!(facts.iter().all(|facts| WORDS.contains(&facts.word)));
-        let text = "fixed_window, sliding_window, sliding_log, token_bucket or concurrency";
-        assert_eq!(*WORDS_TEXT, text);
     }
 
     #[test]

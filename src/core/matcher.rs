@@ -24,7 +24,6 @@ use crate::core::{
 };
 
 pub(crate) mod cause;
-pub(crate) mod middles;
 mod reach;
 #[cfg(test)]
 pub(super) mod tests;
@@ -318,6 +317,11 @@ impl Matcher {
             left.extend(node.below().children.values());
         }
         false
+    }
+
+    /// The bytes of all wildcards right below a node, each counted as a few at least.
+    pub fn wildcard_bytes(&self, parent: NodeId) -> usize {
+        self.nodes[parent.0].below().wildcards.bytes()
     }
 
     /// All rules; a `RuleId` is an index of this list.

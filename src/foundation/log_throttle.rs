@@ -3,8 +3,8 @@
 use std::{
     fmt,
     sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        LazyLock, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -14,29 +14,29 @@ use super::lock::lock;
 /// The log repeats a message at most once in this time, however often its cause occurs.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// When a message was last logged.
+/// When a message may be logged again, in seconds since the first throttle was asked. Workers ask it for each request,
+/// so it takes no lock.
 #[derive(Debug, Default)]
-pub(crate) struct LogThrottle(Mutex<Option<Instant>>);
+pub(crate) struct LogThrottle(AtomicU64);
 
 impl LogThrottle {
     /// A throttle of a message that was never logged.
     pub(crate) const fn new() -> Self {
-        Self(Mutex::new(None))
+        Self(AtomicU64::new(0))
     }
 
     /// Whether the message may be logged now; if so, the next interval of silence begins.
     pub(crate) fn may_log(&self) -> bool {
-        let mut last = lock(&self.0);
-        let may_log = last.is_none_or(|last| last.elapsed() >= INTERVAL);
-        if may_log {
-            *last = Some(Instant::now());
-        }
-        may_log
+        static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let (now, not_before) = (BEGAN.elapsed().as_secs(), self.0.load(Relaxed));
+        let next = now + INTERVAL.as_secs();
+        let swap = || self.0.compare_exchange(not_before, next, Relaxed, Relaxed);
+        now >= not_before && swap().is_ok()
     }
 
     #[cfg(test)]
     pub(crate) fn has_begun(&self) -> bool {
-        self.0.lock().unwrap().is_some()
+        self.0.load(Relaxed) > 0
     }
 }
 
@@ -138,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_message_is_logged_once_in_an_interval() {
-        let throttle = LogThrottle::new();
+        let mut throttle = LogThrottle::new();
         assert!(throttle.may_log());
         assert!(!throttle.may_log());
-        *throttle.0.lock().unwrap() = Instant::now().checked_sub(INTERVAL);
+        *throttle.0.get_mut() -= INTERVAL.as_secs();
         assert!(throttle.may_log());
         assert!(!throttle.may_log());
     }

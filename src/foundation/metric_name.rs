@@ -23,6 +23,15 @@ pub(crate) fn sanitize(text: &str) -> Cow<'_, str> {
     Cow::Owned(fit.into_iter().rev().collect())
 }
 
+/// The domain of a rule, and the rest of its path.
+pub(crate) type RuleLabels<'p> = [(&'static str, &'p str); 2];
+
+/// Labels of the rule at `path`, which begins with its domain.
+pub(crate) fn domain_and_rule(path: &str) -> RuleLabels<'_> {
+    let (domain, rule) = path.split_once('.').unwrap_or((path, ""));
+    [("domain", domain), ("rule", rule)]
+}
+
 /// Whether a character must not appear in a name on a statsd line.
 pub(crate) fn breaks_line(found: char) -> bool {
     matches!(found, ':' | '|') || found.is_control()

@@ -1,19 +1,28 @@
-//! Samples: statistics in a form that every sink understands.
+//! Samples: metrics of this process at one moment, in the one form that every sink renders.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use super::histogram::TimerValues;
 
-/// One statistic in a snapshot.
+/// Names of labels and their values.
+pub(crate) type SampleLabels<'l> = &'l [(&'l str, &'l str)];
+
+/// A metric at one moment. Labels that every metric gets (EXTRA_TAGS) are not among its own: each sink adds them in its
+/// own form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// Its statsd name, such as `ratelimit.service.rate_limit.domain.key.over_limit`, without EXTRA_TAGS, which each
-    /// sink adds in its own form.
-    pub name: String,
+pub struct Sample<'s> {
+    /// Its name in Prometheus, with dots between words that belong to different parts.
+    pub name: &'s str,
+    pub labels: SampleLabels<'s>,
+    /// Its name in statsd, unless that is `name` and the values of `labels`, with dots between them.
+    pub statsd: Option<&'s str>,
     pub value: SampleValue,
 }
 
-/// The value of a statistic.
+/// The value of a metric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SampleValue {
     /// The total since the start, never a difference.
@@ -41,8 +50,22 @@ impl SampleValue {
     }
 }
 
+impl Sample<'_> {
+    /// The name in statsd, which has no labels. Patterns of mapping files and mogrifiers match it.
+    pub fn statsd_name(&self) -> String {
+        let mut name = self.statsd.unwrap_or(self.name).to_owned();
+        if self.statsd.is_none() {
+            for (_, value) in self.labels {
+                name.push('.');
+                name.push_str(value);
+            }
+        }
+        name
+    }
+}
+
 /// Passes samples on, one by one.
-pub struct SampleWriter<'a>(&'a mut dyn FnMut(Sample));
+pub struct SampleWriter<'a>(&'a mut dyn FnMut(&Sample<'_>));
 
 impl fmt::Debug for SampleWriter<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,51 +75,70 @@ impl fmt::Debug for SampleWriter<'_> {
 
 impl<'a> SampleWriter<'a> {
     /// Passes each sample to `take`.
-    pub fn new(take: &'a mut dyn FnMut(Sample)) -> Self {
+    pub fn new(take: &'a mut dyn FnMut(&Sample<'_>)) -> Self {
         Self(take)
     }
 
+    /// Passes on a sample whose name in statsd is another one.
+    pub fn sample(&mut self, sample: &Sample<'_>) {
+        (self.0)(sample);
+    }
+
     /// Passes on a total since the start.
-    pub fn counter(&mut self, name: impl Into<String>, total: u64) {
-        self.push(name.into(), SampleValue::Counter(total));
+    pub fn counter(&mut self, name: &str, labels: SampleLabels<'_>, total: u64) {
+        self.value(name, labels, SampleValue::Counter(total));
+    }
+
+    /// Passes on a total since the start that has no labels.
+    pub(crate) fn total(&mut self, name: &str, total: &AtomicU64) {
+        self.counter(name, &[], total.load(Relaxed));
     }
 
     /// Passes on a present value.
-    pub fn gauge(&mut self, name: impl Into<String>, value: u64) {
-        self.push(name.into(), SampleValue::Gauge(value));
+    pub fn gauge(&mut self, name: &str, labels: SampleLabels<'_>, value: u64) {
+        self.value(name, labels, SampleValue::Gauge(value));
     }
 
-    /// Passes on durations.
-    pub fn timer(&mut self, name: impl Into<String>, values: TimerValues) {
-        self.push(name.into(), SampleValue::Timer(Box::new(values)));
-    }
-
-    fn push(&mut self, name: String, value: SampleValue) {
-        (self.0)(Sample { name, value });
+    fn value(&mut self, name: &str, labels: SampleLabels<'_>, value: SampleValue) {
+        self.sample(&Sample {
+            name,
+            labels,
+            statsd: None,
+            value,
+        });
     }
 }
 
 /// Samples for tests.
 #[cfg(test)]
 pub(crate) mod make {
-    use super::{Sample, SampleValue, TimerValues};
+    use super::{Sample, SampleLabels, SampleValue, TimerValues};
 
-    fn sample(name: &str, value: SampleValue) -> Sample {
+    fn sample(name: &str, value: SampleValue) -> Sample<'_> {
         Sample {
-            name: name.to_owned(),
+            name,
+            labels: &[],
+            statsd: None,
             value,
         }
     }
 
-    pub(crate) fn counter(name: &str, total: u64) -> Sample {
+    pub(crate) fn counter(name: &str, total: u64) -> Sample<'_> {
         sample(name, SampleValue::Counter(total))
     }
 
-    pub(crate) fn gauge(name: &str, now: u64) -> Sample {
+    pub(crate) fn labelled<'s>(name: &'s str, labels: SampleLabels<'s>, total: u64) -> Sample<'s> {
+        Sample {
+            labels,
+            ..counter(name, total)
+        }
+    }
+
+    pub(crate) fn gauge(name: &str, now: u64) -> Sample<'_> {
         sample(name, SampleValue::Gauge(now))
     }
 
-    pub(crate) fn timer(name: &str, micros: &[u64]) -> Sample {
+    pub(crate) fn timer<'s>(name: &'s str, micros: &[u64]) -> Sample<'s> {
         let mut values = TimerValues::default();
         micros.iter().for_each(|&took| values.observe(took));
         sample(name, SampleValue::Timer(Box::new(values)))
@@ -108,21 +150,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_statistic_is_passed_on_with_its_type() {
-        let mut values = TimerValues::default();
-        values.observe(7);
+    fn labels_are_the_end_of_a_statsd_name_unless_it_has_another_one() {
         let mut taken = Vec::new();
-        let mut take = |sample| taken.push(sample);
+        let mut take = |sample: &Sample<'_>| {
+            taken.push((sample.statsd_name(), sample.value.kind()));
+        };
         let mut writer = SampleWriter::new(&mut take);
         assert_eq!(format!("{writer:?}"), "SampleWriter { .. }");
-        writer.counter("total", 3);
-        writer.gauge("present", 4);
-        writer.timer("time", values);
+        writer.counter("total", &[], 3);
+        writer.gauge("present", &[("of", "a.b"), ("and", "")], 4);
+        writer.sample(&Sample {
+            statsd: Some("time.of.a"),
+            labels: &[("of", "a")],
+            ..make::timer("time_seconds", &[7])
+        });
         let expected = [
-            make::counter("total", 3),
-            make::gauge("present", 4),
-            make::timer("time", &[7]),
+            ("total", SampleKind::Counter),
+            ("present.a.b.", SampleKind::Gauge),
+            ("time.of.a", SampleKind::Timer),
         ];
-        assert_eq!(taken, expected);
+        assert_eq!(taken, expected.map(|(name, kind)| (name.to_owned(), kind)));
     }
 }

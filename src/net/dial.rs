@@ -8,13 +8,17 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use hyper::{Request, StatusCode, body::Body as _};
+use hyper::{Request, StatusCode, body::Body};
 use hyper_util::rt::TokioIo;
 use tokio_rustls::rustls::{self, ClientConfig, pki_types::InvalidDnsNameError};
-use tonic::transport::{self, Channel};
+use tonic::{
+    codegen::{Service, StdError},
+    transport::{self, Channel, Uri},
+};
 
 use crate::net::{
     connect::{BoxedStream, OnceConnector, connect},
@@ -201,9 +205,7 @@ impl Dial {
     ///
     /// As for [`stream`](Self::stream), and if the server does not speak HTTP/2.
     pub(crate) async fn channel(&self, timeout: Duration) -> Result<Channel, DialError> {
-        let endpoint = transport::Endpoint::from_shared(format!("http://{}", self.authority))
-            .map_err(|_| DialError::BadAuthority(self.authority.clone()))?
-            .timeout(timeout);
+        let endpoint = self.http2()?.timeout(timeout);
         let connected = async {
             let connector = OnceConnector::new(self.stream().await?);
             let channel = endpoint.connect_with_connector(connector).await;
@@ -211,6 +213,35 @@ impl Dial {
         };
         let connected = tokio::time::timeout(timeout, connected).await;
         connected.map_err(|_| DialError::TimedOut)?
+    }
+
+    /// A gRPC channel that connects when it is called, and again after its connection has ended. It has no time limit.
+    ///
+    /// # Errors
+    ///
+    /// If the server's name cannot be an authority.
+    pub(crate) fn lasting_channel(&self) -> Result<Channel, DialError> {
+        Ok(self.http2()?.connect_with_connector_lazy(self.clone()))
+    }
+
+    fn http2(&self) -> Result<transport::Endpoint, DialError> {
+        transport::Endpoint::from_shared(format!("http://{}", self.authority))
+            .map_err(|_| DialError::BadAuthority(self.authority.clone()))
+    }
+}
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<BoxedStream>;
+    type Error = DialError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, DialError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), DialError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let dial = self.clone();
+        Box::pin(async move { dial.stream().await.map(TokioIo::new) })
     }
 }
 
@@ -257,7 +288,7 @@ pub(crate) enum ExchangeError {
 /// If the server cannot be reached, or does not answer by HTTP/1.
 pub(crate) async fn exchange(
     dial: &Dial,
-    request: Request<String>,
+    request: Request<impl Body<Data: Send, Error: Into<StdError>> + Send + 'static>,
 ) -> Result<(StatusCode, Vec<u8>), ExchangeError> {
     let stream = TokioIo::new(dial.stream().await?);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;

@@ -1,15 +1,14 @@
-//! The log's queue to standard error. A thread that logs never waits for the reader of standard error; a line that
-//! cannot be written is dropped and counted.
+//! The log's queue to standard error, which may be closed, full, or a pipe whose reader is gone or stalls. No thread
+//! that logs waits for it; a line that cannot be written is dropped and counted.
 
 use std::{
-    io,
+    io::{self, IsTerminal as _, Stderr, Write},
     sync::{
         Arc,
         atomic::{
             AtomicU64, AtomicUsize,
             Ordering::{AcqRel, Relaxed},
         },
-        mpsc,
     },
 };
 
@@ -18,85 +17,41 @@ use crate::foundation::{log_throttle::LogThrottle, sample::SampleWriter};
 /// Most bytes of waiting lines: about ten thousand lines, which a disk writes in a moment.
 const MAX_BYTES: usize = 4 << 20;
 
-/// The memory of a waiting line in addition to its text.
-const LINE_BYTES: usize = 64;
+/// Least bytes that a waiting line counts.
+const LEAST_LINE_BYTES: usize = 256;
 
-/// Counts of lost lines.
+/// Places in the queue: more than lines can take, so that bytes alone decide, and the end of the queue has a place.
+pub(crate) const MAX_LINES: usize = MAX_BYTES / LEAST_LINE_BYTES + 1;
+
+/// Counts of waiting and lost lines.
 #[derive(Debug, Default)]
 pub struct LogStats {
+    waiting_bytes: AtomicUsize,
     /// The queue was full, or the line could not be written.
     dropped: AtomicU64,
 }
 
 impl LogStats {
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        let dropped = self.dropped.load(Relaxed);
-        list.counter("tollgate.log_lines_dropped_total", dropped);
+        list.total("tollgate.log_lines_dropped_total", &self.dropped);
     }
 }
 
-/// The sending end: each write is one line. Clones share one queue.
+/// The sending end: each write is one line, which goes to `queue` if there is room.
 #[derive(Clone, Debug)]
-pub(crate) struct LogLines {
-    lines: mpsc::Sender<Option<Vec<u8>>>,
-    waiting_bytes: Arc<AtomicUsize>,
-    stats: Arc<LogStats>,
+pub(crate) struct LogLines<Q> {
+    pub(crate) queue: Q,
+    pub(crate) stats: Arc<LogStats>,
 }
 
-/// The writing end of the queue.
-#[derive(Debug)]
-pub(crate) struct LogWriter {
-    lines: mpsc::Receiver<Option<Vec<u8>>>,
-    waiting_bytes: Arc<AtomicUsize>,
-    stats: Arc<LogStats>,
-    throttle: LogThrottle,
-    /// How many of the dropped lines the log has reported.
-    reported: u64,
-}
-
-/// Creates the queue.
-pub(crate) fn log_lines(stats: Arc<LogStats>) -> (LogLines, LogWriter) {
-    let (sender, receiver) = mpsc::channel();
-    let waiting_bytes = Arc::new(AtomicUsize::new(0));
-    let lines = LogLines {
-        lines: sender,
-        waiting_bytes: waiting_bytes.clone(),
-        stats: stats.clone(),
-    };
-    let writer = LogWriter {
-        lines: receiver,
-        waiting_bytes,
-        stats,
-        throttle: LogThrottle::new(),
-        reported: 0,
-    };
-    (lines, writer)
-}
-
-impl LogLines {
-    /// Ends the queue after the lines that are waiting.
-    pub(crate) fn end(&self) {
-        // Without a receiver, the queue has ended already.
-        let _ = self.lines.send(None);
-    }
-
-    /// Puts a line into the queue; returns false if that is full, or its receiver is gone.
-    fn send(&self, line: &[u8]) -> bool {
-        let bytes = line.len() + LINE_BYTES;
-        let has_room = self.waiting_bytes.fetch_add(bytes, AcqRel) + bytes <= MAX_BYTES;
-        let is_sent = has_room && self.lines.send(Some(line.to_owned())).is_ok();
-        if !is_sent {
-            self.waiting_bytes.fetch_sub(bytes, AcqRel);
-        }
-        is_sent
-    }
-}
-
-impl io::Write for &LogLines {
+impl<Q: Write> Write for LogLines<Q> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if !self.send(line) {
-            self.stats.dropped.fetch_add(1, Relaxed);
+        let (stats, bytes) = (&self.stats, bytes(line));
+        if stats.waiting_bytes.fetch_add(bytes, AcqRel) + bytes <= MAX_BYTES {
+            return self.queue.write(line);
         }
+        stats.waiting_bytes.fetch_sub(bytes, AcqRel);
+        stats.dropped.fetch_add(1, Relaxed);
         Ok(line.len())
     }
 
@@ -105,32 +60,84 @@ impl io::Write for &LogLines {
     }
 }
 
-impl LogWriter {
-    /// Passes lines to `write` until the queue ends. When writing works again after a failure, one line reports how
-    /// many lines were dropped.
-    pub(crate) fn write_all(mut self, mut write: impl FnMut(&[u8]) -> io::Result<()>) {
-        let mut is_written = false;
-        loop {
-            let next = self.lines.try_recv().or_else(|_| {
-                if is_written {
-                    self.report_dropped();
-                }
-                self.lines.recv()
-            });
-            let Ok(Some(line)) = next else { return };
-            let bytes = line.len() + LINE_BYTES;
-            self.waiting_bytes.fetch_sub(bytes, AcqRel);
-            is_written = write(&line).is_ok();
-            if !is_written {
-                self.stats.dropped.fetch_add(1, Relaxed);
-            }
+fn bytes(line: &[u8]) -> usize {
+    line.len().max(LEAST_LINE_BYTES)
+}
+
+/// The writing end. It has no errors; [`LogStats`] counts them.
+#[derive(Debug)]
+pub(crate) struct LogWriter<W> {
+    output: W,
+    stats: Arc<LogStats>,
+    /// Whether the latest line is written.
+    is_written: bool,
+    /// Whether the output ends within a line.
+    is_cut: bool,
+    throttle: LogThrottle,
+    /// How many of the dropped lines the log has reported.
+    reported: u64,
+}
+
+/// Whether standard error is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+impl LogWriter<Stderr> {
+    pub(crate) fn of_standard_error(stats: Arc<LogStats>) -> Self {
+        Self::new(io::stderr(), stats)
+    }
+}
+
+impl<W: Write> LogWriter<W> {
+    fn new(output: W, stats: Arc<LogStats>) -> Self {
+        Self {
+            output,
+            stats,
+            is_written: false,
+            is_cut: false,
+            throttle: LogThrottle::new(),
+            reported: 0,
         }
     }
 
-    /// Logs how many lines were dropped since the last report. This line goes through the queue too.
-    fn report_dropped(&mut self) {
+    /// Writes a whole line. If only a part of a line could be written, a line break precedes the next one.
+    fn write_whole(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.is_cut {
+            self.output.write_all(b"\n")?;
+            self.is_cut = false;
+        }
+        let mut rest = line;
+        while !rest.is_empty() {
+            match self.output.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    rest = &rest[bytes..];
+                    self.is_cut = !rest.is_empty();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<W: Write> Write for LogWriter<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.stats.waiting_bytes.fetch_sub(bytes(line), AcqRel);
+        self.is_written = self.write_whole(line).is_ok();
+        if !self.is_written {
+            self.stats.dropped.fetch_add(1, Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    /// Called when no line waits: once lines can be written again, logs how many were dropped since the last report.
+    /// This line goes through the queue too.
+    fn flush(&mut self) -> io::Result<()> {
         let dropped = self.stats.dropped.load(Relaxed);
-        if dropped > self.reported && self.throttle.may_log() {
+        if self.is_written && dropped > self.reported && self.throttle.may_log() {
             // Logged as an error, so that it appears at every log level.
             tracing::error!(
                 lines = dropped - self.reported,
@@ -138,89 +145,96 @@ impl LogWriter {
             );
             self.reported = dropped;
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::Write as _,
-        sync::{Mutex, mpsc},
-        thread,
-    };
-
     use super::*;
 
-    #[test]
-    fn a_full_queue_drops_lines_until_one_is_taken() {
-        let stats = Arc::new(LogStats::default());
-        let (lines, writer) = log_lines(stats.clone());
-        let line = vec![b'x'; (1 << 20) - LINE_BYTES];
-        for _ in 0..5 {
-            (&lines).write_all(&line).unwrap();
+    fn lines() -> LogLines<Vec<u8>> {
+        LogLines {
+            queue: Vec::new(),
+            stats: Arc::default(),
         }
-        assert_eq!(stats.dropped.load(Relaxed), 1);
-        lines.end();
-        let mut written = 0;
-        writer.write_all(|_| {
-            written += 1;
-            Ok(())
-        });
-        assert_eq!(written, 4);
-        // Without a receiver. More than fits: what is dropped holds no room.
-        for _ in 0..5 {
-            (&lines).write_all(&line).unwrap();
-        }
-        assert_eq!(stats.dropped.load(Relaxed), 6);
-        assert_eq!(lines.waiting_bytes.load(Relaxed), 0);
     }
 
     #[test]
-    fn dropped_lines_are_counted_and_reported_once_when_lines_can_be_written_again() {
-        let stats = Arc::new(LogStats::default());
-        let (lines, writer) = log_lines(stats.clone());
-        let (works, seen) = (
-            Arc::new(Mutex::new(true)),
-            Arc::new(Mutex::new(String::new())),
-        );
-        let (tried, each_try) = mpsc::channel();
-        let write = {
-            let (works, seen) = (works.clone(), seen.clone());
-            move |line: &[u8]| {
-                let works = *works.lock().unwrap();
-                if works {
-                    seen.lock().unwrap().push_str(str::from_utf8(line).unwrap());
-                }
-                tried.send(()).unwrap();
-                works.then_some(()).ok_or(io::ErrorKind::BrokenPipe.into())
+    fn lines_beyond_the_bound_are_dropped_and_hold_no_room() {
+        let mut lines = lines();
+        for _ in 0..6 {
+            lines.write_all(&[b'x'; 1 << 20]).unwrap();
+        }
+        assert_eq!(lines.queue.len(), MAX_BYTES);
+        assert_eq!(lines.stats.dropped.load(Relaxed), 2);
+        assert_eq!(lines.stats.waiting_bytes.load(Relaxed), MAX_BYTES);
+    }
+
+    #[test]
+    fn short_lines_never_take_all_places() {
+        let mut lines = lines();
+        for _ in 0..MAX_LINES + 10 {
+            lines.write_all(b"x").unwrap();
+        }
+        assert!(lines.queue.len() < MAX_LINES);
+    }
+
+    /// Takes as many bytes as there is room for.
+    struct Disk {
+        room: usize,
+        text: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let fits = bytes.len().min(self.room);
+            if fits == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
             }
+            self.room -= fits;
+            self.text.extend(&bytes[..fits]);
+            Ok(fits)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Checks the text on the disk after writing `lines`; each number is the room on the disk before its line.
+    #[track_caller]
+    fn check(lines: &[(usize, &str)], expected: &str) {
+        let disk = Disk {
+            room: 0,
+            text: Vec::new(),
         };
-        let log = tracing_subscriber::fmt()
-            .with_writer(Arc::new(lines.clone()))
-            .without_time()
-            .with_ansi(false)
-            .finish();
-        let writing = thread::spawn(|| {
-            tracing::subscriber::with_default(log, || writer.write_all(write));
-        });
-        let say = |works_now: bool, line: &str| {
-            *works.lock().unwrap() = works_now;
-            (&lines).write_all(line.as_bytes()).unwrap();
-            each_try.recv().unwrap();
-        };
-        say(true, "one\n");
-        say(false, "two\n");
-        say(false, "three\n");
-        say(true, "four\n");
-        // The report.
-        each_try.recv().unwrap();
-        say(true, "five\n");
-        lines.end();
-        writing.join().unwrap();
-        assert_eq!(stats.dropped.load(Relaxed), 2);
-        let seen = seen.lock().unwrap();
-        let report = "ERROR tollgate::observe::log_lines: lines of the log could not be written and are lost lines=2";
-        let expected = ["one", "four", report, "five"];
-        assert_eq!(seen.lines().map(str::trim).collect::<Vec<_>>(), expected);
+        let mut writer = LogWriter::new(disk, Arc::default());
+        for (room, line) in lines {
+            writer.output.room = *room;
+            writer.write_all(line.as_bytes()).unwrap();
+            assert_eq!(writer.is_written, *room >= 99, "{line:?}");
+        }
+        let lost = lines.iter().filter(|(room, _)| *room < 99).count();
+        assert_eq!(writer.stats.dropped.load(Relaxed), lost as u64);
+        assert_eq!(String::from_utf8(writer.output.text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_line_never_goes_on_after_one_that_was_cut_off() {
+        check(&[(99, "one\n"), (99, "two\n")], "one\ntwo\n");
+        check(&[(0, "one\n"), (99, "two\n")], "two\n");
+        check(
+            &[(2, "one\n"), (99, "two\n"), (99, "three\n")],
+            "on\ntwo\nthree\n",
+        );
+        check(
+            &[(2, "one\n"), (0, "two\n"), (99, "three\n")],
+            "on\nthree\n",
+        );
+        check(
+            &[(2, "one\n"), (1, "two\n"), (99, "three\n")],
+            "on\nthree\n",
+        );
     }
 }

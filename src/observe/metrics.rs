@@ -1,19 +1,17 @@
 //! All statistics of the process, and the samples that sinks render from them.
 //!
 //! Names are the reference's where it has one (`ratelimit.…`); tollgate's own metrics are called `tollgate.…`. Each
-//! part names its own, in a function `samples` next to its stats.
+//! part names its own, in a function `samples` next to its stats, and each sink renders them in its form.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
 };
 
 use crate::{
-    config::fault::Problem,
     core::{
         limit::{NearRatio, Rule, RuleId},
         matcher::Matcher,
-        window::Timestamp,
     },
     foundation::{
         lock::lock,
@@ -45,14 +43,12 @@ pub(crate) mod statsd;
 mod tests;
 mod worker_stats;
 
-pub(crate) use crate::observe::metrics::server::{CutOff, HeldStats};
-pub(crate) use config_stats::{LONG_LOAD, LoadHistory, TakenLoad};
-pub(crate) use recorder::Recorder;
+pub(crate) use config_stats::{ConfigStats, LONG_LOAD, LoadHistory, TakenLoad};
+pub(crate) use recorder::{Recorder, other_refusal};
 pub(crate) use rule_stats::RuleTotals;
-pub(crate) use server::{Authorities, EndedTasks, Handshakes, StreamsReset};
+pub(crate) use server::{CutOff, RESET_CODES, ServerStats, reset_code};
 pub(crate) use worker_stats::{CallCount, CallTotals};
 
-use config_stats::ConfigStats;
 use dynamic_names::DynamicNames;
 use rule_stats::RuleStats;
 use statsd::SinkStats;
@@ -64,7 +60,7 @@ pub struct Metrics {
     near_ratio: NearRatio,
     /// One per recorder.
     workers: Box<[WorkerStats]>,
-    config: ConfigStats,
+    pub(crate) config: ConfigStats,
     /// The statistics of each rule in use, by path.
     rules: Mutex<BTreeMap<Arc<str>, Arc<RuleStats>>>,
     /// The statistics of each domain of the rules in use, by name.
@@ -77,14 +73,10 @@ pub struct Metrics {
     pub loss: Arc<LossStats>,
     pub(crate) slices: Arc<SliceTables>,
     pub returns: Arc<ReturnStats>,
-    pub authorities: Authorities,
-    pub streams_reset: StreamsReset,
-    pub handshakes: Handshakes,
-    pub held: HeldStats,
+    pub(crate) server: Arc<ServerStats>,
     pub traces: Arc<TraceStats>,
     pub statsd: Arc<SinkStats>,
     pub log: Arc<LogStats>,
-    pub tasks: Arc<EndedTasks>,
 }
 
 /// The statistics of one set of rules.
@@ -170,73 +162,47 @@ impl Metrics {
         in_order
     }
 
-    /// Records a load whose rules are now in use.
-    pub(crate) fn record_taken_load(&self, taken: TakenLoad) {
-        self.config.record_taken_load(taken);
-    }
-
-    /// Records a load that changed nothing.
-    pub(crate) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
-        self.config.record_refused_load(at, problems);
-    }
-
-    /// Records that a load of files begins or has ended.
-    pub(crate) fn record_running_load(&self, is_running: bool) {
-        self.config.record_running_load(is_running);
-    }
-
-    /// The last loads of the rules.
-    pub fn loads(&self) -> LoadHistory {
-        self.config.history()
-    }
-
     /// Totals of calls and decisions.
     pub(crate) fn call_totals(&self) -> CallTotals {
         worker_stats::totals(&self.workers)
     }
 
-    /// Records whether the control plane is connected.
-    pub fn record_control_plane(&self, is_up: bool) {
-        self.config.record_control_plane(is_up);
-    }
-
-    /// All statistics at this moment.
-    pub fn samples(&self, memory: Option<&MemoryStore>) -> Vec<Sample> {
-        let mut samples = Vec::new();
-        self.each_sample(memory, &mut |sample| samples.push(sample));
-        samples
+    /// Stores that do not answer: requests have failed, or a server is lost, also before the first request.
+    pub(crate) fn stores_lost(&self) -> u64 {
+        let stores = [&self.redis, &self.redis_per_second];
+        let has_lost =
+            |stats: &&&Arc<RedisStats>| stats.nodes().iter().any(|node| node.failure.is_some());
+        let lost = stores.iter().filter(has_lost).count();
+        self.loss.lost.load(Relaxed).max(lost as u64)
     }
 
     /// Passes all statistics at this moment to `take`, including those that only histograms can show.
     pub fn each_histogram_sample(
         &self,
         memory: Option<&MemoryStore>,
-        take: &mut dyn FnMut(Sample),
+        take: &mut dyn FnMut(&Sample<'_>),
     ) {
         self.each_sample(memory, take);
         worker_stats::fine_samples(&self.workers, &mut SampleWriter::new(take));
     }
 
     /// Passes all statistics at this moment to `take`, one by one; those of one rule are adjacent.
-    pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(Sample)) {
+    pub fn each_sample(&self, memory: Option<&MemoryStore>, take: &mut dyn FnMut(&Sample<'_>)) {
         let list = &mut SampleWriter::new(take);
         let rules = lock(&self.rules).clone();
-        let values = dynamic_names::copy(&self.dynamic_names, |names| &names.values.list);
+        let values = lock(&self.dynamic_names).values.clone();
         rule_stats::samples(&rules, &values, list);
         let domains = lock(&self.domains).clone();
         rule_stats::unmatched_samples(&domains, list);
         dynamic_names::samples(&self.dynamic_names, list);
         worker_stats::samples(&self.workers, list);
         self.config.samples(list);
-        self.authorities.samples(list);
-        self.streams_reset.samples(list);
-        self.handshakes.samples(list);
-        self.held.samples(list);
+        self.server.samples(list);
         self.traces.samples(list);
         self.statsd.samples(list);
         self.log.samples(list);
-        self.tasks.samples(list);
         redis::samples(&self.redis, &self.redis_per_second, list);
+        list.gauge("tollgate.stores_lost", &[], self.stores_lost());
         self.loss.samples(list);
         self.slices.samples(list);
         self.returns.samples(list);

@@ -1,7 +1,7 @@
-//! Top talkers: the descriptors that rules refuse most, and how often.
+//! Top talkers: the descriptors that come near the limits of rules, how near, and how often they are refused.
 //!
-//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. An admitted request pays
-//! for one comparison.
+//! Each worker has one [`TalkerSketch`] in a bounded number of bytes, and readers merge them. A request that is
+//! far from its limits pays for one comparison.
 
 use std::{
     cmp::Reverse,
@@ -14,12 +14,14 @@ use std::{
 
 use crate::{
     core::{
+        counter::CounterState,
         decision::Decision,
         plan::{Outcome, Plan},
         request::{Entry, Request},
         window::SteadyTime,
     },
     foundation::lock::lock,
+    observe::metrics::other_refusal,
 };
 
 #[cfg(test)]
@@ -85,6 +87,8 @@ struct Slot {
     hits: u64,
     /// By how many `hits` can be too high.
     error: u64,
+    /// The most of a limit that was used, in percent.
+    used: u8,
     /// Shared, so that a copy of the sketch is made quickly.
     descriptor: Arc<TalkerDescriptor>,
 }
@@ -111,6 +115,8 @@ pub(crate) struct TalkerEntry {
 pub(crate) struct Talker {
     pub(crate) at_least: u64,
     pub(crate) at_most: u64,
+    /// The most of a limit that it has used, in percent: 100 if it was refused.
+    pub(crate) used: u8,
     pub(crate) entries: Vec<TalkerEntry>,
     /// How many more entries the descriptor has.
     pub(crate) omitted_entries: usize,
@@ -140,7 +146,8 @@ impl Talkers {
         }
     }
 
-    /// The rules with refused hits, and their talkers, those with most hits first.
+    /// The rules with talkers, and these: those that have used the most of a limit first, then those with most refused
+    /// hits.
     pub(crate) fn top(&self, now: SteadyTime) -> BTreeMap<Arc<str>, Vec<Talker>> {
         let epoch = self.epoch(now);
         let mut sketches = Vec::new();
@@ -202,15 +209,18 @@ impl TalkerSketch {
         }
     }
 
-    /// Adds hits. `describe` is called if the descriptor has no slot.
-    fn add(&mut self, hash: u64, hits: u64, describe: impl FnOnce() -> TalkerDescriptor) {
+    /// Adds hits, if any were refused, of a descriptor that has used so much of a limit. `describe` is called if it has
+    /// no slot.
+    fn add(&mut self, hash: u64, hits: u64, used: u8, describe: impl FnOnce() -> TalkerDescriptor) {
         if let Some(slot) = self.slots.get_mut(&hash) {
             slot.hits = slot.hits.saturating_add(hits);
+            slot.used = slot.used.max(used);
             return;
         }
         if self.slots.len() >= self.most {
-            let slots = self.slots.iter().map(|(hash, slot)| (slot.hits, *hash));
-            if let Some((fewest, hash)) = slots.min() {
+            let slots = self.slots.iter();
+            let slots = slots.map(|(hash, slot)| (slot.hits, slot.used, *hash));
+            if let Some((fewest, _, hash)) = slots.min() {
                 self.slots.remove(&hash);
                 self.floor = self.floor.max(fewest);
             }
@@ -218,6 +228,7 @@ impl TalkerSketch {
         let slot = Slot {
             hits: self.floor.saturating_add(hits),
             error: self.floor,
+            used,
             descriptor: Arc::new(describe()),
         };
         self.slots.insert(hash, slot);
@@ -228,25 +239,30 @@ impl TalkerSketch {
 fn merge(sketches: &[TalkerSketch]) -> BTreeMap<Arc<str>, Vec<Talker>> {
     let floors = sketches.iter().map(|sketch| sketch.floor);
     let floor = floors.fold(0, u64::saturating_add);
-    // The hits in excess of these sketches' floors, and those without a possible error.
-    let mut found: HashMap<u64, (u64, u64, &TalkerDescriptor)> = HashMap::new();
+    // The part that was used, the hits in excess of these sketches' floors, and those without a possible error.
+    let mut found: HashMap<u64, (u8, u64, u64, &TalkerDescriptor)> = HashMap::new();
     for sketch in sketches {
         for (hash, slot) in &sketch.slots {
-            let (above, certain, _) = found.entry(*hash).or_insert((0, 0, &slot.descriptor));
+            let new = (0, 0, 0, &*slot.descriptor);
+            let (used, above, certain, _) = found.entry(*hash).or_insert(new);
+            *used = slot.used.max(*used);
             *above = above.saturating_add(slot.hits.saturating_sub(sketch.floor));
             *certain = certain.saturating_add(slot.hits.saturating_sub(slot.error));
         }
     }
     let mut found: Vec<_> = found.into_iter().collect();
     // Ties are ordered by hash, so that the order is always the same.
-    found.sort_unstable_by_key(|(hash, (above, certain, _))| (Reverse((*above, *certain)), *hash));
+    found.sort_unstable_by_key(|(hash, (used, above, certain, _))| {
+        (Reverse((*used, *above, *certain)), *hash)
+    });
     found.truncate(MOST_SLOTS);
     let mut rules: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (_, (above, certain, descriptor)) in found {
+    for (_, (used, above, certain, descriptor)) in found {
         let rule = rules.entry(descriptor.rule.clone()).or_default();
         rule.push(Talker {
             at_least: certain,
             at_most: above.saturating_add(floor),
+            used,
             entries: descriptor.entries.clone(),
             omitted_entries: descriptor.omitted_entries,
         });
@@ -287,13 +303,15 @@ pub struct TalkerRecorder {
 }
 
 impl TalkerRecorder {
-    /// Records the hits of a request on limits that are over, even if shadow mode lets the request pass.
+    /// Records a request for the limits that it came near, and its hits on those that are over, even if shadow mode
+    /// lets it pass.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(
         &self,
         request: &Request<'_>,
         plan: &Plan<'_>,
+        counts: &[CounterState],
         decision: &Decision,
         now: SteadyTime,
     ) {
@@ -311,13 +329,24 @@ impl TalkerRecorder {
             let Some(rule) = counted.rule else {
                 continue;
             };
-            let hits = counted.hits.added();
-            if binding.is_over && hits > 0 {
-                let hash = talkers.hasher.hash_one((&rule.path, descriptor.entries));
-                own.current.add(hash, hits, || {
-                    TalkerDescriptor::new(&rule.path, descriptor.entries)
-                });
+            let (hits, count) = (counted.hits.added(), &counts[binding.counter]);
+            // A shared counter says nothing about one value.
+            let is_unknown = count.lacks_room || other_refusal(plan, binding, count).is_some();
+            // A request that is near by itself says nothing about its value, either.
+            if hits == 0 || is_unknown || count.after == hits && !binding.is_over {
+                continue;
             }
+            let capacity = binding.limit.capacity().max(1);
+            let after = count.after.min(capacity);
+            let (hits, used) = match binding.is_over {
+                true => (hits, 100),
+                false => (0, u128::from(after) * 99 / u128::from(capacity)),
+            };
+            let used = u8::try_from(used).unwrap_or(100);
+            let hash = talkers.hasher.hash_one((&rule.path, descriptor.entries));
+            own.current.add(hash, hits, used, || {
+                TalkerDescriptor::new(&rule.path, descriptor.entries)
+            });
         }
     }
 }

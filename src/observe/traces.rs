@@ -1,43 +1,52 @@
 //! Spans of calls, for an OpenTelemetry collector.
 //!
-//! Tracing is off by default, and then costs one branch per call. As in the reference, a sampled call becomes two
-//! spans: one for the RPC, in the caller's trace, and inside it one for the decision. Both go into a bounded queue,
-//! from which [`export`] sends them in batches. No span contains a key or a value of a request.
+//! Without tracing a call costs one branch, and a call that is not sampled makes no span. As in the reference, one that
+//! is sampled becomes two spans: one for the RPC, in the caller's trace, and inside it one for the decision. [`export`]
+//! sends them. No span contains a key or a value of a request.
 
 use std::{
+    str::FromStr as _,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{AcqRel, Relaxed},
+        },
     },
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
-use tokio::sync::mpsc;
+use opentelemetry::{
+    Context, KeyValue, SpanId, TraceFlags, TraceId,
+    trace::{
+        Span as _, SpanContext, SpanKind, Status, TraceContextExt as _, TraceState, Tracer as _,
+    },
+};
+use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SdkTracer, ShouldSample as _};
 
-use crate::foundation::sample::SampleWriter;
+use crate::foundation::{log_throttle::LogThrottle, random, sample::SampleWriter};
 
-pub(crate) mod context;
 pub(crate) mod export;
 
-use context::{Context, Parent};
+/// A longer `tracestate` is dropped (W3C Trace Context, 3.3.1.5).
+const MAX_STATE_BYTES: usize = 512;
 
-use crate::foundation::random;
+/// Most bytes of a text in a span. Spans wait in memory.
+const MAX_TEXT_BYTES: usize = 256;
 
-/// Settings of tracing.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The share of calls that are sampled if the caller has left that open: 1 or more means all, 0 or less none.
-    pub sampling_rate: f64,
-    /// How many spans can wait to be sent; any more are dropped and counted.
-    pub max_queue: usize,
-}
+/// The spans of one call.
+const SPANS: usize = 2;
 
-/// Counts of exported and dropped spans.
+static FULL: LogThrottle = LogThrottle::new();
+
+/// Counts of spans.
 #[derive(Debug, Default)]
 pub struct TraceStats {
-    pub exported: AtomicU64,
+    exported: AtomicU64,
     /// The queue was full, or the collector did not accept them.
-    pub dropped: AtomicU64,
+    dropped: AtomicU64,
+    /// Not sent yet.
+    waiting: AtomicUsize,
 }
 
 impl TraceStats {
@@ -46,94 +55,110 @@ impl TraceStats {
     }
 
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        for (name, spans) in [("exported", &self.exported), ("dropped", &self.dropped)] {
-            list.counter(format!("tollgate.spans_{name}_total"), spans.load(Relaxed));
+        list.total("tollgate.spans_exported_total", &self.exported);
+        list.total("tollgate.spans_dropped_total", &self.dropped);
+    }
+}
+
+/// Which calls are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sampling {
+    /// Whether the caller's decision counts, if it has made one.
+    pub(crate) follows_caller: bool,
+    /// The share of all other calls: 1 or more means all, 0 or less none.
+    pub(crate) rate: f64,
+}
+
+impl Sampling {
+    /// Callers decide, and else this rate.
+    pub(crate) fn of_callers(rate: f64) -> Self {
+        Self {
+            follows_caller: true,
+            rate,
         }
+    }
+
+    fn samples(self, parent: Option<&Parent>) -> bool {
+        if let Some(parent) = parent
+            && self.follows_caller
+        {
+            return parent.flags.is_sampled();
+        }
+        let trace = parent.map_or_else(|| random::long_id().into(), |parent| parent.trace);
+        let sampler = Sampler::TraceIdRatioBased(self.rate);
+        let result = sampler.should_sample(None, trace, RPC, &SpanKind::Server, &[], &[]);
+        result.decision == SamplingDecision::RecordAndSample
+    }
+}
+
+/// The caller's span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Parent {
+    trace: TraceId,
+    span: SpanId,
+    flags: TraceFlags,
+}
+
+impl Parent {
+    /// Reads `traceparent`: `00-TRACE-SPAN-FLAGS`; later versions can append more. A malformed one counts as absent.
+    ///
+    /// The SDK reads it too, but takes identifiers of any length, and memory also for calls that are not sampled.
+    fn read(text: &str) -> Option<Self> {
+        let mut parts = text.trim().split('-');
+        let mut digits = |length| {
+            let part = parts.next().filter(|part| part.len() == length)?;
+            let is_hex = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+            part.bytes().all(is_hex).then_some(part)
+        };
+        let (version, trace) = (digits(2)?, TraceId::from_hex(digits(32)?).ok()?);
+        let span = SpanId::from_hex(digits(16)?).ok()?;
+        let flags = u8::from_str_radix(digits(2)?, 16).ok()?;
+        let is_valid = version != "ff" && (version != "00" || parts.next().is_none());
+        let is_known = trace != TraceId::INVALID && span != SpanId::INVALID;
+        let flags = TraceFlags::new(flags) & TraceFlags::SAMPLED;
+        (is_valid && is_known).then_some(Self { trace, span, flags })
     }
 }
 
 /// Makes spans, or none if tracing is off. Clones share one queue.
 #[derive(Clone, Debug, Default)]
-pub struct Tracer(Option<Arc<Sampler>>);
+pub struct Tracer(Option<Arc<Tracing>>);
 
 #[derive(Debug)]
-struct Sampler {
-    /// A trace is sampled if the last 63 bits of its ID are below this.
-    threshold: u64,
-    queue: mpsc::Sender<Span>,
+struct Tracing {
+    sampling: Sampling,
+    tracer: SdkTracer,
+    /// Most spans that can wait to be sent; any more are dropped and counted.
+    max_queue: usize,
     stats: Arc<TraceStats>,
 }
 
-/// The receiving end of the queue of finished spans.
-#[derive(Debug)]
-pub struct Spans(mpsc::Receiver<Span>);
-
 impl Tracer {
-    /// A tracer, and the queue of its spans.
-    pub fn new(options: &Options, stats: Arc<TraceStats>) -> (Self, Spans) {
-        let (queue, spans) = mpsc::channel(options.max_queue);
-        let sampler = Sampler {
-            threshold: threshold(options.sampling_rate),
-            queue,
-            stats,
-        };
-        (Self(Some(Arc::new(sampler))), Spans(spans))
-    }
-
     /// Begins the spans of a call, if it is sampled. `header` returns a header of the call by its name in lower case.
     pub fn begin<'h>(&self, header: impl Fn(&str) -> Option<&'h str>) -> Option<TracedCall> {
-        let sampler = self.0.as_ref()?;
-        let parent = Parent::read(header);
-        let (context, parent_id) = match parent {
-            Some(parent) => (parent.context, Some(parent.span_id)),
-            None => (Context::default(), None),
-        };
-        let trace_id = context.trace_id.unwrap_or_else(random::long_id);
-        let is_sampled = context
-            .is_sampled
-            .unwrap_or_else(|| sampler.samples(trace_id));
-        is_sampled.then(|| TracedCall {
-            sampler: sampler.clone(),
-            trace_id,
-            parent_id,
-            state: context.state,
+        let tracing = self.0.as_ref()?;
+        let parent = header("traceparent").and_then(Parent::read);
+        tracing.sampling.samples(parent.as_ref()).then(|| {
+            let state = || {
+                let state = header("tracestate").filter(|state| state.len() <= MAX_STATE_BYTES);
+                TraceState::from_str(state?).ok()
+            };
+            let context = parent.map(|Parent { trace, span, flags }| {
+                SpanContext::new(trace, span, flags, true, state().unwrap_or_default())
+            });
+            TracedCall {
+                tracing: tracing.clone(),
+                parent: context.unwrap_or(SpanContext::NONE),
+            }
         })
-    }
-}
-
-impl Sampler {
-    fn samples(&self, trace_id: u128) -> bool {
-        // This is OpenTelemetry's TraceIdRatioBased, so that all services of a trace agree.
-        let low = trace_id & u128::from(u64::MAX);
-        low >> 1 < self.threshold.into()
-    }
-}
-
-/// 2^63 times the rate.
-fn threshold(rate: f64) -> u64 {
-    const ALL: u64 = 1 << 63;
-    if rate >= 1.0 {
-        ALL
-    } else if rate > 0.0 {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "between 0 and 2^63"
-        )]
-        let part = (rate * ALL as f64) as u64;
-        part
-    } else {
-        0
     }
 }
 
 /// A sampled call that has not ended.
 #[derive(Debug)]
 pub struct TracedCall {
-    sampler: Arc<Sampler>,
-    trace_id: u128,
-    parent_id: Option<u64>,
-    state: String,
+    tracing: Arc<Tracing>,
+    parent: SpanContext,
 }
 
 /// The outcome of a call.
@@ -151,52 +176,54 @@ pub struct CallSummary {
 impl TracedCall {
     /// Puts the call's spans into the queue, or counts them as dropped if it is full.
     pub fn end(self, summary: CallSummary) {
-        let span_id = random::id();
-        let took = u64::try_from(summary.took.as_nanos()).unwrap_or(u64::MAX);
-        let end_nanos = summary.began_nanos.saturating_add(took);
-        let span = |name, is_server, span_id, parent_id, attributes| Span {
-            trace_id: self.trace_id,
-            span_id,
-            parent_id,
-            state: self.state.clone(),
-            name,
-            is_server,
-            start_nanos: summary.began_nanos,
-            end_nanos,
-            attributes,
-            error: summary.answer.as_ref().err().map(|(text, _)| text.clone()),
-        };
-        let status = summary
-            .answer
-            .as_ref()
-            .map_or_else(|(_, status)| *status, |_| 0);
-        let rpc = vec![
-            ("rpc.system", AttributeValue::Text("grpc".into())),
-            ("rpc.service", AttributeValue::Text(SERVICE.into())),
-            ("rpc.method", AttributeValue::Text("ShouldRateLimit".into())),
-            (
-                "rpc.grpc.status_code",
-                AttributeValue::Number(status.into()),
-            ),
-        ];
-        let mut decision = vec![
-            ("domain", AttributeValue::Text(summary.domain.clone())),
-            (
-                "descriptors",
-                AttributeValue::Number(i64::try_from(summary.descriptors).unwrap_or(i64::MAX)),
-            ),
-        ];
-        if let Ok(code) = &summary.answer {
-            decision.push(("overall_code", AttributeValue::Text((*code).into())));
-        }
-        let server = span(RPC, true, span_id, self.parent_id, rpc);
-        let inner = span(EXECUTION, false, random::id(), Some(span_id), decision);
-        for span in [server, inner] {
-            if self.sampler.queue.try_send(span).is_err() {
-                TraceStats::add(&self.sampler.stats.dropped, 1);
+        let (Tracing { tracer, stats, .. }, max_queue) = (&*self.tracing, self.tracing.max_queue);
+        // The SDK drops spans, too, but does not count them.
+        if stats.waiting.fetch_add(SPANS, AcqRel) + SPANS > max_queue {
+            stats.waiting.fetch_sub(SPANS, AcqRel);
+            TraceStats::add(&stats.dropped, SPANS);
+            if FULL.may_log() {
+                tracing::warn!("spans have no room: {max_queue} wait for the collector already");
             }
+            return;
         }
+        let (error, status) = match &summary.answer {
+            Ok(_) => (Status::Unset, 0),
+            Err((text, status)) => (Status::error(cut(text)), *status),
+        };
+        let rpc = vec![
+            KeyValue::new("rpc.system", "grpc"),
+            KeyValue::new("rpc.service", SERVICE),
+            KeyValue::new("rpc.method", "ShouldRateLimit"),
+            KeyValue::new("rpc.grpc.status_code", i64::from(status)),
+        ];
+        let descriptors = i64::try_from(summary.descriptors).unwrap_or(i64::MAX);
+        let mut decision = vec![
+            KeyValue::new("domain", cut(&summary.domain)),
+            KeyValue::new("descriptors", descriptors),
+        ];
+        if let Ok(code) = summary.answer {
+            decision.push(KeyValue::new("overall_code", code));
+        }
+        let start = UNIX_EPOCH + Duration::from_nanos(summary.began_nanos);
+        let end = start + summary.took;
+        let begin = |name, kind, attributes, parent: &Context| {
+            let builder = tracer.span_builder(name).with_kind(kind);
+            let builder = builder.with_start_time(start).with_attributes(attributes);
+            let mut span = tracer.build_with_context(builder, parent);
+            span.set_status(error.clone());
+            span
+        };
+        let caller = Context::new().with_remote_span_context(self.parent);
+        let caller = caller.with_span(begin(RPC, SpanKind::Server, rpc, &caller));
+        let mut inner = begin(EXECUTION, SpanKind::Internal, decision, &caller);
+        caller.span().end_with_timestamp(end);
+        inner.end_with_timestamp(end);
     }
+}
+
+/// The first bytes of a text.
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT_BYTES)].to_owned()
 }
 
 const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -205,49 +232,15 @@ const RPC: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// The reference's name for this span.
 const EXECUTION: &str = "ShouldRateLimit Execution";
 
-#[derive(Clone, Debug)]
-enum AttributeValue {
-    Text(String),
-    Number(i64),
-}
-
-/// A span that has ended.
-#[derive(Clone, Debug)]
-struct Span {
-    trace_id: u128,
-    span_id: u64,
-    parent_id: Option<u64>,
-    state: String,
-    name: &'static str,
-    is_server: bool,
-    start_nanos: u64,
-    end_nanos: u64,
-    attributes: Vec<(&'static str, AttributeValue)>,
-    error: Option<String>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tracer(sampling_rate: f64, max_queue: usize) -> (Tracer, Spans, Arc<TraceStats>) {
-        let stats = Arc::<TraceStats>::default();
-        let options = Options {
-            sampling_rate,
-            max_queue,
-        };
-        let (tracer, spans) = Tracer::new(&options, stats.clone());
-        (tracer, spans, stats)
-    }
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    const SPAN: &str = "b7ad6b7169203331";
 
-    fn summary() -> CallSummary {
-        CallSummary {
-            began_nanos: 7,
-            took: Duration::from_nanos(5),
-            domain: "d".to_owned(),
-            descriptors: 1,
-            answer: Ok("OK"),
-        }
+    fn parent(flags: &str) -> String {
+        format!("00-{TRACE}-{SPAN}-{flags}")
     }
 
     #[test]
@@ -256,37 +249,48 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_decides_and_else_the_rate() {
-        let parent = |flags: &str| format!("00-{:032x}-{:016x}-{flags}", 1, 2);
-        let (sampled, unsampled) = (parent("01"), parent("00"));
-        for (rate, alone) in [(0.0, false), (-1.0, false), (1.0, true), (7.0, true)] {
-            let (tracer, _spans, _) = tracer(rate, 1);
-            assert_eq!(tracer.begin(|_| None).is_some(), alone);
-            let with = |parent: &str| {
-                tracer
-                    .begin(|name| (name == "traceparent").then_some(parent))
-                    .is_some()
-            };
-            assert!(with(&sampled));
-            assert!(!with(&unsampled));
+    fn a_malformed_parent_counts_as_absent() {
+        for (text, is_sampled) in [
+            (parent("01"), Some(true)),
+            (parent("00"), Some(false)),
+            (parent("03"), Some(true)),
+            (format!("cc-{TRACE}-{SPAN}-01-more"), Some(true)),
+            (String::new(), None),
+            ("00-x-y-01".to_owned(), None),
+            (format!("00-{TRACE}-{SPAN}"), None),
+            (format!("00-{TRACE}-{SPAN}-01-more"), None),
+            (format!("ff-{TRACE}-{SPAN}-01"), None),
+            (format!("00-{}-{SPAN}-01", "0".repeat(32)), None),
+            (format!("00-{TRACE}-{}-01", "0".repeat(16)), None),
+            (format!("00-{SPAN}-{SPAN}-01"), None),
+            (format!("00-+{}-{SPAN}-01", &TRACE[1..]), None),
+        ] {
+            let found = Parent::read(&text);
+            assert_eq!(
+                found.map(|parent| parent.flags.is_sampled()),
+                is_sampled,
+                "{text}"
+            );
         }
-        let (tracer, _spans, _) = tracer(0.5, 1);
-        let begun = (0..1000).filter(|_| tracer.begin(|_| None).is_some());
-        assert!((350..650).contains(&begun.count()));
     }
 
     #[test]
-    fn spans_hang_together_and_a_full_queue_drops_them() {
-        let (tracer, mut spans, stats) = tracer(1.0, 3);
-        for _ in 0..2 {
-            tracer.begin(|_| None).unwrap().end(summary());
+    fn a_caller_decides_if_it_may_and_else_the_rate() {
+        let [sampled, unsampled] = ["01", "00"].map(|flags| Parent::read(&parent(flags)));
+        for (rate, alone) in [(0.0, false), (-1.0, false), (1.0, true), (7.0, true)] {
+            for follows_caller in [true, false] {
+                let sampling = Sampling {
+                    follows_caller,
+                    rate,
+                };
+                assert_eq!(sampling.samples(None), alone);
+                let expected = |by_caller| if follows_caller { by_caller } else { alone };
+                assert_eq!(sampling.samples(sampled.as_ref()), expected(true));
+                assert_eq!(sampling.samples(unsampled.as_ref()), expected(false));
+            }
         }
-        assert_eq!(stats.dropped.load(Relaxed), 1);
-        let server = spans.0.try_recv().unwrap();
-        let inner = spans.0.try_recv().unwrap();
-        assert_eq!(server.parent_id, None);
-        assert_eq!(inner.parent_id, Some(server.span_id));
-        assert_eq!(inner.trace_id, server.trace_id);
-        assert_eq!((server.start_nanos, server.end_nanos), (7, 12));
+        let half = Sampling::of_callers(0.5);
+        let sampled = (0..1000).filter(|_| half.samples(None));
+        assert!((350..650).contains(&sampled.count()));
     }
 }

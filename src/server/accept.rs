@@ -114,7 +114,7 @@ impl AcceptedConnections {
                 (connection.last_call(), connection.opened)
             });
             if let Some(connection) = idlest {
-                return connection.close(CutOff::CONNECTION_LIMIT);
+                return connection.close(CutOff::ConnectionLimit);
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -147,7 +147,7 @@ impl AcceptedConnections {
             && let Some(largest) = open.pop()
         {
             left = left.saturating_sub(largest.held());
-            largest.close(CutOff::CONNECTION_NO_ROOM);
+            largest.close(CutOff::ConnectionNoRoom);
         }
     }
 }

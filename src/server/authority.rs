@@ -32,7 +32,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::codegen::http::uri::Authority;
 
 use crate::{
-    observe::metrics::{Authorities, Metrics},
+    observe::metrics::Metrics,
     server::authority::huffman::{Replacement, instead},
     service::answered_leases::{ConnectionLeases, STREAM, WorkerLeases},
 };
@@ -275,7 +275,8 @@ pub fn rewrite(frames: &mut Vec<u8>) -> [u64; 2] {
     connection.passing = 0;
     let held = connection.look(frames);
     frames.truncate(held.end);
-    let Authorities { replaced, refused } = &metrics.authorities;
+    let server = &metrics.server;
+    let (replaced, refused) = (&server.authorities_replaced, &server.authorities_refused);
     [replaced, refused].map(|count| count.load(Relaxed))
 }
 

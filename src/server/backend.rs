@@ -263,7 +263,7 @@ impl StoreBackend {
         let name = self.name();
         Arc::new(move || {
             let mut lines = vec![
-                ("rules".to_owned(), metrics.loads().to_string()),
+                ("rules".to_owned(), metrics.config.history().to_string()),
                 ("store".to_owned(), name.to_owned()),
             ];
             for (name, servers) in &stores {

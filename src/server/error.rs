@@ -7,7 +7,7 @@ use super::{tasks::TaskError, tls::ListenerTlsError};
 use crate::{
     config::{fault::Problem, problems::listed},
     control::xds::options::XdsError,
-    observe::metrics::mogrifier::MogrifierError,
+    observe::{metrics::mogrifier::MogrifierError, traces::export::BadCollectorUrl},
     settings::traces::TracesError,
     store::redis,
 };
@@ -45,6 +45,8 @@ pub(crate) enum ServerError {
     Xds(#[from] XdsError),
     #[error(transparent)]
     Traces(#[from] TracesError),
+    #[error(transparent)]
+    Spans(#[from] BadCollectorUrl),
     #[error(transparent)]
     Task(#[from] TaskError),
     #[error("cannot start a thread or a runtime, or wait for signals")]

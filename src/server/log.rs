@@ -4,15 +4,14 @@
 use std::{
     backtrace::{Backtrace, BacktraceStatus},
     fmt,
-    io::{self, Write as _},
+    io::Write as _,
     panic,
-    sync::{Arc, mpsc},
-    thread,
-    time::Duration,
+    sync::Arc,
 };
 
 use serde_json::{Map, Value};
 use tracing::{Event, Subscriber, field::Field, level_filters::LevelFilter};
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{
     filter::Targets,
     fmt::{
@@ -29,29 +28,20 @@ use super::tasks::panic_text;
 use crate::{
     observe::{
         decision_log::{self, DecisionChoice},
-        log_lines::{LogLines, LogStats, log_lines},
-        standard_error,
+        log_lines::{LogLines, LogStats, LogWriter, MAX_LINES, is_terminal},
     },
     settings::process::{LogFormat, LogLevel, Process},
 };
 
-/// Longest time to write the last lines, whose reader may have stopped reading.
-const FLUSH: Duration = Duration::from_secs(1);
-
-/// The log of the process. Dropping it writes the last lines.
+/// The log of the process. Dropping it writes the last lines, for at most a second.
 pub(crate) struct Log {
-    lines: LogLines,
+    lines: LogLines<NonBlocking>,
     pub(crate) stats: Arc<LogStats>,
-    /// Closed when the writing thread ends.
-    written: mpsc::Receiver<()>,
+    _writing: WorkerGuard,
 }
 
 /// Installs the log of the process, in the format and at the level that `process` names.
-///
-/// # Errors
-///
-/// If its thread cannot be started.
-pub(crate) fn start(process: &Process) -> io::Result<Log> {
+pub(crate) fn start(process: &Process) -> Log {
     install(
         process.log_format,
         process.log_level,
@@ -60,57 +50,42 @@ pub(crate) fn start(process: &Process) -> io::Result<Log> {
 }
 
 /// Installs the log of a process whose settings are wrong.
-///
-/// # Errors
-///
-/// As [`start`].
-pub(crate) fn start_at(format: LogFormat, level: LogLevel) -> io::Result<Log> {
+pub(crate) fn start_at(format: LogFormat, level: LogLevel) -> Log {
     install(format, level, DecisionChoice::Off)
 }
 
-fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> io::Result<Log> {
-    let stats = Arc::new(LogStats::default());
-    let (lines, writer) = log_lines(stats.clone());
-    let (end, written) = mpsc::channel();
-    thread::Builder::new().name("log".to_owned()).spawn(|| {
-        writer.write_all(standard_error::write);
-        drop(end);
-    })?;
-    subscriber(format, level, decisions, lines.clone()).init();
+fn install(format: LogFormat, level: LogLevel, decisions: DecisionChoice) -> Log {
+    let log = Log::unread();
+    subscriber(format, level, decisions, log.lines.clone()).init();
     panic::set_hook(Box::new(log_panic));
-    Ok(Log {
-        lines,
-        stats,
-        written,
-    })
+    log
 }
 
 impl Log {
     /// A log that is not installed, so it receives no events.
-    #[cfg(test)]
     pub(super) fn unread() -> Self {
-        let (lines, _) = log_lines(Arc::default());
+        let stats = Arc::new(LogStats::default());
+        let (queue, writing) = NonBlockingBuilder::default()
+            .lossy(true)
+            .buffered_lines_limit(MAX_LINES)
+            .thread_name("log")
+            .finish(LogWriter::of_standard_error(stats.clone()));
         Self {
-            lines,
-            stats: Arc::default(),
-            written: mpsc::channel().1,
+            lines: LogLines {
+                queue,
+                stats: stats.clone(),
+            },
+            stats,
+            _writing: writing,
         }
     }
 
     /// Prints lines for people after the lines that are already logged. Only terminals get them, not collectors of
     /// logs.
     pub(crate) fn print_on_terminal(&self, lines: &str) {
-        if standard_error::is_terminal() {
-            let _ = (&self.lines).write(lines.as_bytes());
+        if is_terminal() {
+            let _ = self.lines.clone().write(lines.as_bytes());
         }
-    }
-}
-
-impl Drop for Log {
-    fn drop(&mut self) {
-        self.lines.end();
-        // An error or a timeout means that the last lines are lost.
-        let _ = self.written.recv_timeout(FLUSH);
     }
 }
 
@@ -132,7 +107,7 @@ fn subscriber(
     format: LogFormat,
     level: LogLevel,
     decisions: DecisionChoice,
-    lines: LogLines,
+    lines: LogLines<NonBlocking>,
 ) -> Box<dyn Subscriber + Send + Sync> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -151,10 +126,10 @@ fn subscriber(
     }
     let lines = tracing_subscriber::fmt()
         .with_max_level(most)
-        .with_ansi(standard_error::is_terminal())
+        .with_ansi(is_terminal())
         // The library would report a failed write to standard error, and panic if that fails too.
         .log_internal_errors(false)
-        .with_writer(Arc::new(lines));
+        .with_writer(move || lines.clone());
     match format {
         LogFormat::Text => Box::new(lines.finish().with(targets)),
         LogFormat::Json => Box::new(lines.event_format(Json).finish().with(targets)),
@@ -249,8 +224,8 @@ mod tests {
                 (LogLevel::Info, DecisionChoice::Refused, LevelFilter::DEBUG),
                 (LogLevel::Trace, DecisionChoice::Off, LevelFilter::TRACE),
             ] {
-                let (lines, _) = log_lines(Arc::default());
-                let subscriber = subscriber(format, level, decisions, lines);
+                let log = Log::unread();
+                let subscriber = subscriber(format, level, decisions, log.lines.clone());
                 assert_eq!(subscriber.max_level_hint(), Some(most), "{level:?}");
             }
         }

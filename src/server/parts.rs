@@ -69,7 +69,7 @@ impl<'a> Parts<'a> {
         let near_ratio = NearRatio(settings.decisions.near_limit_ratio);
         let mut metrics = Metrics::new(near_ratio, MAX_METRIC_NAMES);
         metrics.log = log;
-        metrics.tasks = tasks.stats.clone();
+        metrics.server = tasks.stats.clone();
         // Each worker is a thread, and `/json` runs on the main thread.
         let threads = worker_count(settings) + 1;
         let metrics = Arc::new(metrics.for_workers(threads));

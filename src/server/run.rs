@@ -66,7 +66,7 @@ pub(super) async fn serve(settings: &Settings, log: &Log) -> Result<(), ServerEr
     let (open, is_open) = watch::channel(false);
     let (health, health_service) = HealthPublisher::new(conditions(&parts, is_open));
     health.update().await;
-    let (tracer, spans) = spans::start(&settings.traces, &parts.metrics, &mut tasks)?;
+    let (tracer, spans) = spans::start(&parts.metrics)?;
     let (drain, drains) = watch::channel(false);
     let connections = ConnectionParts {
         tls,
@@ -260,7 +260,6 @@ impl Server {
             ended = self.tasks.unexpected_end() => return Err(ended.into()),
         }
         self.tasks.start_draining();
-        self.spans.hurry();
         self.tasks.stop(Task::GrpcListener).await?;
         self.health.close().await;
         self.drain.send_replace(true);
@@ -282,7 +281,7 @@ impl Server {
                 tracing::warn!("some calls were still running at the end of the drain timeout");
             }
         }
-        self.spans.finish(&mut self.tasks).await?;
+        self.spans.finish().await;
         tracing::info!("stopped");
         Ok(())
     }

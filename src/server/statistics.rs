@@ -9,8 +9,8 @@ use super::{
 use crate::{
     foundation::causes::chain,
     observe::metrics::{
-        mapper::{Mapper, ResponseTime},
-        prometheus::Renderer,
+        mapper::Mapper,
+        prometheus::{MetricNames, Renderer},
         statsd,
     },
     service::admin::{BlockingQueue, Statistics},
@@ -36,7 +36,7 @@ pub(super) fn start(
         let sink = statsd::Sink::new(sink, lines.clone());
         tasks.start_sink(Task::Statsd, sink.flusher(), move |flusher| {
             let (sink, statistics) = (sink.clone(), statistics.clone());
-            Box::pin(async move { match sink.run(flusher, || statistics.samples()).await {} })
+            Box::pin(async move { match sink.run(flusher, |take| statistics.each(take)).await {} })
         });
     }
     statistics
@@ -45,14 +45,11 @@ pub(super) fn start(
 /// The renderer for Prometheus. An unusable mapping file is logged and ignored, because Envoy Gateway mounts one that
 /// can be missing.
 fn renderer(stats: &Stats) -> Renderer {
-    let response_time = if stats.prometheus_milliseconds {
-        ResponseTime::Milliseconds
-    } else {
-        ResponseTime::Seconds
-    };
     let mapper = stats.prometheus_mapping.as_deref().and_then(mapping_file);
-    let mapper = mapper.unwrap_or_else(|| Mapper::built_in(response_time));
-    Renderer::new(mapper, &stats.extra_tags)
+    let own = MetricNames::Own {
+        in_milliseconds: stats.prometheus_milliseconds,
+    };
+    Renderer::new(mapper.map_or(own, MetricNames::Mapped), &stats.extra_tags)
 }
 
 /// The mapping in this file, if it is valid.
@@ -63,7 +60,7 @@ fn mapping_file(path: &Path) -> Option<Mapper> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .inspect_err(|error| {
-            tracing::warn!("{shown} cannot be read ({error}); the built-in mapping is used");
+            tracing::warn!("{shown} cannot be read ({error}); the built-in names are used");
         })
         .ok()?;
     match Mapper::parse(&text) {
@@ -77,7 +74,7 @@ fn mapping_file(path: &Path) -> Option<Mapper> {
             for problem in problems {
                 tracing::error!("{shown}: {}", chain(&problem));
             }
-            tracing::error!("{shown} is not valid; the built-in mapping is used");
+            tracing::error!("{shown} is not valid; the built-in names are used");
             None
         }
     }

@@ -1,5 +1,5 @@
-//! The tasks of the server. The end of any of them ends the process with its error, but for sinks of metrics and
-//! traces, which start again.
+//! The tasks of the server. The end of any of them ends the process with its error, but for sinks of metrics,
+//! which start again.
 
 use std::{
     any::Any,
@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{
     foundation::backoff::{Backoff, BackoffWaits},
-    observe::metrics::EndedTasks,
+    observe::metrics::ServerStats,
 };
 
 /// A kind of task. Some run several times, others only with certain settings.
@@ -55,8 +55,6 @@ pub(super) enum Task {
     /// Frees unused rules and expired counters.
     Sweep,
     Statsd,
-    /// Exports spans.
-    Otlp,
 }
 
 impl Task {
@@ -78,7 +76,6 @@ impl Task {
             Self::Health => "the report of health",
             Self::Sweep => "the removal of expired counters",
             Self::Statsd => "the export to statsd",
-            Self::Otlp => "the export of spans",
         }
     }
 }
@@ -107,7 +104,7 @@ pub(super) struct OwnedTasks {
     running: JoinSet<()>,
     tasks: HashMap<Id, (Task, AbortHandle)>,
     is_draining: Arc<AtomicBool>,
-    pub(super) stats: Arc<EndedTasks>,
+    pub(super) stats: Arc<ServerStats>,
 }
 
 impl OwnedTasks {
@@ -116,8 +113,8 @@ impl OwnedTasks {
         self.spawn(task, owned(task, running));
     }
 
-    /// Starts a sink of metrics or traces with its `state`. If it ends before the process drains, it starts again after
-    /// a while, because decisions go on without it.
+    /// Starts a sink of metrics with its `state`. If it ends before the process drains, it starts again after a while,
+    /// because decisions go on without it.
     pub(super) fn start_sink<S: Send + 'static>(
         &mut self,
         task: Task,
@@ -133,7 +130,7 @@ impl OwnedTasks {
                     Ok(()) => TaskEnd::Returned,
                     Err(panic) => TaskEnd::Panicked(panic_text(&*panic).to_owned()),
                 };
-                stats.count();
+                stats.ended_tasks.fetch_add(1, Relaxed);
                 let wait = waits.next_wait();
                 tracing::error!(
                     "{} ended, and starts again in {wait:?}: {cause}",

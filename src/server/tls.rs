@@ -245,7 +245,7 @@ impl HandshakeLog {
 
     fn record(&self, peer: Option<SocketAddr>, error: &io::Error) {
         let failure = HandshakeFailure::of(error);
-        self.metrics.handshakes.count(failure);
+        self.metrics.server.handshakes.count(failure as usize);
         if self.throttles[failure as usize].may_log() {
             let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
             tracing::warn!(

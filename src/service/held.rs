@@ -62,7 +62,7 @@ pub(crate) struct OpenConnection {
 
 impl HeldBytes {
     pub(crate) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
-        metrics.held.max.store(MAX_HELD_BYTES, Relaxed);
+        metrics.server.held_bytes_max.store(MAX_HELD_BYTES, Relaxed);
         Arc::new(Self {
             metrics,
             is_over: Notify::new(),
@@ -82,16 +82,17 @@ impl HeldBytes {
 
     /// How many bytes connections have to close for.
     pub(crate) fn excess(&self) -> u64 {
-        let bytes = self.metrics.held.bytes.load(Relaxed);
+        let bytes = self.metrics.server.held_bytes.load(Relaxed);
         bytes.saturating_sub(CLOSED_ABOVE_BYTES)
     }
 
-    fn cut_off(&self, reason: usize) {
-        static THROTTLES: [LogThrottle; CutOff::REASONS.len()] =
-            [const { LogThrottle::new() }; CutOff::REASONS.len()];
-        self.metrics.held.cut_off.count(reason);
+    fn cut_off(&self, reason: CutOff) {
+        static THROTTLES: [LogThrottle; CutOff::ALL.len()] =
+            [const { LogThrottle::new() }; CutOff::ALL.len()];
+        let reason = reason as usize;
+        self.metrics.server.cut_off.count(reason);
         if THROTTLES[reason].may_log() {
-            tracing::warn!("{}", CutOff::TEXTS[reason]);
+            tracing::warn!("{}", CutOff::ALL[reason].1);
         }
     }
 }
@@ -116,7 +117,7 @@ impl OpenConnection {
     }
 
     /// Closes the connection, and counts the reason.
-    pub(crate) fn close(&self, reason: usize) {
+    pub(crate) fn close(&self, reason: CutOff) {
         if !self.closed.is_cancelled() {
             self.all.cut_off(reason);
         }
@@ -130,7 +131,7 @@ impl OpenConnection {
         if more == 0 {
             return true;
         }
-        let all = self.all.metrics.held.bytes.fetch_add(more, Relaxed) + more;
+        let all = self.all.metrics.server.held_bytes.fetch_add(more, Relaxed) + more;
         if all > CLOSED_ABOVE_BYTES {
             self.all.is_over.notify_one();
         }
@@ -141,7 +142,7 @@ impl OpenConnection {
         let before = self.held.fetch_sub(bytes, Release);
         let less = whole_pieces(before) - whole_pieces(before - bytes);
         if less > 0 {
-            self.all.metrics.held.bytes.fetch_sub(less, Relaxed);
+            self.all.metrics.server.held_bytes.fetch_sub(less, Relaxed);
         }
     }
 
@@ -162,7 +163,7 @@ impl OpenConnection {
     }
 
     /// Counts a call that is refused.
-    pub(super) fn refused(&self, reason: usize) {
+    pub(super) fn refused(&self, reason: CutOff) {
         self.all.cut_off(reason);
     }
 }
@@ -196,7 +197,7 @@ mod tests {
     fn what_connections_hold_counts_until_it_is_sent() {
         let metrics = Arc::<Metrics>::default();
         let all = HeldBytes::new(metrics.clone());
-        let held = || metrics.held.bytes.load(Relaxed);
+        let held = || metrics.server.held_bytes.load(Relaxed);
         let connection = all.open();
         let little = connection.hold(Bytes::from_static(b"a reply")).unwrap();
         assert_eq!((held(), connection.held()), (0, 0));
@@ -227,10 +228,10 @@ mod tests {
         other.give_back(2 * PIECE_BYTES);
         assert!(other.take(PIECE_BYTES) && all.excess() == above);
         for _ in 0..2 {
-            one.close(CutOff::CONNECTION_NO_ROOM);
+            one.close(CutOff::ConnectionNoRoom);
         }
         one.closed.cancelled().await;
-        assert_eq!(metrics.held.cut_off.total(CutOff::CONNECTION_NO_ROOM), 1);
+        assert_eq!(metrics.server.cut_off.totals(), [1, 0, 0, 0]);
         assert!(!other.closed.is_cancelled());
     }
 }

@@ -152,7 +152,10 @@ impl<S: Store + Clone> Limiter<S> {
                 .add_into(&mut counts, &plan.batch, now, deadline)
                 .await
         };
-        counted.inspect_err(|_| self.metrics.record_store_failure())?;
+        counted.inspect_err(|_| {
+            self.metrics
+                .record_store_failure(&rules.stats, request, &plan)
+        })?;
         let times = RequestTimes {
             now,
             began: deadline.began,
@@ -222,12 +225,12 @@ impl<S: Store + Clone> Limiter<S> {
         decision: &Decision,
         times: RequestTimes,
     ) {
-        let is_any_over = self
+        let is_any_near = self
             .metrics
             .record(&rules.stats, request, plan, counts, decision);
-        if is_any_over {
+        if is_any_near {
             let began = times.began.into();
-            self.talkers.record(request, plan, decision, began);
+            self.talkers.record(request, plan, counts, decision, began);
         }
         self.decision_log
             .log(&rules.matcher, request, plan, counts, decision, times);

@@ -9,16 +9,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{
-    ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-};
+use clap::{ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use self::{clients::CountersCommand, lint_envoy::LintEnvoy};
 use crate::{
     core::counter::KeyFormat,
     foundation::build::VERSION_AND_COMMIT,
     settings::{
-        command_line::clients::Reading,
+        command_line::clients::{Reading, ReportFormat},
         environment::{self, UsageError},
         resolved::resolved,
         serve::Settings,
@@ -44,7 +42,7 @@ Examples:
   tollgate ask --domain shop -d remote_address=192.0.2.1
 
 Without a command, `serve` is assumed. Each of its settings has an environment variable, which `tollgate serve --help` \
-names. The documents are in docs/ of the repository, and begin with docs/README.md."
+names. The documents are in docs/ of the repository, and its README.md lists them."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -54,6 +52,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve Envoy's ShouldRateLimit calls (the default command)
+    #[command(
+        after_help = "Traces have variables only: TRACING_ENABLED and others of envoyproxy/ratelimit, and those of \
+                      OpenTelemetry's SDK, such as OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_EXPORTER_OTLP_HEADERS; \
+                      docs/run/traces.md has all of them."
+    )]
     Serve(Box<Settings>),
     /// Check rule files: reports every problem, each with file, line, column and rule
     Check(Check),
@@ -199,19 +202,6 @@ pub(crate) struct Check {
     pub replicas: super::serve::ReplicaSettings,
 }
 
-/// Form of a report.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum ReportFormat {
-    /// One line for each problem, and a summary
-    Text,
-    /// The JSON of docs/rules/check.md
-    Json,
-    /// SARIF 2.1.0
-    Sarif,
-    /// Workflow commands of GitHub Actions
-    Github,
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -251,9 +241,6 @@ mod tests {
             ("--redis-per-second-url", "redis://:sesame@h:1"),
             ("--redis-per-second-auth", "sesame"),
             ("--redis-per-second-sentinel-auth", "sesame"),
-            ("--otlp-headers", "authorization=sesame"),
-            ("--otlp-endpoint", "http://u:sesame@h"),
-            ("--otlp-traces-endpoint", "http://u:sesame@h"),
             ("--xds-headers", "authorization:sesame"),
         ];
         let arguments: Vec<_> = flags

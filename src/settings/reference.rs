@@ -7,7 +7,7 @@ use super::xds::ConfigType;
 /// How tollgate treats a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// A flag of `serve` reads this variable.
+    /// A flag of `serve` reads this variable or, if it is about traces, `settings/traces.rs`.
     Honoured,
     /// It has no effect. The text gives the reason or the replacement.
     Instead(&'static str),
@@ -258,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_is_honoured_if_and_only_if_a_flag_has_it() {
+    fn a_variable_is_honoured_if_and_only_if_it_has_a_flag_or_is_about_traces() {
         let flags = flags();
         for (name, treatment) in VARIABLES {
-            let is_flag = flags.iter().any(|flag| flag == name);
-            assert_eq!(is_flag, treatment == Honoured, "{name}");
+            let is_read = name.starts_with("TRACING_") || flags.iter().any(|flag| flag == name);
+            assert_eq!(is_read, treatment == Honoured, "{name}");
         }
     }
 
@@ -270,9 +270,8 @@ mod tests {
     fn every_other_flag_has_a_variable_of_our_own() {
         let is_known = |flag: &str| VARIABLES.iter().any(|(name, _)| *name == flag);
         for flag in flags() {
-            // The reference's libraries read these variables themselves.
-            let is_theirs = flag == "STATSD_PROTOCOL" || flag.starts_with("OTEL_");
-            let is_ours = flag.starts_with("TOLLGATE_") || is_theirs;
+            // The reference's library reads this variable itself.
+            let is_ours = flag.starts_with("TOLLGATE_") || flag == "STATSD_PROTOCOL";
             assert!(is_known(&flag) || is_ours, "{flag}");
         }
     }

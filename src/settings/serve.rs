@@ -17,7 +17,6 @@ use crate::{
         resolved::ResolvedSetting,
         shapes::{ArgShape as _, named},
         stats::Stats,
-        traces::Traces,
         values::{file_path, header_name, number, share},
         xds::Xds,
     },
@@ -84,9 +83,6 @@ pub(crate) struct Settings {
 
     #[command(flatten)]
     pub stats: Stats,
-
-    #[command(flatten)]
-    pub traces: Traces,
 
     #[command(flatten)]
     pub process: Process,

@@ -270,14 +270,17 @@ impl KnownTables {
         };
         let (hits, misses) = (sum(|own| &own.hits), sum(|own| &own.misses));
         for (name, value) in [
-            ("hitCount", hits),
-            ("missCount", misses),
-            ("lookupCount", hits + misses),
-            ("expiredCount", sum(|own| &own.expired)),
-            ("evacuateCount", sum(|own| &own.evicted)),
-            ("entryCount", sum(|own| &own.entries)),
+            ("ratelimit.localcache.hitCount", hits),
+            ("ratelimit.localcache.missCount", misses),
+            ("ratelimit.localcache.lookupCount", hits + misses),
+            ("ratelimit.localcache.expiredCount", sum(|own| &own.expired)),
+            (
+                "ratelimit.localcache.evacuateCount",
+                sum(|own| &own.evicted),
+            ),
+            ("ratelimit.localcache.entryCount", sum(|own| &own.entries)),
         ] {
-            list.gauge(format!("ratelimit.localcache.{name}"), value);
+            list.gauge(name, &[], value);
         }
     }
 }

@@ -244,23 +244,29 @@ impl Locked<'_> {
     /// Applies `increment`, which is charged or not.
     fn apply(&mut self, increment: &Increment<'_>, is_charged: bool) -> CounterState {
         let now = self.now;
+        let lacks_room = matches!(increment.key.first(), None | Some(&COMMON_MARK));
         if !self.has(increment.key) {
             // Nothing stays of a look, or of hits that are given back.
             return self.read(increment, |value| CounterState {
                 is_charged: is_charged && increment.added() == 0,
+                lacks_room,
                 ..value.apply(&increment.look(), false, now)
             });
         }
         if is_charged && increment.added() > 0 {
             self.uncharged.remove(increment.key);
-            if increment.key[0] == COMMON_MARK {
+            if lacks_room {
                 let hits = &self.store.overflow_hits;
                 hits.fetch_add(increment.added(), Relaxed);
             }
         }
         let (hash, shard) = self.shard(increment.key);
         let count = shard.apply(hash, increment, now, |_| is_charged);
-        count.expect("it has a counter")
+        let count = count.expect("it has a counter");
+        CounterState {
+            lacks_room,
+            ..count
+        }
     }
 
     /// Calls `act` with the value of the counter of `increment`, or with that as which it would begin.
@@ -352,15 +358,15 @@ impl Store for MemoryStore {
 impl MemoryStore {
     /// Passes on how many counters and bytes there are and can be, and how many hits common counters took.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
+        let bounds = &self.capacity.bounds;
         for (name, value) in [
-            ("counters", self.live_counters()),
-            ("counters_max", self.capacity.bounds.counters),
-            ("counters_bytes", self.capacity.bytes()),
-            ("counters_bytes_max", self.capacity.bounds.bytes),
+            ("tollgate.memory_counters", self.live_counters()),
+            ("tollgate.memory_counters_max", bounds.counters),
+            ("tollgate.memory_counters_bytes", self.capacity.bytes()),
+            ("tollgate.memory_counters_bytes_max", bounds.bytes),
         ] {
-            list.gauge(format!("tollgate.memory_{name}"), value as u64);
+            list.gauge(name, &[], value as u64);
         }
-        let hits = self.overflow_hits.load(Relaxed);
-        list.counter("tollgate.memory_overflow_hits_total", hits);
+        list.total("tollgate.memory_overflow_hits_total", &self.overflow_hits);
     }
 }

@@ -55,12 +55,8 @@ pub struct ReturnStats {
 
 impl ReturnStats {
     pub(crate) fn samples(&self, list: &mut SampleWriter<'_>) {
-        for (name, total) in [
-            ("tollgate.returns_dropped_total", &self.dropped),
-            ("tollgate.unanswered_reservations_total", &self.unanswered),
-        ] {
-            list.counter(name, total.load(Relaxed));
-        }
+        list.total("tollgate.returns_dropped_total", &self.dropped);
+        list.total("tollgate.unanswered_reservations_total", &self.unanswered);
     }
 }
 

@@ -284,22 +284,23 @@ impl SliceTables {
 
     pub(crate) fn samples(&self, list: &mut SampleWriter<'_>) {
         let stats = &self.stats;
-        for (name, total) in [
-            ("slices_asked_total", &stats.asked),
-            ("slices_refused_total", &stats.refused),
-            ("slice_passes_total", &stats.passes),
-            ("slice_hits_total.taken", &stats.taken_hits),
-            ("slice_hits_total.returned", &stats.returned_hits),
-            ("slice_hits_total.expired", &stats.expired_hits),
+        list.total("tollgate.slices_asked_total", &stats.asked);
+        list.total("tollgate.slices_refused_total", &stats.refused);
+        list.total("tollgate.slice_passes_total", &stats.passes);
+        for (event, total) in [
+            ("taken", &stats.taken_hits),
+            ("returned", &stats.returned_hits),
+            ("expired", &stats.expired_hits),
         ] {
-            list.counter(format!("tollgate.{name}"), total.load(Relaxed));
+            let name = "tollgate.slice_hits_total";
+            list.counter(name, &[("event", event)], total.load(Relaxed));
         }
         let free = |worker: &Arc<Mutex<WorkerSlices>>| -> u64 {
             let slices = lock(worker);
             slices.held.values().map(|held| held.slice.free()).sum()
         };
         let free = lock(&self.all).iter().map(free).sum();
-        list.gauge("tollgate.slice_free_hits", free);
+        list.gauge("tollgate.slice_free_hits", &[], free);
     }
 }
 

@@ -5,14 +5,13 @@ import json
 from sandbox import expect, run
 
 
-def expect_lint(tollgate, file, dump, expected, but=()):
-    """The findings of more than advice, as pairs of severity and trap, and without some that may be there."""
+def expect_lint(tollgate, file, dump, expected):
+    """The findings above notes, as pairs of severity and name."""
     file.write_text(dump)
     # It ends with 1 if there are findings.
     output = run(tollgate, "lint-envoy", "--min-severity", "warning", "--format", "json", file, codes=(0, 1))
-    found = json.loads(output)["findings"]
-    findings = [finding for finding in found if (finding["severity"], finding["trap"]) not in but]
-    seen = sorted({(finding["severity"], finding["trap"]) for finding in findings})
+    findings = json.loads(output)["problems"]
+    seen = sorted({(finding["severity"], finding["code"]) for finding in findings})
     messages = "; ".join(f"{finding['path']}: {finding['message']}" for finding in findings)[:600]
     expect(seen == sorted(expected), f"lint-envoy finds {seen}, not {expected}: {messages}")
 

@@ -237,7 +237,7 @@ def inbound_inside(mesh):
         expect_equal(statuses_inside(4, named), LIMITED, "a workload that names a client")
 
 
-@case(LINT, "the gateway has no known trap")
+@case(LINT, "the gateway has no finding")
 def linted_gateway(mesh):
     deploy_limits(mesh)
     lint(mesh, mesh.gateway, [])
@@ -249,11 +249,10 @@ def linted_without_authority(mesh):
     lint(mesh, mesh.gateway, [("error", "authority")])
 
 
-@case(LINT, "the sidecar with the filter has no trap but the one in the documents")
+@case(LINT, "the sidecar with the filter has no finding")
 def linted_sidecar(mesh):
     with shop(mesh) as sidecar:
-        # Callers in the mesh without the header are not limited.
-        lint(mesh, sidecar, [("warning", "absent-value")])
+        lint(mesh, sidecar, [])
 
 
 def lint(mesh, proxy, expected):

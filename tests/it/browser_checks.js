@@ -301,7 +301,7 @@ async function truths(browser, url, json, mode) {
   await page.click("#counter-form .primary");
   await page.until("the counter is there", () => document.querySelector("#counter-list td"));
   assert.match(await page.text("#counter-list"), /9 per 2 hours/);
-  await page.until("a second passes", () => document.querySelectorAll(".tile").length === 7);
+  await page.until("a second passes", () => document.querySelectorAll(".tile").length === 8);
   const all = await page.text("body");
   assert.doesNotMatch(all, /\b1 (rule|node|domain|counter|hit|value|setting|server|byte)s\b/);
 

@@ -678,6 +678,32 @@ pub(crate) fn front(grpc: SocketAddr) -> Envoy {
     Front::of(&[grpc]).start()
 }
 
+/// [`front`], whose Envoy sends spans to an OpenTelemetry collector at this port of gRPC.
+#[track_caller]
+pub(crate) fn traced_front(grpc: SocketAddr, collector: u64) -> Envoy {
+    let before = "                use_remote_address: true\n";
+    let tracer = format!(
+        "                tracing: {{ provider: {{ name: envoy.tracers.opentelemetry, typed_config: {{ \"@type\": \
+         type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig, service_name: front, grpc_service: \
+         {{ envoy_grpc: {{ cluster_name: collector }} }} }} }} }}\n{before}"
+    );
+    let clusters = "  clusters:\n";
+    let cluster = format!(
+        "{clusters}    - {{ name: collector, type: STATIC, typed_extension_protocol_options: {{ \
+         envoy.extensions.upstreams.http.v3.HttpProtocolOptions: {{ \"@type\": \
+         type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions, explicit_http_config: \
+         {{ http2_protocol_options: {{}} }} }} }}, load_assignment: {{ cluster_name: collector, endpoints: \
+         [{{ lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: \
+         {collector} }} }} }} }}] }}] }} }}\n"
+    );
+    Envoy::start(|| {
+        let bootstrap = Front::of(&[grpc]).bootstrap();
+        assert!(bootstrap.contains(before) && bootstrap.contains(clusters));
+        let bootstrap = bootstrap.replacen(before, &tracer, 1);
+        bootstrap.replacen(clusters, &cluster, 1)
+    })
+}
+
 impl<'a> Front<'a> {
     fn of(tollgates: &'a [SocketAddr]) -> Self {
         Self {

@@ -90,7 +90,7 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         symlink(root().join(target), at(name)).unwrap();
     }
     let documented: BTreeSet<_> = papers().iter().flat_map(|paper| commands(paper)).collect();
-    assert!(documented.len() > 20, "{documented:?}");
+    assert!(documented.len() > 15, "{documented:?}");
     let neighbours = [
         "check config/full.yaml config/small.yaml",
         "check config --format json",
@@ -111,7 +111,14 @@ fn every_command_of_the_documents_runs_on_the_shipped_rules() {
         .map(|command| &**command)
         .chain(neighbours)
     {
-        let mut words: Vec<_> = command.split_whitespace().map(str::to_owned).collect();
+        // As in a shell, quotes hold words together.
+        let parts = command.split('"').zip([false, true].into_iter().cycle());
+        let mut words: Vec<_> = parts
+            .flat_map(|(text, is_quoted)| match is_quoted {
+                true => vec![text.to_owned()],
+                false => text.split_whitespace().map(str::to_owned).collect(),
+            })
+            .collect();
         let debug = format!("http://{}", server.debug);
         let grpc = format!("http://{}", server.grpc);
         let rest: &[&str] = match &*words[0] {

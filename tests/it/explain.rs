@@ -531,11 +531,9 @@ fn hostile_values_do_not_reach_the_terminal() {
     }
 }
 
-// --- docs/run/explain.md --------------------------------------------------------------------------
+// --- tests/it/explain/examples.md -----------------------------------------------------------------
 
-const PAGE: &str = include_str!("explain/page.md");
-
-/// The rules of the first part of the page.
+/// The rules of examples that show no others.
 const SHOP: &str = "\
 domain: shop
 descriptors:
@@ -788,26 +786,12 @@ fn show(example: &Example, page: &mut String) {
     );
 }
 
-/// The examples of the page, by their headings; the others are in the golden file only.
-const ON_THE_PAGE: [&str; 5] = [
-    "`unknown_key`: a typing error",
-    "`too_few_entries`",
-    "An entry is read as the joined text",
-    "An exact value hides a bare key",
-    "One descriptor refuses for all",
-];
-
 #[test]
-fn each_cause_of_no_limit_and_each_trap_has_an_example_and_the_page_has_five() {
-    let rules =
+fn each_cause_of_no_limit_and_each_trap_has_an_example() {
+    let mut all =
         format!("Unless other rules are shown, these are in `shop.yaml`:\n\n```text\n{SHOP}```\n");
-    let mut all = rules.clone();
-    let mut page = format!("{PAGE}\n## Examples\n\n{rules}");
     for example in CAUSES.iter().chain(&TRAPS) {
         show(example, &mut all);
-        if ON_THE_PAGE.contains(&example.0) {
-            show(example, &mut page);
-        }
     }
     for cause in [
         "no rules are for this domain",
@@ -834,9 +818,5 @@ fn each_cause_of_no_limit_and_each_trap_has_an_example_and_the_page_has_five() {
     ] {
         assert!(all.contains(trap), "no example of: {trap}");
     }
-    for heading in ON_THE_PAGE {
-        assert!(page.contains(&format!("\n### {heading}\n")), "{heading}");
-    }
     papers::check("tests/it/explain/examples.md", &all);
-    papers::check("docs/run/explain.md", &page);
 }

@@ -59,7 +59,7 @@
 //! - `papers`: pages that the program itself can write
 //! - `documents`: links, the index and the length of the documents
 //! - `envoy`: a real Envoy calls, and obeys
-//! - `lint_envoy`: the traps of Envoy configurations
+//! - `lint_envoy`: findings in Envoy configurations, and what one request makes of them
 //! - `upgrade`: counters, flags and metrics of earlier versions
 //! - `deploy`: the files in `deploy/`, run unchanged, and the programs that make packages of them
 //! - `examples`: the rules in `config/` and in the documentation

@@ -73,8 +73,8 @@ async fn a_snapshot_has_each_decision_by_rule() {
     assert!(resident > 1 << 20);
     assert_eq!(counters, 3);
     let rules = json!([
-        {"rule": "d.few", "hits": 3, "over": 1},
-        {"rule": "d.many", "hits": 1, "over": 0},
+        {"rule": "d.few", "hits": 3, "over": 1, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 0},
+        {"rule": "d.many", "hits": 1, "over": 0, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 0},
     ]);
     assert_eq!(snapshot["rules"], rules);
     assert_eq!(snapshot["omittedRules"], 0);
@@ -136,7 +136,9 @@ async fn a_snapshot_of_a_thousand_rules_is_small_and_the_most_hit_ones_have_room
         let [omitted] = numbers(&snapshot, ["omittedRules"]);
         assert_eq!(shown.len() as u64 + omitted, rules as u64);
         assert_eq!(omitted > 0, omits, "{omitted}");
-        let first = json!({"rule": format!("d.{most}"), "hits": 2, "over": 0});
+        let rule = format!("d.{most}");
+        let first = json!({"rule": rule, "hits": 2, "over": 0, "withoutStore": 0, "refusedByLoss": 0,
+            "withoutRoom": 0});
         assert_eq!(shown[0], first);
     }
 }
@@ -239,15 +241,57 @@ async fn top_talkers_are_counted_since_the_start_whatever_the_clock_of_redis_say
 }
 
 #[tokio::test]
-async fn the_values_that_are_refused_most_come_first_and_admitted_ones_not_at_all() {
+async fn the_values_that_are_refused_most_come_first_those_near_their_limit_next_and_others_not_at_all()
+ {
     let server = tollgate::with_rules(RULES).start();
     hit(&server, &[("a", 4), ("b", 9), ("c", 2)]).await;
-    ask(&mut connect(server.grpc).await, "d", &[("many", "x")])
-        .await
-        .unwrap();
+    let mut client = connect(server.grpc).await;
+    ask(&mut client, "d", &[("many", "x")]).await.unwrap();
+    // It uses up its limit by itself.
+    let mut alone = descriptor(&[("few", "alone")]);
+    alone.hits_addend = Some(2);
+    send(&mut client, request("d", vec![alone])).await.unwrap();
     let top = page(&server, "/top");
-    assert_eq!(talkers(&top), [exact("b", 7), exact("a", 2)]);
+    assert_eq!(talkers(&top), [exact("b", 7), exact("a", 2), exact("c", 0)]);
+    let used = [0, 1, 2].map(|nth: usize| top["rules"][0]["talkers"][nth]["usedPercent"].as_u64());
+    assert_eq!(used, [100, 100, 99].map(Some));
     assert_eq!(top["rules"][0]["hits"], 9);
+}
+
+/// The log names keys, but no client makes its line long.
+#[tokio::test]
+async fn requests_without_a_limit_are_counted_and_logged_once_in_a_short_line() {
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    let long = "k".repeat(10_000);
+    for _ in 0..3 {
+        let entries = [(long.as_str(), "v"); 20];
+        ask(&mut client, "d", &entries).await.unwrap();
+    }
+    assert_eq!(server.metric("tollgate_requests_without_limit_total"), 3);
+    let log = server.log().with("no limit applies to a request");
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("kkk")).collect();
+    assert!(lines.len() == 1 && lines[0].len() < 4_000, "{log}");
+}
+
+/// A full store refuses values together, whatever each of them has used.
+#[tokio::test]
+async fn a_value_without_room_for_a_counter_is_not_blamed() {
+    let server = tollgate::with_rules(RULES)
+        .args(["--max-counters", "1"])
+        .start();
+    hit(&server, &[("a", 3), ("b", 2), ("c", 2)]).await;
+    let top = page(&server, "/top");
+    assert_eq!(talkers(&top), [exact("a", 1)]);
+    let snapshot = page(&server, "/snapshot");
+    let rules = json!([
+        {"rule": "d.few", "hits": 7, "over": 1, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 2},
+    ]);
+    assert_eq!(snapshot["rules"], rules);
+    let metric = "tollgate_rule_refused_hits_total{cause=\"no_room\",domain=\"d\",rule=\"few\"}";
+    assert_eq!(server.metric(metric), 2);
+    let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"few\"}";
+    assert_eq!(server.metric(over), 1);
 }
 
 #[tokio::test]
@@ -362,7 +406,10 @@ descriptors:
 #[test]
 fn settings_are_shown_with_their_origin_and_without_secrets() {
     let server = tollgate::with_rules(RULES)
-        .env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=sesame")
+        .env(
+            "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+            "authorization:sesame",
+        )
         .start();
     let page = page(&server, "/settings");
     assert!(!page.to_string().contains("sesame"));
@@ -372,7 +419,7 @@ fn settings_are_shown_with_their_origin_and_without_secrets() {
     assert_eq!(find("--workers")["source"], "variable");
     assert_eq!(find("--workers")["value"], "2");
     assert_eq!(find("--strict-matching")["source"], "default");
-    let secret = find("--otlp-headers");
+    let secret = find("--xds-headers");
     assert_eq!(secret["secret"], true);
     assert_eq!(secret["value"], Value::Null);
 }

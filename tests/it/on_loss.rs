@@ -18,6 +18,7 @@ use crate::support::{
     ask::{Client, ask, connect, descriptor, is_degraded, request, send},
     eventually,
     hoard::unread_replies,
+    http,
     proxy::{Fault, Proxy},
     redis::Redis,
     steps::{ALGORITHMS, Rate, local_rules},
@@ -118,6 +119,22 @@ async fn each_rule_answers_for_itself() {
     );
     assert_eq!(server.metric("tollgate_stores_lost"), 1);
     assert_eq!(server.metric("tollgate_degraded_total"), 9);
+    // Nobody was over a limit, and each rule says how often it was not decided by the store.
+    let of_rule =
+        |name: &str, labels: &str| server.metric(&format!("{name}{{domain=\"d\",{labels}}}"));
+    for (key, count) in [("error", 4), ("allow", 4), ("deny", 3), ("local", 3)] {
+        let name = "tollgate_rule_without_store_total";
+        assert_eq!(of_rule(name, &format!("rule=\"{key}\"")), count, "{key}");
+        let name = "ratelimit_service_rate_limit_over_limit";
+        assert_eq!(of_rule(name, &format!("key1=\"{key}\"")), 0, "{key}");
+    }
+    let refused =
+        "tollgate_rule_refused_hits_total{cause=\"on_store_loss\",domain=\"d\",rule=\"deny\"}";
+    assert_eq!(server.metric(refused), 3);
+    let snapshot = http::get(server.debug, "/snapshot").body;
+    assert!(snapshot.contains("\"refusedByLoss\":3"), "{snapshot}");
+    let top = http::get(server.debug, "/top").body;
+    assert!(!top.contains("d.deny"), "{top}");
     redis.restart();
     await_return(&mut client).await;
     assert_eq!(
@@ -175,6 +192,7 @@ fn a_store_that_does_not_answer_at_the_start_is_reported_with_what_clients_get()
         assert_eq!(line("is ready")["store"], "redis, not reachable", "{log}");
         let loss = line("does not answer");
         assert_eq!(loss["@message"], effect, "{log}");
+        assert_eq!(server.metric("tollgate_stores_lost"), 1, "{cause}");
         let error = loss["error"].as_str().unwrap();
         assert!(error.contains(cause), "{cause}: {log}");
     }

@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::lint_envoy::Compared;
 use crate::support::{
     envoy::{Envoy, with_upstream},
     finish,
@@ -19,6 +20,8 @@ const BLUE: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRw
 const RED: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUuY29tIiwidGVuYW50Ijo\
     icmVkIn0.Nd2f4TeTGtPSAz6dfqNErFTaYrLq1KuddYN3Vjr840c";
 const JWKS: &str = r#"{"keys": [{"kty": "oct", "alg": "HS256", "k": "YSBrZXkgb2YgYW4gZXhhbXBsZSwgMzIgYnl0ZXMgdXA"}]}"#;
+
+const LOGS_DECISIONS: [&str; 2] = ["--log-decisions", "all"];
 
 /// The file that the recipe for claims names.
 const JWKS_FILE: &str = "/etc/envoy/jwks.json";
@@ -166,6 +169,66 @@ fn the_front_page_s_envoy_obeys_the_front_page_s_rule() {
     assert!((0..9).any(|_| holds(&Shop::open(&recipe))));
 }
 
+/// Requests of each recipe; `lint-envoy --request` shows the descriptors that Envoy sends for them.
+const SHOWN: &[(&str, &[Request<'_>])] = &[
+    (
+        "Log-ins per user and address",
+        &[
+            ("/login", &[("x-user", "ann")]),
+            ("/login", &[]),
+            ("/", &[]),
+        ],
+    ),
+    (
+        "A plan for each API key",
+        &[
+            ("/", &[("x-plan", "free"), ("x-api-key", "k")]),
+            ("/", &[("x-plan", "pro")]),
+        ],
+    ),
+    (
+        "A limit by a claim of a token",
+        &[("/", &[("authorization", BLUE)])],
+    ),
+    (
+        "An address range",
+        &[("/", &[("x-forwarded-for", "192.0.2.7")]), ("/", &[])],
+    ),
+    ("One cap for all", &[("/", &[]), ("/other", &[])]),
+    ("Exempt health checks", &[("/", &[]), ("/healthz", &[])]),
+    ("Try a limit first: shadow mode", &[("/", &[])]),
+    (
+        "A monthly quota, with a body",
+        &[("/", &[("x-api-key", "k")]), ("/", &[])],
+    ),
+    (
+        "A cost for each path",
+        &[
+            ("/search?q=x", &[("x-api-key", "k")]),
+            ("/", &[("x-api-key", "k")]),
+        ],
+    ),
+];
+
+#[test]
+fn the_descriptors_of_each_recipe_are_shown() {
+    for (heading, requests) in SHOWN {
+        let shop = Shop::open(&Recipe::of(&page(), heading));
+        let file = shop.files.path().join("envoy.json").display().to_string();
+        let rules = shop.tollgate.rules().display().to_string();
+        let mut compared = Compared::new(&shop.envoy, &shop.tollgate);
+        for (path, headers) in *requests {
+            compared.check(
+                "front",
+                [&file, &rules],
+                &format!("GET shop.example.com{path}"),
+                headers,
+            );
+        }
+    }
+    assert_eq!(SHOWN.len(), page().matches("\n## ").count());
+}
+
 #[test]
 fn every_recipe_of_the_page_has_a_test() {
     let source = include_str!("recipes.rs");
@@ -248,12 +311,14 @@ impl Recipe {
 struct Shop {
     tollgate: Tollgate,
     envoy: Envoy,
-    _files: TempDir,
+    files: TempDir,
 }
 
 impl Shop {
     fn open(recipe: &Recipe) -> Self {
-        let tollgate = tollgate::with_rules(&recipe.rules).start();
+        let tollgate = tollgate::with_rules(&recipe.rules)
+            .args(LOGS_DECISIONS)
+            .start();
         let files = TempDir::new().unwrap();
         let jwks = files.path().join("jwks.json");
         fs::write(&jwks, JWKS).unwrap();
@@ -271,7 +336,7 @@ impl Shop {
         Self {
             envoy: Envoy::start(|| bootstrap.clone()),
             tollgate,
-            _files: files,
+            files,
         }
     }
 

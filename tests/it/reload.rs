@@ -290,6 +290,17 @@ async fn a_bad_file_changes_nothing_and_the_log_says_where_and_what_would_be_rig
     .await;
 }
 
+/// The parser of YAML sees two lines in it, and all else sees one.
+#[tokio::test]
+async fn a_bad_file_with_other_ends_of_lines_changes_nothing() {
+    let text = "domain: d\r  key: e\r";
+    check_refused(
+        |folder| fs::write(folder.join("a.yaml"), text).unwrap(),
+        &["a.yaml:2:6: a second `: ` in one line"],
+    )
+    .await;
+}
+
 #[tokio::test]
 async fn a_bad_file_beside_a_good_one_keeps_both_out() {
     check_refused(

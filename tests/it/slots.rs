@@ -50,10 +50,8 @@ descriptors:
 
 /// The page's Envoy, with other ports, a shorter timeout of the route, a retry, and a header that tells the slot.
 fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/concurrency.md");
-    let page = fs::read_to_string(path).unwrap();
-    let block = page.split("```yaml\n").nth(2).unwrap();
-    let mut page = block.split("```").next().unwrap().to_owned();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/concurrency.yaml");
+    let mut page = fs::read_to_string(path).unwrap();
     for (known, own) in [
         (8000, 0),
         (8081, grpc.port()),

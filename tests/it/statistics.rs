@@ -1,6 +1,10 @@
 //! The data of dashboards: the reference's names and arithmetic, over statsd, DogStatsD, Prometheus and `/stats`.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
 
 use prost::Message as _;
 use tempfile::NamedTempFile;
@@ -103,6 +107,40 @@ async fn statsd_lines_travel_over_udp() {
     three_requests(&server).await;
     collector.expect(&format!("{RULE}.d.one.total_hits"), "", 3);
     collector.expect(&format!("{RULE}.d.one.over_limit"), "", 1);
+}
+
+/// One line says so, and decisions go on.
+#[tokio::test]
+async fn a_collector_that_is_away_unknown_or_silent_stops_nothing() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().port();
+    for (host, port, protocol, cause) in [
+        ("collector..invalid", 1, "tcp", Some("not reached")),
+        ("collector..invalid", 1, "udp", Some("not reached")),
+        ("127.0.0.1", free_port(), "tcp", Some("Connection refused")),
+        ("127.0.0.1", free_port(), "udp", Some("Connection refused")),
+        ("127.0.0.1", silent, "tcp", None),
+    ] {
+        let server = tollgate::with_rules(RULES)
+            .env("USE_STATSD", "true")
+            .env("STATSD_HOST", host)
+            .env("STATSD_PORT", &port.to_string())
+            .env("STATSD_PROTOCOL", protocol)
+            .env("STATS_FLUSH_INTERVAL", "1ms")
+            .start();
+        for _ in 0..20 {
+            three_requests(&server).await;
+        }
+        if let Some(cause) = cause {
+            let log = server.log().with("statsd collector not reached");
+            assert!(log.contains(cause), "{log}");
+        }
+        let log = server.log().text();
+        let lines = log.matches("statsd collector not reached").count();
+        // One that never reads is given up after a while.
+        assert!(usize::from(cause.is_some()) <= lines && lines <= 1, "{log}");
+        assert_eq!(stat(&server, &format!("{RULE}.d.one.total_hits")), Some(60));
+    }
 }
 
 #[tokio::test]
@@ -485,14 +523,212 @@ async fn a_mapping_file_says_what_prometheus_sees() {
     assert_eq!(http::get(address, "/metrics").status, 404);
 }
 
+/// The default mapping of the reference.
+fn mapping_of_the_reference() -> String {
+    let mut text = "mappings:\n".to_owned();
+    for stat in [
+        "near_limit",
+        "over_limit",
+        "total_hits",
+        "within_limit",
+        "shadow_mode",
+    ] {
+        text += &format!(
+            "- {{match: {RULE}.*.*.{stat}, match_metric_type: counter, name: ratelimit_service_rate_limit_{stat}, \
+             labels: {{domain: $1, key1: $2}}}}
+- {{match: '^ratelimit\\.service\\.rate_limit\\.([^.]*)\\.([^.]*)\\.([^.]*)\\.(?:.*\\.)?{stat}$', match_type: regex, \
+             name: ratelimit_service_rate_limit_{stat}, labels: {{domain: $1, key1: $2, key2: $3}}}}\n"
+        );
+    }
+    text + "- {match: ratelimit.service.call.should_rate_limit.*, name: ratelimit_service_should_rate_limit_error, \
+            labels: {err_type: $1}}
+- {match: ratelimit_server.*.total_requests, name: ratelimit_service_total_requests, labels: {grpc_method: $1}}
+- {match: ratelimit_server.*.response_time, name: ratelimit_service_response_time_seconds, \
+            observer_type: histogram, scale: 0.001, labels: {grpc_method: $1}}
+- {match: ratelimit.service.config_load_success, name: ratelimit_service_config_load_success}
+- {match: ratelimit.service.config_load_error, name: ratelimit_service_config_load_error}
+"
+}
+
+/// The lines of the reference's families after two requests for each of `paths`, with a mapping or without.
+async fn lines_of_the_reference(
+    rules: &str,
+    domain: &str,
+    paths: &[&[(&str, &str)]],
+    mapping: Option<&str>,
+) -> BTreeSet<String> {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), mapping.unwrap_or_default()).unwrap();
+    let path = mapping.and(file.path().to_str()).unwrap_or_default();
+    let server = tollgate::with_rules(rules)
+        .env("PROMETHEUS_MAPPER_YAML", path)
+        .start();
+    let mut client = connect(server.grpc).await;
+    for entries in paths.iter().flat_map(|path| [path, path]) {
+        ask(&mut client, domain, entries).await.unwrap();
+        ask(&mut client, "un.known", entries).await.unwrap();
+        ask(&mut client, "", entries).await.unwrap_err();
+    }
+    let page = server.page("/metrics");
+    let lines = page.lines().filter(|line| line.starts_with("ratelimit_"));
+    let lines = lines.map(|line| match line.rsplit_once(' ') {
+        // How long calls took differs.
+        Some((series, _)) if series.contains("response_time") => series,
+        _ => line,
+    });
+    lines.map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn the_mapping_of_the_reference_changes_nothing_of_the_reference() {
+    let rules = "
+domain: d.e
+descriptors:
+  - key: one
+    shadow_mode: true
+    rate_limits: [1/year]
+    descriptors:
+      - key: two
+        detailed_metric: true
+        rate_limits: [1/year]
+        descriptors: [{ key: three, rate_limits: [1/year] }]
+";
+    let entries = [("one", "v"), ("two", "10.0.0.1|\"x.y"), ("three", "v")];
+    let paths = [&entries[..1], &entries[..2], &entries];
+    let lines =
+        async |mapping: Option<&str>| lines_of_the_reference(rules, "d.e", &paths, mapping).await;
+    let own = lines(None).await;
+    assert!(own.len() > 40, "{own:#?}");
+    assert_eq!(own, lines(Some(&mapping_of_the_reference())).await);
+}
+
+/// Envoy Gateway's mapping: it names rules of one and two levels, and calls, and drops all else.
+fn mapping_of_envoy_gateway() -> String {
+    let mut text = "mappings:\n".to_owned();
+    let stats = ["near_limit", "over_limit", "total_hits", "within_limit"];
+    let one = stats.map(|stat| ("*.*", stat, ""));
+    let two = stats.map(|stat| ("*.*.*", stat, ", key2: $3"));
+    let shadow = ("*.*.*", "shadow_mode", ", key2: $3");
+    for (stars, stat, key2) in one.into_iter().chain(two).chain([shadow]) {
+        text += &format!(
+            "- {{match: '{RULE}.{stars}.{stat}', name: ratelimit_service_rate_limit_{stat}, timer_type: histogram, \
+             labels: {{domain: $1, key1: $2{key2}}}}}\n"
+        );
+    }
+    for (from, name, kind, label) in [
+        (
+            "_server.*.total_requests",
+            "total_requests",
+            "match_metric_type: counter",
+            "grpc_method",
+        ),
+        (
+            "_server.*.response_time",
+            "response_time_seconds",
+            "timer_type: histogram",
+            "grpc_method",
+        ),
+        (
+            ".service.call.should_rate_limit.*",
+            "should_rate_limit_error",
+            "match_metric_type: counter",
+            "err_type",
+        ),
+        (
+            ".service.config_load_success",
+            "config_load_success",
+            "match_metric_type: counter",
+            "",
+        ),
+        (
+            ".service.config_load_error",
+            "config_load_error",
+            "match_metric_type: counter",
+            "",
+        ),
+    ] {
+        let labels = match label {
+            "" => String::new(),
+            label => format!(", labels: {{{label}: $1}}"),
+        };
+        let name = format!("ratelimit_service_{name}");
+        text += &format!("- {{match: 'ratelimit{from}', name: {name}, {kind}{labels}}}\n");
+    }
+    text + "- {match: '.', match_type: regex, action: drop, name: dropped}\n"
+}
+
+#[tokio::test]
+async fn the_mapping_of_envoy_gateway_changes_nothing_that_it_names() {
+    let rules = "
+domain: d
+descriptors:
+  - key: one
+    shadow_mode: true
+    rate_limits: [1/year]
+    descriptors:
+      - key: two
+        detailed_metric: true
+        shadow_mode: true
+        rate_limits: [1/year]
+  - { key: deep, descriptors: [{ key: deeper, descriptors: [{ key: deepest, rate_limits: [1/year] }] }] }
+";
+    let two = [("one", "v"), ("two", "10.0.0.1|\"x")];
+    let three = [("deep", "v"), ("deeper", "v"), ("deepest", "v")];
+    let paths = [&two[..1], &two, &three];
+    let lines =
+        async |mapping: Option<&str>| lines_of_the_reference(rules, "d", &paths, mapping).await;
+    // Neither rules of three keys, nor shadow mode of one, unknown domains, and the metrics of its libraries.
+    let is_named = |line: &String| {
+        let (name, labels) = line.split_once(['{', ' ']).unwrap();
+        match name.strip_prefix("ratelimit_service_") {
+            Some("rate_limit_shadow_mode") => labels.contains("key2"),
+            Some(name) if name.ends_with("domain_not_found") => false,
+            Some(name) => name != "global_shadow_mode" && !labels.contains("deep"),
+            None => false,
+        }
+    };
+    let (own, mapped) = (
+        lines(None).await,
+        lines(Some(&mapping_of_envoy_gateway())).await,
+    );
+    assert!(
+        mapped.len() > 30 && mapped.len() + 5 < own.len(),
+        "{mapped:#?}"
+    );
+    let named: BTreeSet<_> = own.into_iter().filter(is_named).collect();
+    assert_eq!(mapped, named);
+}
+
 #[tokio::test]
 async fn a_mapping_file_that_is_missing_or_broken_is_said_and_not_fatal() {
-    let broken = NamedTempFile::new().unwrap();
-    std::fs::write(broken.path(), "mappings: 5").unwrap();
-    for path in ["/not/mounted/conf.yaml", broken.path().to_str().unwrap()] {
+    let file = |text: &str| {
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        file.into_temp_path()
+    };
+    let (broken, wrong) = (
+        file("mappings: 5"),
+        file(
+            "mappings:\n- {match: (, match_type: regex, name: n}\n- {match: a.b, name: n, labels: {9: v}}\n",
+        ),
+    );
+    for (path, causes) in [
+        ("/not/mounted/conf.yaml", &["No such file"][..]),
+        (broken.to_str().unwrap(), &["expected a sequence"]),
+        (
+            wrong.to_str().unwrap(),
+            &[
+                "mappings[0]: `match` is not a regular expression",
+                "not `9`",
+            ],
+        ),
+    ] {
         let (builder, address) = with_prometheus(RULES);
         let server = builder.env("PROMETHEUS_MAPPER_YAML", path).start();
-        server.log().with(path);
+        let log = server.log().with("the built-in names are used");
+        for said in causes.iter().chain([&path]) {
+            assert!(log.contains(said), "{said} in {log}");
+        }
         three_requests(&server).await;
         let page = http::get(address, "/metrics").body;
         let name = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"one\"}";
@@ -517,13 +753,20 @@ async fn extra_tags_are_labels_and_break_no_mapping() {
 
 #[tokio::test]
 async fn names_that_requests_make_up_are_bounded() {
-    let rules = "
-domain: d
+    let rules = |domain: &str| {
+        format!(
+            "domain: {domain}
 descriptors:
-  - { key: det, detailed_metric: true, rate_limit: { unit: year, requests_per_unit: 9 } }
-";
-    const NAMES: u64 = 10_000;
-    let server = tollgate::with_rules(rules).start();
+  - {{ key: det, detailed_metric: true, rate_limit: {{ unit: year, requests_per_unit: 9 }} }}
+"
+        )
+    };
+    // A domain leaves as many as it has, of 10,000.
+    const NAMES: u64 = 10 + 4_995;
+    let other = rules("other");
+    let server = tollgate::with_rules(&rules("d"))
+        .file("other.yaml", &other)
+        .start();
     let mut client = connect(server.grpc).await;
     for value in 0..10 {
         let domain = format!("unknown-{value}");
@@ -552,6 +795,15 @@ descriptors:
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum();
     assert_eq!(counted, 11_000);
+    assert!(
+        server
+            .log()
+            .text()
+            .contains("no room for more names of metrics")
+    );
+    ask(&mut client, "other", &[("det", "v")]).await.unwrap();
+    let own = "ratelimit.service.rate_limit.other.det_v.total_hits";
+    assert_eq!(stat(&server, own), Some(1));
 }
 
 #[tokio::test]
@@ -738,6 +990,10 @@ descriptors:
     assert_eq!(total("over", "many", "4/year"), 0);
     assert_eq!(total("over", "many", "per_age"), 0);
     assert_eq!(total("near", "many", "2/1000years"), 1);
+    // All hits charge each limit, also those that count under a name of their own.
+    for (rule, limit) in [("many", "4/year"), ("many", "per_age"), ("one", "1/year")] {
+        assert_eq!(total("hits", rule, limit), 5);
+    }
     assert_eq!(stat(&server, &format!("{RULE}.d.many.over_limit")), Some(3));
     // Under the path of the rule, whatever its own statistics are called.
     assert_eq!(total("over", "one", "1/year"), 4);

@@ -1,19 +1,26 @@
 //! Spans reach a collector, which reads them with OpenTelemetry's own messages.
 
 use std::{
+    io::{Read, Write},
     net::TcpListener,
+    os::unix::net::UnixListener,
     path::Path,
     process::{Child, Command, Stdio},
+    thread,
 };
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::support::{
-    ask::{Client, connect, descriptor, request},
-    eventually, free_port, http,
-    tollgate::{self, Builder, Log, Tollgate},
-    tool, wait_until,
+use crate::{
+    envoy::traced_front,
+    support::{
+        ask::{Client, connect, descriptor, request},
+        eventually, free_port, http,
+        tollgate::{self, Builder, Log, Tollgate},
+        tool, wait_until,
+    },
 };
 
 const RULES: &str = "
@@ -128,7 +135,11 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
             .env("TRACING_SERVICE_INSTANCE_ID", "pod-1")
             .env("TRACING_SAMPLING_RATE", "1.0")
             .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=a%20b")
-            .env("OTEL_RESOURCE_ATTRIBUTES", "zone=1,service.name=other")
+            .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "")
+            .env(
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "zone=1%2C%202,service.name=other",
+            )
             .start();
         let mut client = connect(server.grpc).await;
         let parent = format!("00-{TRACE}-{SPAN}-01");
@@ -145,13 +156,17 @@ async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
             assert_eq!(span["state"], "v=1");
             assert_eq!(span["scope"], "tollgate");
             assert_eq!(span["code"], 0);
+            let mut found = span["resource"].clone();
+            let found = found.as_object_mut().unwrap();
+            assert_eq!(found["telemetry.sdk.name"], "opentelemetry");
+            found.retain(|key, _| !key.starts_with("telemetry.sdk."));
             let resource = serde_json::json!({
                 "service.name": "envoy-ratelimit",
                 "service.namespace": "envoy-gateway-system",
                 "service.instance.id": "pod-1",
-                "zone": "1",
+                "zone": "1, 2",
             });
-            assert_eq!(span["resource"], resource);
+            assert_eq!(Value::Object(found.clone()), resource);
             assert!(span["nanos"].as_u64().unwrap() > 0);
             let secs = span["start"].as_u64().unwrap() / 1_000_000_000;
             assert!(secs.abs_diff(tollgate_now()) < 60, "{secs}");
@@ -192,14 +207,10 @@ async fn callers_decide_what_is_sampled_and_failures_are_told() {
         &[("traceparent", &format!("00-{TRACE}-{SPAN}-00"))],
     )
     .await;
-    ask_with(&mut client, "d", &[("b3", &format!("{TRACE}-{SPAN}-0"))]).await;
-    let sampled = ("x-b3-sampled", "1");
-    ask_with(
-        &mut client,
-        "",
-        &[("x-b3-traceid", TRACE), ("x-b3-spanid", SPAN), sampled],
-    )
-    .await;
+    // Not read, so the rate decides.
+    ask_with(&mut client, "d", &[("b3", &format!("{TRACE}-{SPAN}-1"))]).await;
+    let sampled = format!("00-{TRACE}-{SPAN}-01");
+    ask_with(&mut client, "", &[("traceparent", &sampled)]).await;
     let spans = sink.wait_for(2);
     assert_eq!(spans[0]["trace"], TRACE);
     assert_eq!(spans[0]["parent"], SPAN);
@@ -256,25 +267,162 @@ async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
         assert_eq!(server.metric("tollgate_spans_exported_total"), 0);
         let said = server.log().with("spans are lost");
         assert_eq!(said.matches("spans are lost").count(), 1, "{said}");
+        let full = said.matches("spans have no room: 8 wait").count();
+        assert!(full <= 1 && (full == 1 || port != silent_port), "{said}");
         assert_eq!(http::get(server.http, "/healthcheck").status, 200);
         end(&mut server).await;
+    }
+}
+
+/// A collector that answers each request over HTTP with these bytes.
+fn answering(answer: &'static str) -> u64 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1 << 16]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    port.into()
+}
+
+#[tokio::test]
+async fn the_log_has_the_cause_of_lost_spans() {
+    for (port, protocol, cause) in [
+        (
+            answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n"),
+            "http",
+            "403",
+        ),
+        (answering("garbage\r\n\r\n"), "http", "HTTP/1"),
+        (answering("garbage\r\n\r\n"), "grpc", "gRPC code"),
+        (free_port().into(), "http", "Connection refused"),
+        (free_port().into(), "grpc", "Connection refused"),
+    ] {
+        let server = traced(port, protocol)
+            .env("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
+            .start();
+        let mut client = connect(server.grpc).await;
+        for round in 1..=2 {
+            ask_with(&mut client, "d", &[]).await;
+            wait_until("both are lost", || {
+                server.metric("tollgate_spans_dropped_total") == 2 * round
+            });
+        }
+        let said = server.log().with("spans are lost");
+        let lines: Vec<_> = said.lines().filter(|line| line.contains("spans")).collect();
+        let [line] = lines[..] else {
+            panic!("{said}");
+        };
+        assert!(line.contains(cause), "{cause}: {line}");
+    }
+}
+
+#[tokio::test]
+async fn the_variables_of_the_sdk_are_enough() {
+    let sink = Sink::start();
+    let endpoint = format!("http://127.0.0.1:{}", sink.grpc);
+    let server = tollgate::with_rules(RULES)
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        .env("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        .env("OTEL_SERVICE_NAME", "limits")
+        .env("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        .env("OTEL_BSP_SCHEDULE_DELAY", "10")
+        .start();
+    let mut client = connect(server.grpc).await;
+    ask_with(&mut client, "d", &[]).await;
+    let parent = format!("00-{TRACE}-{SPAN}-01");
+    ask_with(&mut client, "d", &[("traceparent", &parent)]).await;
+    for span in sink.wait_for(2) {
+        assert_eq!(span["way"], "grpc");
+        assert_eq!(span["resource"]["service.name"], "limits");
+        assert_eq!(span["trace"], TRACE);
+    }
+}
+
+/// An address without a scheme, and a socket; a path stays as it is.
+#[tokio::test]
+async fn a_collector_has_an_address_in_any_form() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("s");
+    let unix = UnixListener::bind(&socket).unwrap();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port();
+    let accept_unix = || -> Box<dyn ReadWrite> { Box::new(unix.accept().unwrap().0) };
+    let accept_tcp = || -> Box<dyn ReadWrite> { Box::new(tcp.accept().unwrap().0) };
+    let all = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let traces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    let bare = format!("127.0.0.1:{port}");
+    let socket = format!("unix://{}", socket.display());
+    let whole = format!("http://127.0.0.1:{port}/x?y=1");
+    let rows: [(&str, &str, Accept<'_>, &str); 4] = [
+        (all, &bare, &accept_tcp, "/v1/traces"),
+        (all, &socket, &accept_unix, "/v1/traces"),
+        (traces, &bare, &accept_tcp, "/"),
+        (traces, &whole, &accept_tcp, "/x?y=1"),
+    ];
+    for (name, address, accept, path) in rows {
+        let server = traced(1, "http").env(name, address).start();
+        ask_with(&mut connect(server.grpc).await, "d", &[]).await;
+        let mut stream = accept();
+        let mut request = [0; 4096];
+        let length = stream.read(&mut request).unwrap();
+        let request = String::from_utf8_lossy(&request[..length]);
+        let expected = format!("POST {path} HTTP/1.1\r\n");
+        assert!(request.starts_with(&expected), "{address}: {request}");
+        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+        wait_until("it is counted", || {
+            server.metric("tollgate_spans_exported_total") == 2
+        });
+    }
+}
+
+type Accept<'a> = &'a dyn Fn() -> Box<dyn ReadWrite>;
+
+trait ReadWrite: Read + Write {}
+impl<T: Read + Write> ReadWrite for T {}
+
+#[tokio::test]
+async fn the_parent_is_a_span_of_envoy() {
+    for protocol in ["http", "grpc"] {
+        let sink = Sink::start();
+        let port = if protocol == "http" {
+            sink.http
+        } else {
+            sink.grpc
+        };
+        let server = traced(port, protocol).start();
+        let envoy = traced_front(server.grpc, sink.grpc);
+        http::get(envoy.listener("front"), "/");
+        let is_ours = |span: &&Value| span["kind"] == 2 && span["scope"] == "tollgate";
+        wait_until("both send spans", || {
+            let spans = sink.spans();
+            let ours = spans.iter().find(is_ours);
+            ours.is_some_and(|ours| {
+                let parent =
+                    |span: &Value| span["span"] == ours["parent"] && span["scope"] != "tollgate";
+                spans
+                    .iter()
+                    .any(|span| parent(span) && span["trace"] == ours["trace"])
+            })
+        });
     }
 }
 
 #[tokio::test]
 async fn without_tracing_no_collector_is_called() {
     let sink = Sink::start();
-    let mut server = traced(sink.http, "http")
-        .env("TRACING_ENABLED", "false")
-        .start();
-    let mut client = connect(server.grpc).await;
-    ask_with(
-        &mut client,
-        "d",
-        &[("traceparent", &format!("00-{TRACE}-{SPAN}-01"))],
-    )
-    .await;
-    end(&mut server).await;
+    for (name, value) in [("TRACING_ENABLED", "false"), ("OTEL_SDK_DISABLED", "true")] {
+        let mut server = traced(sink.http, "http").env(name, value).start();
+        let mut client = connect(server.grpc).await;
+        let parent = format!("00-{TRACE}-{SPAN}-01");
+        ask_with(&mut client, "d", &[("traceparent", &parent)]).await;
+        end(&mut server).await;
+    }
     assert!(sink.spans().is_empty());
 }
 
@@ -292,6 +440,17 @@ fn what_cannot_be_used_ends_the_start() {
     let said = fail("OTEL_EXPORTER_OTLP_HEADERS", "secret");
     assert!(said.contains("OTEL_EXPORTER_OTLP_HEADERS"), "{said}");
     assert!(!said.contains("secret"), "{said}");
+    let said = fail("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h/a b");
+    assert!(said.contains("URL of the collector"), "{said}");
+    for (name, value) in [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a=b%zz,c=%0A"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "nonsense"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", "/own.pem"),
+    ] {
+        let said = fail(name, value);
+        assert!(said.contains(name) && !said.contains("panicked"), "{said}");
+    }
     let said = fail("TRACING_EXPORTER_PROTOCOL", "smoke");
     assert!(said.contains("expected http or grpc"), "{said}");
 }

@@ -44,9 +44,7 @@ fn envoy(page: &str, grpc: SocketAddr, service: SocketAddr) -> Envoy {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("docs")
         .join(page);
-    let page = fs::read_to_string(path).unwrap();
-    let block = page.split("```yaml\n").nth(2).unwrap();
-    let mut page = block.split("```").next().unwrap().to_owned();
+    let mut page = fs::read_to_string(path).unwrap();
     for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, service.port())] {
         let port = |port| format!("port_value: {port}");
         page = page.replace(&port(known), &port(own.into()));
@@ -105,7 +103,10 @@ fn clients() -> u32 {
 
 #[track_caller]
 fn check_leaving(start: impl Fn(Builder) -> Builder) {
-    for (page, key) in [("concurrency.md", "user"), ("token-budgets.md", "tenant")] {
+    for (page, key) in [
+        ("concurrency.yaml", "user"),
+        ("token-budgets.yaml", "tenant"),
+    ] {
         let server = start(tollgate::with_rules(RULES)).start();
         let service = InFlight::start();
         let envoy = envoy(page, server.grpc, service.address);

@@ -1,346 +1,271 @@
-//! Parses the text of an Envoy configuration into values that know their path and their position.
+//! The text of a file as trees whose values know their place.
 
-use std::{borrow::Cow, rc::Rc};
+use std::{cell::OnceCell, collections::HashMap};
 
-use tonic::codegen::http::uri::Authority;
-
-use crate::config::{
-    node::{NodeKind, YamlNode},
-    parse::parse_all,
-    position::{Lines, Position},
+use crate::{
+    config::{
+        node::{NodeKind, YamlNode},
+        parse::{is_too_dense, parse_all},
+        position::{Lines, Position},
+    },
+    foundation::printable::Shown,
 };
 
-/// Deepest nesting. Real configurations have far fewer levels.
-const MAX_DEPTH: usize = 100;
+/// In a long configuration at most one node begins in this many bytes: it is read at once, unlike rules.
+const BYTES_PER_NODE: usize = 7;
 
-/// Why a file cannot be checked.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unreadable {
-    #[error("{text}")]
-    Syntax {
-        position: Option<Position>,
-        text: String,
-    },
-    #[error("not an Envoy configuration: there is no listener, cluster, filter or route in it")]
-    NoEnvoy,
+/// Why a file cannot be checked. A mistake in JSON or YAML has a position.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    pub(super) position: Option<Position>,
+    pub(super) text: String,
 }
 
 impl Unreadable {
-    /// Where reading ended, if known.
-    pub(crate) fn position(&self) -> Option<Position> {
-        match self {
-            Self::Syntax { position, .. } => *position,
-            Self::NoEnvoy => None,
-        }
-    }
-
-    /// The error with its position in an outer text.
-    pub(super) fn moved(self, to_outer: impl Fn(Position) -> Position) -> Self {
-        match self {
-            Self::Syntax { position, text } => Self::Syntax {
-                position: position.map(to_outer),
-                text,
-            },
-            Self::NoEnvoy => Self::NoEnvoy,
+    pub(super) fn other(reason: &str) -> Self {
+        let text = format!("not an Envoy configuration: {reason}");
+        Self {
+            position: None,
+            text,
         }
     }
 }
 
-/// The text of the file to which positions refer.
+/// By the id of a value, its number in the order of the file and its path.
+type Places = HashMap<usize, (usize, String)>;
+
+/// The documents of a file: one of JSON, or some of YAML.
 #[derive(Debug)]
-struct FileText {
-    text: String,
-    lines: Lines,
+pub(super) struct EnvoyFile<'t> {
+    text: &'t str,
+    lines: OnceCell<Lines>,
+    roots: Vec<YamlNode<'t>>,
 }
 
-impl FileText {
-    fn of(text: &str) -> Rc<Self> {
-        Rc::new(Self {
-            lines: Lines::of(text),
-            text: text.to_owned(),
-        })
-    }
-}
-
-/// One document of a file.
-#[derive(Debug)]
-pub(super) struct Document {
-    root: YamlNode<'static>,
-    file: Rc<FileText>,
-    /// The start of every path if the file has several documents.
-    prefix: String,
-}
-
-impl Document {
-    /// Parses all documents of a file: JSON, or one or more YAML documents.
-    ///
+impl<'t> EnvoyFile<'t> {
     /// # Errors
     ///
-    /// If the text is neither.
-    pub(super) fn parse_all(text: &str) -> Result<Vec<Self>, Unreadable> {
-        if text.trim_start().starts_with('{')
-            && let Ok(json) = serde_json::from_str(text)
-        {
-            return Ok(vec![Self {
-                root: from_json(json),
-                file: FileText::of(""),
-                prefix: String::new(),
-            }]);
+    /// If the text is neither JSON nor YAML.
+    pub(super) fn parse(text: &'t str) -> Result<Self, Unreadable> {
+        if is_too_dense(text, BYTES_PER_NODE) {
+            let reason = "it consists of brackets, commas and short lines";
+            return Err(Unreadable::other(reason));
         }
-        let roots = parse_all(text).map_err(|error| syntax(&error))?;
-        let file = FileText::of(text);
-        let is_one = roots.len() == 1;
-        let numbered = roots.into_iter().zip(1..).map(|(root, number)| Self {
-            root: root.into_owned(),
-            file: file.clone(),
-            prefix: if is_one {
-                String::new()
-            } else {
-                format!("document {number}: ")
-            },
-        });
-        Ok(numbered.collect())
+        let is_json = text.trim_start().starts_with('{');
+        let roots = match is_json.then(|| serde_json::from_str(text)) {
+            Some(Ok(json)) => vec![from_json(json)],
+            _ => parse_all(text).map_err(|error| syntax(&error))?,
+        };
+        Ok(Self {
+            text,
+            lines: OnceCell::new(),
+            roots,
+        })
     }
 
-    pub(super) fn root(&self) -> DocumentValue<'_> {
-        DocumentValue {
-            document: self,
-            node: &self.root,
-            path: String::new(),
-            depth: 0,
+    pub(super) fn roots(&self) -> impl Iterator<Item = EnvoyValue<'_>> {
+        self.roots.iter().map(|node| EnvoyValue { node })
+    }
+
+    /// The position of a value; `None` for JSON, and for values without a text of their own.
+    pub(super) fn position(&self, value: EnvoyValue<'_>) -> Option<Position> {
+        let lines = self.lines.get_or_init(|| Lines::of(self.text));
+        Some(lines.position(self.text, value.node.offset?))
+    }
+
+    /// Finds values again: their number in the order of the file, and their path, such as
+    /// `static_resources.clusters[0].name`.
+    pub(super) fn places<'d>(&self, values: impl Iterator<Item = EnvoyValue<'d>>) -> Places {
+        let places = values.map(|value| (value.id(), Default::default()));
+        let (mut found, mut visited) = (places.collect(), 0);
+        for (root, number) in self.roots.iter().zip(1..) {
+            let mut path = String::new();
+            if self.roots.len() > 1 {
+                path = format!("document {number}");
+            }
+            find_places(root, &mut path, &mut visited, &mut found);
         }
+        found
+    }
+}
+
+fn find_places(node: &YamlNode<'_>, path: &mut String, visited: &mut usize, found: &mut Places) {
+    *visited += 1;
+    let value = EnvoyValue { node };
+    if let Some(place) = found.get_mut(&value.id()) {
+        let whole = path.is_empty().then_some("the whole file");
+        *place = (*visited, whole.unwrap_or(path.as_str()).to_owned());
+    }
+    let (length, is_list) = (path.len(), matches!(node.kind, NodeKind::List(_)));
+    for (index, (key, child)) in value.children().enumerate() {
+        *path += &match key {
+            _ if is_list => format!("[{index}]"),
+            key if length == 0 => Shown(key.as_bytes()).to_string(),
+            key => format!(".{}", Shown(key.as_bytes())),
+        };
+        find_places(child.node, path, visited, found);
+        path.truncate(length);
     }
 }
 
 fn syntax(error: &serde_yaml::Error) -> Unreadable {
     let text = error.to_string();
-    let Some(location) = error.location() else {
-        return Unreadable::Syntax {
-            position: None,
-            text,
-        };
-    };
     // The parser's text ends with the line within the document.
-    let text = match text.rfind(" at line ") {
-        Some(at) => text[..at].to_owned(),
-        None => text,
-    };
-    Unreadable::Syntax {
-        position: Some(Position {
-            line: location.line(),
-            column: location.column(),
-        }),
-        text,
-    }
+    let place = error.location();
+    let end = text.rfind(" at line ").filter(|_| place.is_some());
+    let position = place.map(|location| Position {
+        line: location.line(),
+        column: location.column(),
+    });
+    let text = text[..end.unwrap_or(text.len())].to_owned();
+    Unreadable { position, text }
 }
 
+/// A value of JSON, without a position. `null` is as good as nothing.
 fn from_json(value: serde_json::Value) -> YamlNode<'static> {
-    let scalar = |text: String, is_plain| NodeKind::Scalar {
-        text: Cow::Owned(text),
-        is_plain,
+    use serde_json::Value;
+    let node = |kind| YamlNode { kind, offset: None };
+    let scalar = |text: String| NodeKind::Scalar {
+        text: text.into(),
+        is_plain: false,
     };
-    let kind = match value {
-        serde_json::Value::Null => scalar("null".to_owned(), true),
-        serde_json::Value::Bool(is) => scalar(is.to_string(), true),
-        serde_json::Value::Number(number) => scalar(number.to_string(), true),
-        serde_json::Value::String(text) => scalar(text, false),
-        serde_json::Value::Array(items) => {
-            NodeKind::List(items.into_iter().map(from_json).collect())
+    node(match value {
+        Value::String(text) => scalar(text),
+        Value::Array(items) => NodeKind::List(items.into_iter().map(from_json).collect()),
+        Value::Object(entries) => {
+            let entries = entries.into_iter().filter(|(_, value)| !value.is_null());
+            let entries = entries.map(|(name, value)| (node(scalar(name)), from_json(value)));
+            NodeKind::Map(entries.collect())
         }
-        serde_json::Value::Object(entries) => {
-            let entry = |(key, value)| {
-                let key = YamlNode {
-                    kind: scalar(key, false),
-                    offset: None,
-                };
-                (key, from_json(value))
-            };
-            NodeKind::Map(entries.into_iter().map(entry).collect())
-        }
-    };
-    YamlNode { kind, offset: None }
+        other => scalar(other.to_string()),
+    })
 }
 
-/// A value in a document, and its path. Keys are found in both spellings that Envoy reads: `cluster_name` and
-/// `clusterName`.
-#[derive(Clone, Debug)]
-pub(super) struct DocumentValue<'d> {
-    document: &'d Document,
+/// A value in a file. Keys are found in both spellings that Envoy reads: `cluster_name` and `clusterName`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EnvoyValue<'d> {
     node: &'d YamlNode<'d>,
-    path: String,
-    depth: usize,
 }
 
-impl<'d> DocumentValue<'d> {
-    /// The path, such as `static_resources.clusters[0].name`.
-    pub(super) fn path(&self) -> String {
-        let path = if self.path.is_empty() {
-            "the whole file"
-        } else {
-            &self.path
-        };
-        format!("{}{path}", self.document.prefix)
-    }
-
-    /// The position; `None` for JSON, and for values without a text of their own.
-    pub(super) fn position(&self) -> Option<Position> {
-        let document = self.document;
-        let offset = self.node.offset?;
-        let position = document.file.lines.position(&document.file.text, offset);
-        Some(position)
-    }
-
-    fn child(&self, node: &'d YamlNode<'d>, step: &str) -> Self {
-        let dot = if self.path.is_empty() || step.starts_with('[') {
-            ""
-        } else {
-            "."
-        };
-        Self {
-            document: self.document,
-            node,
-            path: format!("{}{dot}{step}", self.path),
-            depth: self.depth + 1,
-        }
+impl<'d> EnvoyValue<'d> {
+    /// A number of its own among the values of a file.
+    pub(super) fn id(self) -> usize {
+        std::ptr::from_ref(self.node).addr()
     }
 
     /// The value of a key in snake_case; `None` for `null`.
-    pub(super) fn get(&self, key: &str) -> Option<Self> {
+    pub(super) fn get(self, key: &str) -> Option<Self> {
         let NodeKind::Map(entries) = &self.node.kind else {
             return None;
         };
-        let camel = camel(key);
-        let is_key = |text: &str| text == key || text == camel;
-        entries.iter().find_map(|(name, value)| match &name.kind {
-            NodeKind::Scalar { text, .. } if is_key(text) && !value.is_null() => {
-                Some(self.child(value, text))
-            }
-            _ => None,
-        })
+        let is_key = |text: &str| text == key || text.len() < key.len() && snake_case(text) == key;
+        let (_, node) = entries
+            .iter()
+            .find(|(name, value)| scalar(name).is_some_and(is_key) && !value.is_null())?;
+        Some(Self { node })
     }
 
     /// The value at the end of a path of keys.
-    pub(super) fn at(&self, keys: &[&str]) -> Option<Self> {
-        let mut value = self.clone();
-        for key in keys {
-            value = value.get(key)?;
-        }
-        Some(value)
+    pub(super) fn at(self, keys: &[&str]) -> Option<Self> {
+        keys.iter().try_fold(self, |value, key| value.get(key))
+    }
+
+    pub(super) fn has(self, key: &str) -> bool {
+        self.get(key).is_some()
     }
 
     /// Whether it is a map that is not empty.
-    pub(super) fn is_map(&self) -> bool {
+    pub(super) fn is_map(self) -> bool {
         matches!(&self.node.kind, NodeKind::Map(entries) if !entries.is_empty())
     }
 
-    /// The text of a scalar.
-    pub(super) fn text(&self) -> Option<&'d str> {
-        match &self.node.kind {
-            NodeKind::Scalar { text, .. } => Some(text),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
-        }
+    pub(super) fn text(self) -> Option<&'d str> {
+        scalar(self.node)
     }
 
-    /// The text of a key's scalar.
-    pub(super) fn text_of(&self, key: &str) -> Option<&'d str> {
-        self.get(key)?.text()
+    /// The text at a key; empty if there is none.
+    pub(super) fn text_of(self, key: &str) -> &'d str {
+        self.text_at(&[key])
     }
 
-    pub(super) fn is_true(&self, key: &str) -> bool {
-        self.text_of(key) == Some("true")
+    /// The text at the end of a path of keys; empty if there is none.
+    pub(super) fn text_at(self, keys: &[&str]) -> &'d str {
+        self.at(keys).and_then(Self::text).unwrap_or_default()
+    }
+
+    /// Whether a key has one of the words that Envoy's YAML takes for true.
+    pub(super) fn is_true(self, key: &str) -> bool {
+        self.has_word(key, ["true", "yes", "on", "y"])
+    }
+
+    pub(super) fn is_false(self, key: &str) -> bool {
+        self.has_word(key, ["false", "no", "off", "n"])
+    }
+
+    fn has_word(self, key: &str, words: [&str; 4]) -> bool {
+        let text = self.text_of(key);
+        words.iter().any(|word| text.eq_ignore_ascii_case(word))
     }
 
     /// The whole number at a key; 0 if there is none.
-    pub(super) fn number(&self, key: &str) -> u64 {
-        let text = self.text_of(key);
-        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    pub(super) fn number(self, key: &str) -> u64 {
+        self.text_of(key).parse().unwrap_or(0)
     }
 
     /// The items of a repeated field, which Envoy also reads from a single value, as a list of one.
-    pub(super) fn list(&self, key: &str) -> Vec<Self> {
-        self.get(key).map_or_else(Vec::new, |list| list.items())
-    }
-
-    /// The items of a list. Any other value is a list of itself, except that an empty map has no items.
-    pub(super) fn items(&self) -> Vec<Self> {
-        match &self.node.kind {
-            NodeKind::List(_) => self.elements(),
-            NodeKind::Map(entries) if entries.is_empty() => Vec::new(),
-            NodeKind::Map(_) | NodeKind::Scalar { .. } => vec![self.clone()],
-            NodeKind::Tagged => Vec::new(),
+    pub(super) fn list(self, key: &str) -> Vec<Self> {
+        match self.get(key).map(|list| (list, &list.node.kind)) {
+            None => Vec::new(),
+            Some((_, NodeKind::List(items))) => items.iter().map(|node| Self { node }).collect(),
+            Some((_, NodeKind::Map(entries))) if entries.is_empty() => Vec::new(),
+            Some((single, _)) => vec![single],
         }
     }
 
-    /// The items of a list; none for any other value.
-    pub(super) fn elements(&self) -> Vec<Self> {
-        let NodeKind::List(items) = &self.node.kind else {
-            return Vec::new();
+    /// The entries of a map by key, and the items of a list.
+    pub(super) fn children(self) -> impl Iterator<Item = (&'d str, Self)> {
+        let (entries, items): (&[_], &[_]) = match &self.node.kind {
+            NodeKind::Map(entries) => (entries, &[]),
+            NodeKind::List(items) => (&[], items),
+            NodeKind::Scalar { .. } | NodeKind::Tagged => (&[], &[]),
         };
-        let items = items.iter().enumerate();
-        items
-            .map(|(at, item)| self.child(item, &format!("[{at}]")))
-            .collect()
-    }
-
-    /// The entries of a map by key.
-    pub(super) fn entries(&self) -> Vec<(&'d str, Self)> {
-        let NodeKind::Map(entries) = &self.node.kind else {
-            return Vec::new();
-        };
-        let entries = entries.iter().filter_map(|(name, value)| match &name.kind {
-            NodeKind::Scalar { text, .. } => Some((&**text, self.child(value, text))),
-            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
-        });
-        entries.collect()
-    }
-
-    /// The direct children of a map or a list.
-    pub(super) fn children(&self) -> Vec<Self> {
-        if self.depth >= MAX_DEPTH {
-            return Vec::new();
-        }
-        match self.node.kind {
-            NodeKind::Map(_) => self.entries().into_iter().map(|(_, child)| child).collect(),
-            _ => self.elements(),
-        }
-    }
-
-    /// Whether it is a `TypedStruct`.
-    pub(super) fn is_struct(&self) -> bool {
-        let name = self.text_of("@type").unwrap_or_default();
-        name.ends_with(".v1.TypedStruct") || name.ends_with(".v3.TypedStruct")
+        let items = items.iter().map(|node| ("", node));
+        let text = |key| scalar(key).unwrap_or_default();
+        let entries = entries.iter().map(move |(key, node)| (text(key), node));
+        entries.chain(items).map(|(key, node)| (key, Self { node }))
     }
 
     /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.
-    pub(super) fn message(&self) -> Option<(&'d str, Self)> {
-        let name = self.text_of("@type")?;
-        let name = name.rsplit('/').next()?;
-        if !self.is_struct() {
-            return Some((name, self.clone()));
+    pub(super) fn message(self) -> Option<(&'d str, Self)> {
+        let name = self.text_of("@type").rsplit('/').next()?;
+        if name.ends_with(".v1.TypedStruct") || name.ends_with(".v3.TypedStruct") {
+            let carried = self.text_of("type_url").rsplit('/').next()?;
+            return Some((carried, self.get("value")?));
         }
-        let carried = self.text_of("type_url")?.rsplit('/').next()?;
-        Some((carried, self.get("value")?))
+        (!name.is_empty()).then_some((name, self))
     }
 }
 
-/// `clusterName` for `cluster_name`.
-pub(super) fn camel(snake: &str) -> String {
-    let mut camel = String::with_capacity(snake.len());
-    let mut is_first = false;
-    for next in snake.chars() {
-        match next {
-            '_' => is_first = true,
-            next if is_first => {
-                camel.push(next.to_ascii_uppercase());
-                is_first = false;
-            }
-            next => camel.push(next),
-        }
+fn scalar<'n>(node: &'n YamlNode<'_>) -> Option<&'n str> {
+    match &node.kind {
+        NodeKind::Scalar { text, .. } => Some(text),
+        NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
     }
-    camel
 }
 
-/// Whether HTTP/2 servers accept the name as an `:authority`.
-pub(super) fn is_authority(name: &str) -> bool {
-    Authority::try_from(name).is_ok()
+/// A name from the file in a text.
+pub(super) fn quoted(name: &str) -> String {
+    format!("`{}`", Shown(name.as_bytes()))
+}
+
+/// A key in the spelling `cluster_name`.
+pub(super) fn snake_case(key: &str) -> String {
+    let mut snake = String::with_capacity(key.len());
+    for next in key.chars() {
+        if next.is_ascii_uppercase() {
+            snake.push('_');
+        }
+        snake.push(next.to_ascii_lowercase());
+    }
+    snake
 }

@@ -1,136 +1,80 @@
-//! A finding is a trap at one place in a configuration, and its fix. Parts that were checked are counted.
+//! A finding is a setting at one place that does not limit what its author meant, and its fix.
 
-use std::fmt;
+use std::collections::BTreeMap;
 
-use super::document::DocumentValue;
-use crate::{
-    config::position::Position,
-    foundation::printable::{CountOf, on_one_line},
-};
+use super::document::{EnvoyFile, EnvoyValue};
+use crate::config::{fault::FaultLevel, position::Position};
 
-pub(crate) use crate::settings::command_line::lint_envoy::{Trap, TrapSeverity};
+pub(crate) use crate::settings::command_line::lint_envoy::Trap;
 
-/// A trap at one place, and how to avoid it.
+/// Most findings that are collected before they are sorted, so that a hostile file ends soon. Others are counted.
+const MAX_COLLECTED: usize = 2_000;
+
+/// A setting that does not limit what was meant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Finding {
+pub(super) struct Finding {
+    /// Its number in the order of the file.
+    order: usize,
     /// `None` for JSON, which is read without positions.
-    pub position: Option<Position>,
+    pub(super) position: Option<Position>,
     /// The path in the file, such as `static_resources.clusters[0]`.
-    pub path: String,
-    pub severity: TrapSeverity,
-    pub trap: Trap,
-    pub text: String,
-    pub fix: String,
+    pub(super) path: String,
+    pub(super) level: FaultLevel,
+    pub(super) trap: Trap,
+    /// The mistake, and after a semicolon the fix.
+    pub(super) message: String,
 }
 
-impl fmt::Display for Finding {
-    /// `error: static_resources.clusters[0]: [http2] the cluster speaks HTTP/1.1, …; add …`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {}: [{}] {}; {}",
-            self.severity,
-            on_one_line(&self.path),
-            self.trap,
-            on_one_line(&self.text),
-            on_one_line(&self.fix)
-        )
+impl Finding {
+    pub(super) fn new(level: FaultLevel, trap: Trap, path: &str, message: String) -> Self {
+        Self {
+            order: 0,
+            position: None,
+            path: path.to_owned(),
+            level,
+            trap,
+            message,
+        }
     }
 }
 
 /// Collects findings.
 #[derive(Debug, Default)]
-pub(super) struct Findings(pub(super) Vec<Finding>);
+pub(super) struct Findings<'d> {
+    found: Vec<(EnvoyValue<'d>, Finding)>,
+    /// How many others there are of each kind.
+    pub(super) others: BTreeMap<(FaultLevel, Trap), usize>,
+}
 
-impl Findings {
-    /// Reports a trap at `value`.
+impl<'d> Findings<'d> {
+    /// Reports a setting at `value`.
     pub(super) fn add(
         &mut self,
-        severity: TrapSeverity,
+        level: FaultLevel,
         trap: Trap,
-        value: &DocumentValue<'_>,
-        text: impl Into<String>,
-        fix: impl Into<String>,
+        value: EnvoyValue<'d>,
+        message: impl Into<String>,
     ) {
-        self.0.push(Finding {
-            position: value.position(),
-            path: value.path(),
-            severity,
-            trap,
-            text: text.into(),
-            fix: fix.into(),
-        });
-    }
-
-    pub(super) fn error(
-        &mut self,
-        trap: Trap,
-        value: &DocumentValue<'_>,
-        text: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(TrapSeverity::Error, trap, value, text, fix);
-    }
-
-    pub(super) fn warning(
-        &mut self,
-        trap: Trap,
-        value: &DocumentValue<'_>,
-        text: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(TrapSeverity::Warning, trap, value, text, fix);
-    }
-
-    pub(super) fn advice(
-        &mut self,
-        trap: Trap,
-        value: &DocumentValue<'_>,
-        text: impl Into<String>,
-        fix: impl Into<String>,
-    ) {
-        self.add(TrapSeverity::Advice, trap, value, text, fix);
-    }
-}
-
-/// How many parts of a configuration were checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SeenParts {
-    /// Rate limit filters.
-    pub(crate) filters: usize,
-    pub(crate) routes: usize,
-    pub(crate) clusters: usize,
-    /// Items of `rate_limits`.
-    pub(crate) items: usize,
-}
-
-impl SeenParts {
-    /// Whether there was nothing to check: no filter and no item of `rate_limits`.
-    pub(crate) fn is_nothing(&self) -> bool {
-        self.filters == 0 && self.items == 0
-    }
-}
-
-impl fmt::Display for SeenParts {
-    /// `1 filter, 3 routes, 2 clusters`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            filters,
-            routes,
-            clusters,
-            items,
-        } = *self;
-        if filters == 0 {
-            let items = CountOf(items, "item");
-            write!(f, "no rate limit filter, {items} of `rate_limits`, ")?;
+        if self.found.len() < MAX_COLLECTED {
+            let finding = Finding::new(level, trap, "", message.into());
+            self.found.push((value, finding));
         } else {
-            write!(f, "{}, ", CountOf(filters, "filter"))?;
+            *self.others.entry((level, trap)).or_default() += 1;
         }
-        write!(
-            f,
-            "{}, {}",
-            CountOf(routes, "route"),
-            CountOf(clusters, "cluster")
-        )
+    }
+
+    /// The findings in the order of the file, each once.
+    pub(super) fn finish(self, file: &EnvoyFile<'_>) -> Vec<Finding> {
+        let places = file.places(self.found.iter().map(|(value, _)| *value));
+        let mut findings = Vec::with_capacity(self.found.len());
+        for (value, mut finding) in self.found {
+            let place = places.get(&value.id()).cloned();
+            (finding.order, finding.path) = place.unwrap_or_default();
+            finding.position = file.position(value);
+            findings.push(finding);
+        }
+        findings.sort();
+        findings.dedup();
+        findings
     }
 }

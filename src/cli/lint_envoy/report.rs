@@ -1,375 +1,221 @@
-//! The findings of all files of a run, and how they are printed.
+//! `tollgate lint-envoy`: reports the findings of all files of a run, or shows a request. Files are read as rules are:
+//! never a pipe or a device, for which the command would have to wait.
 
-use std::path::Path;
+use std::{path::Path, process::ExitCode};
 
 use serde_json::json;
 
+use super::{
+    LintRules, Linted,
+    document::Unreadable,
+    finding::{Finding, Trap},
+    lint,
+    matching::LintRequest,
+    show,
+};
 use crate::{
-    cli::lint_envoy::{
-        document::Unreadable,
-        finding::{Finding, SeenParts, Trap, TrapSeverity},
-        inputs::{ConfigPart, LintInput, ReadError, files_below, mentions_envoy, parts_of},
+    cli::{
+        print::print,
+        report::{Report, ReportEntry},
     },
-    config::position::Position,
-    core::matcher::Matcher,
-    foundation::printable::{CountOf, file_name, on_one_line},
+    config::{
+        fault::{Fault, FaultLevel},
+        file::File,
+        files::Files,
+        source::Source,
+    },
+    foundation::printable::{CountOf, file_name},
+    settings::command_line::lint_envoy::LintEnvoy,
 };
 
-/// Which findings are reported.
-#[derive(Debug)]
-pub(crate) struct WantedFindings<'a> {
-    pub(crate) min_severity: TrapSeverity,
-    /// Traps that are not reported.
-    pub(crate) allowed: &'a [Trap],
-}
+/// Most findings of a file that are listed.
+const MAX_LISTED: usize = 100;
 
-/// The result of a run.
-#[derive(Debug)]
-pub(crate) struct LintReport<'a> {
-    wanted: WantedFindings<'a>,
-    rules: Option<&'a Matcher>,
-    files: Vec<LintedFile>,
-    failures: Vec<UncheckedFile>,
-    /// How many files in folders are not Envoy configurations.
-    not_envoy: usize,
-    /// How many files in folders have neither a rate limit filter nor `rate_limits`.
-    nothing_to_check: usize,
-    /// How many files in folders are templates.
-    templates: usize,
-    has_folder: bool,
-}
-
-/// The findings in a file, or in a part of one.
-#[derive(Debug)]
-struct LintedFile {
-    name: String,
-    /// The name of the part, such as a file in a ConfigMap.
-    inside: Option<String>,
-    seen: SeenParts,
-    findings: Vec<Finding>,
-    /// How many findings are not reported, because they are not severe enough or are allowed.
-    left_out: usize,
-}
-
-/// A file that cannot be checked.
-#[derive(Debug)]
-struct UncheckedFile {
-    name: String,
-    position: Option<Position>,
-    text: String,
-}
-
-impl<'a> LintReport<'a> {
-    pub(crate) fn new(wanted: WantedFindings<'a>, rules: Option<&'a Matcher>) -> Self {
-        Self {
-            wanted,
-            rules,
-            files: Vec::new(),
-            failures: Vec::new(),
-            not_envoy: 0,
-            nothing_to_check: 0,
-            templates: 0,
-            has_folder: false,
-        }
-    }
-
-    /// Checks the file or folder that a path on the command line names.
-    pub(crate) fn add(&mut self, path: &Path) {
-        if path.is_dir() {
-            self.has_folder = true;
-            self.folder(path);
-            return;
-        }
-        let input = LintInput::of(path);
-        match input.read() {
-            Ok(text) => self.text(&input.name(), &text, IsNamed::Itself),
-            Err(error) => self.unread(&input, &error),
-        }
-    }
-
-    /// Whether some file could not be checked.
-    pub(crate) fn has_failures(&self) -> bool {
-        !self.failures.is_empty()
-    }
-
-    pub(crate) fn has_findings(&self) -> bool {
-        self.files.iter().any(|file| !file.findings.is_empty())
-    }
-
-    /// The report as JSON.
-    pub(crate) fn json(&self) -> String {
-        let findings = self.files.iter().flat_map(|file| {
-            file.findings.iter().map(|finding| {
-                let place = finding.position;
-                json!({
-                    "file": file.name,
-                    "inside": file.inside,
-                    "line": place.map(|place| place.line),
-                    "column": place.map(|place| place.column),
-                    "path": finding.path,
-                    "severity": finding.severity.to_string(),
-                    "trap": finding.trap.to_string(),
-                    "message": finding.text,
-                    "fix": finding.fix,
-                })
-            })
-        });
-        let files = self.files.iter().map(|file| {
-            json!({
-                "file": file.name,
-                "inside": file.inside,
-                "filters": file.seen.filters,
-                "routes": file.seen.routes,
-                "clusters": file.seen.clusters,
-                "rate_limits": file.seen.items,
-                "findings": file.findings.len(),
-                "left_out": file.left_out,
-            })
-        });
-        let errors = self.failures.iter().map(|failure| {
-            let place = failure.position;
-            json!({
-                "file": failure.name,
-                "line": place.map(|place| place.line),
-                "column": place.map(|place| place.column),
-                "message": failure.text,
-            })
-        });
-        let document = json!({
-            "version": 1,
-            "findings": findings.collect::<Vec<_>>(),
-            "files": files.collect::<Vec<_>>(),
-            "errors": errors.collect::<Vec<_>>(),
-            "passed_over": {
-                "not_envoy": self.not_envoy,
-                "nothing_to_check": self.nothing_to_check,
-                "templates": self.templates,
-            },
-        });
-        format!("{document:#}")
-    }
-
-    fn text(&mut self, name: &str, text: &str, is_named: IsNamed) {
-        let mut has_parts = false;
-        for part in parts_of(text, self.rules) {
-            match part {
-                Ok(part) if part.seen.is_nothing() => {}
-                Ok(part) => {
-                    has_parts = true;
-                    self.file(name, part);
-                }
-                Err(Unreadable::NoEnvoy) if is_named == IsNamed::ByItsFolder => {
-                    self.not_envoy += 1;
-                    return;
-                }
-                Err(Unreadable::Syntax { .. })
-                    if is_named == IsNamed::ByItsFolder && is_template(text) =>
-                {
-                    self.templates += 1;
-                    return;
-                }
-                Err(Unreadable::Syntax { .. })
-                    if is_named == IsNamed::ByItsFolder && !mentions_envoy(text) =>
-                {
-                    self.not_envoy += 1;
-                    return;
-                }
-                Err(error) => {
-                    has_parts = true;
-                    self.fail(name, error.position(), error.to_string());
-                }
-            }
-        }
-        match is_named {
-            _ if has_parts => {}
-            IsNamed::ByItsFolder => self.nothing_to_check += 1,
-            IsNamed::Itself => {
-                let part = nothing_checked(
-                    "the whole file",
-                    "no rate limit filter in it: nothing was checked",
-                    "name the file with envoy.filters.http.ratelimit",
-                );
-                self.file(name, part);
-            }
-        }
-    }
-
-    fn folder(&mut self, folder: &Path) {
-        let name = file_name(&folder.to_string_lossy());
-        let inputs = match files_below(folder) {
-            Ok(inputs) => inputs,
-            Err(error) => {
-                let text = ReadError::Io(error).to_string();
-                return self.fail(&name, None, text);
-            }
-        };
-        let (files, failures) = (self.files.len(), self.failures.len());
-        for input in inputs {
-            match input.read() {
-                Ok(text) => self.text(&input.name(), &text, IsNamed::ByItsFolder),
-                Err(error) => self.unread(&input, &error),
-            }
-        }
-        if (self.files.len(), self.failures.len()) == (files, failures) {
-            let part = nothing_checked(
-                "the whole folder",
-                "no file in it has a rate limit filter: nothing was checked",
-                "name the folder or the file with envoy.filters.http.ratelimit",
-            );
-            self.file(&name, part);
-        }
-    }
-
-    fn file(&mut self, name: &str, part: ConfigPart) {
-        let ConfigPart {
-            inside,
-            seen,
-            mut findings,
-        } = part;
-        let all = findings.len();
-        findings.retain(|finding| {
-            let is_allowed = self.wanted.allowed.contains(&finding.trap);
-            finding.severity <= self.wanted.min_severity && !is_allowed
-        });
-        self.files.push(LintedFile {
-            name: name.to_owned(),
-            inside,
-            seen,
-            left_out: all - findings.len(),
-            findings,
-        });
-    }
-
-    fn unread(&mut self, input: &LintInput, error: &ReadError) {
-        self.fail(&input.name(), error.position(), error.to_string());
-    }
-
-    fn fail(&mut self, name: &str, position: Option<Position>, text: String) {
-        self.failures.push(UncheckedFile {
-            name: name.to_owned(),
-            position,
-            text,
-        });
-    }
-}
-
-/// How the command line names a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum IsNamed {
-    Itself,
-    ByItsFolder,
-}
-
-fn nothing_checked(path: &str, text: &str, fix: &str) -> ConfigPart {
-    let finding = Finding {
-        position: None,
-        path: path.to_owned(),
-        severity: TrapSeverity::Warning,
-        trap: Trap::NothingChecked,
-        text: text.to_owned(),
-        fix: fix.to_owned(),
+/// Prints every finding, and a summary of what was checked. The exit code is 0 without findings, 1 with findings, and 2
+/// if a file could not be checked.
+///
+/// # Errors
+///
+/// If the rules or the request cannot be read, or the findings cannot be printed.
+pub(crate) fn lint_files(lint: &LintEnvoy) -> anyhow::Result<ExitCode> {
+    let loaded = lint.rules.as_ref().map(|folder| {
+        let files = Files::read(&Source::Paths(vec![folder.clone()]));
+        files.compile(lint.reading.options())
+    });
+    let loaded = loaded.transpose().map_err(|problems| {
+        let lines: Vec<_> = problems.iter().map(ToString::to_string).collect();
+        anyhow::anyhow!("{}", lines.join("\n"))
+    })?;
+    let mut run = LintRun {
+        lint,
+        rules: loaded.as_ref().map(|loaded| &loaded.matcher),
+        entries: Vec::new(),
+        summary: Vec::new(),
+        findings: 0,
+        has_unread: false,
+        passed_over: 0,
     };
-    ConfigPart {
-        inside: None,
-        seen: SeenParts::default(),
-        findings: vec![finding],
+    if let Some(request) = &lint.request {
+        return run.show(&LintRequest::parse(request, &lint.headers)?);
     }
+    lint.paths.iter().for_each(|path| run.path(path));
+    let (checked, passed_over) = (run.summary.len(), CountOf(run.passed_over, "file"));
+    if run.passed_over > 0 {
+        let text = format!("passed over: {passed_over} without a rate limit filter");
+        run.summary.push(text);
+    }
+    let report = Report {
+        tool: "tollgate lint-envoy",
+        is_ok: run.findings == 0 && !run.has_unread,
+        entries: run.entries,
+        summary: run.summary,
+        facts: json!({ "files": checked, "passed_over": run.passed_over }),
+    };
+    report.print(lint.format)?;
+    Ok(match run.findings {
+        _ if run.has_unread => ExitCode::from(2),
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }
 
-/// Whether an unparsable text is a Go template, as in Helm charts, which has instructions on lines of their own.
-fn is_template(text: &str) -> bool {
-    text.lines().any(|line| line.trim_start().starts_with("{{"))
+/// Reads the file or the files of the folder at a path. Names in folders are relative to the current one.
+fn read(path: &Path) -> Files {
+    if path == Path::new("-") {
+        let mut files = Files::none();
+        files.add_standard_input();
+        return files;
+    }
+    let mut read = Files::read(&Source::Paths(vec![path.to_owned()]));
+    // A folder without files is reported as one in which nothing was checked.
+    let problems = &mut read.problems;
+    problems.retain(|problem| !matches!(problem.fault, Fault::NoFiles));
+    if path.is_dir() {
+        let files = read.files.iter_mut().map(|file| &mut file.name);
+        let problems = read.problems.iter_mut().map(|problem| &mut problem.file);
+        for name in files.chain(problems) {
+            *name = path.join(&*name).to_string_lossy().into_owned();
+        }
+    }
+    read
 }
 
-impl LintReport<'_> {
-    /// The findings, and what was checked.
-    pub(crate) fn lines(&self) -> Vec<String> {
-        let mut lines: Vec<_> = self.files.iter().flat_map(LintedFile::lines).collect();
-        if self.has_folder || self.files.len() > 1 {
-            lines.push(self.summary());
-        }
-        lines
-    }
-
-    /// The files that could not be checked.
-    pub(crate) fn failure_lines(&self) -> Vec<String> {
-        self.failures.iter().map(UncheckedFile::line).collect()
-    }
-
-    /// `3 files checked, 2 findings; passed over: 1 file that is not an Envoy configuration`
-    fn summary(&self) -> String {
-        let checked = self.files.iter().filter(|file| !file.seen.is_nothing());
-        let findings = self.files.iter().map(|file| file.findings.len()).sum();
-        let mut text = format!(
-            "{} checked, {}",
-            CountOf(checked.count(), "file"),
-            CountOf(findings, "finding")
-        );
-        let mut passed_over = Vec::new();
-        if self.nothing_to_check > 0 {
-            let files = CountOf(self.nothing_to_check, "file");
-            passed_over.push(format!("{files} without a rate limit filter"));
-        }
-        if self.templates > 0 {
-            passed_over.push(CountOf(self.templates, "template").to_string());
-        }
-        match self.not_envoy {
-            0 => {}
-            1 => passed_over.push("1 file that is not an Envoy configuration".to_owned()),
-            number => passed_over.push(format!("{number} files that are not Envoy configurations")),
-        }
-        if !passed_over.is_empty() {
-            text += "; passed over: ";
-            text += &passed_over.join(", ");
-        }
-        text
-    }
+/// The report of a run while it grows.
+struct LintRun<'a> {
+    lint: &'a LintEnvoy,
+    rules: LintRules<'a>,
+    entries: Vec<ReportEntry>,
+    /// A line for each file.
+    summary: Vec<String>,
+    findings: usize,
+    /// Whether some file could not be checked.
+    has_unread: bool,
+    /// How many files in folders have nothing to check.
+    passed_over: usize,
 }
 
-impl LintedFile {
-    fn lines(&self) -> Vec<String> {
-        let inside = self.inside.as_ref();
-        let inside = inside.map_or_else(String::new, |inside| format!(": {}", on_one_line(inside)));
-        let name = format!("{}{inside}", self.name);
-        let seen = self.seen;
-        let mut lines: Vec<_> = self
-            .findings
-            .iter()
-            .map(|finding| {
-                let location = location(&self.name, finding.position);
-                format!("{location}{inside}: {finding}")
-            })
-            .collect();
-        if seen.is_nothing() {
-            if lines.is_empty() {
-                lines.push(format!(
-                    "{name}: no rate limit filter in it: nothing was checked"
-                ));
+impl LintRun<'_> {
+    fn show(&self, request: &LintRequest) -> anyhow::Result<ExitCode> {
+        let mut shown = Vec::new();
+        for path in &self.lint.paths {
+            let read = read(path);
+            if let Some(problem) = read.problems.first() {
+                anyhow::bail!("{problem}");
             }
-        } else if lines.is_empty() {
-            let left_out = match self.left_out {
-                0 => String::new(),
-                left_out => format!(" ({} left out)", CountOf(left_out, "finding")),
-            };
-            lines.push(format!("ok: {name}: {seen}, no known trap{left_out}"));
-        } else {
-            let findings = CountOf(lines.len(), "finding");
-            lines.push(format!("{name}: {seen}: {findings}"));
+            for file in &read.files {
+                let text = show(&file.text, request, self.rules);
+                match text.map_err(|error| unreadable(file, &error, path.is_dir())) {
+                    Ok(text) => shown.extend(text),
+                    Err(Some(entry)) => anyhow::bail!(entry.line),
+                    Err(None) => {}
+                }
+            }
         }
-        lines
+        anyhow::ensure!(
+            !shown.is_empty(),
+            "no connection manager with routes is in it; name a bootstrap, or the output of Envoy's /config_dump"
+        );
+        print(&shown.join("\n\n"))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn path(&mut self, path: &Path) {
+        let (read, before) = (read(path), self.summary.len());
+        for problem in &read.problems {
+            self.has_unread = true;
+            let entry = ReportEntry::of_problem(problem, problem.file.clone());
+            self.entries.push(entry);
+        }
+        let files = read.files.iter();
+        files.for_each(|file| self.file(file, path.is_dir()));
+        if path.is_dir() && self.summary.len() == before && !self.has_unread {
+            self.nothing_checked(&path.to_string_lossy(), "the whole folder");
+        }
+    }
+
+    /// Checks a file. One in a folder need not be an Envoy configuration.
+    fn file(&mut self, file: &File, is_in_folder: bool) {
+        let linted = lint(&file.text, self.rules);
+        match linted.map_err(|error| unreadable(file, &error, is_in_folder)) {
+            Ok(linted) if linted.seen != [0, 0] => self.linted(&file.name, linted),
+            Ok(_) if !is_in_folder => self.nothing_checked(&file.name, "the whole file"),
+            Ok(_) | Err(None) => self.passed_over += 1,
+            Err(Some(entry)) => {
+                self.has_unread = true;
+                self.entries.push(entry);
+            }
+        }
+    }
+
+    fn nothing_checked(&mut self, name: &str, path: &str) {
+        let text = "no rate limit filter in it: nothing was checked; name the file with \
+                    envoy.filters.http.ratelimit";
+        let (level, trap) = (FaultLevel::Warning, Trap::NothingChecked);
+        let finding = Finding::new(level, trap, path, text.to_owned());
+        let mut linted = Linted::default();
+        linted.findings.push(finding);
+        self.linted(name, linted);
+    }
+
+    /// Adds the findings of a file.
+    fn linted(&mut self, name: &str, linted: Linted) {
+        let (mut wanted, [filters, items]) = (linted.findings, linted.seen);
+        let (filters, items) = (CountOf(filters, "filter"), CountOf(items, "item"));
+        let seen = format!("{filters}, {items} of `rate_limits`");
+        let min = self.lint.min_severity.level();
+        let is_wanted = |level, trap| level <= min && !self.lint.allowed.contains(&trap);
+        let all = wanted.len() + linted.others.values().sum::<usize>();
+        wanted.retain(|found| is_wanted(found.level, found.trap));
+        let others = linted.others.iter();
+        let others = others.filter(|((level, trap), _)| is_wanted(*level, *trap));
+        let findings = wanted.len() + others.map(|(_, count)| count).sum::<usize>();
+        let left_out = all - findings;
+        let listed = wanted.into_iter().take(MAX_LISTED).map(|found| {
+            let (place, code) = ((name, found.position), found.trap.to_string());
+            ReportEntry::at(place, &found.path, found.level, &code, &found.message)
+        });
+        self.entries.extend(listed);
+        self.findings += findings;
+        let name = file_name(name);
+        self.summary.push(match (findings, left_out) {
+            (0, 0) => format!("ok: {name}: {seen}, no finding"),
+            (0, _) => format!("ok: {name}: {seen}, no finding ({left_out} left out)"),
+            (1..=MAX_LISTED, _) => format!("{name}: {seen}: {}", CountOf(findings, "finding")),
+            _ => format!("{name}: {seen}: {MAX_LISTED} of {findings} findings"),
+        });
     }
 }
 
-impl UncheckedFile {
-    fn line(&self) -> String {
-        format!("{}: {}", location(&self.name, self.position), self.text)
-    }
+/// The report of a file that cannot be checked; `None` for one in a folder that is no Envoy configuration.
+fn unreadable(file: &File, error: &Unreadable, is_in_folder: bool) -> Option<ReportEntry> {
+    let is_reported = !is_in_folder || error.position.is_some() && is_meant(&file.text);
+    let place = (&*file.name, error.position);
+    is_reported.then(|| ReportEntry::at(place, "", FaultLevel::Error, "unreadable", &error.text))
 }
 
-/// `FILE:LINE:COLUMN`, or `FILE` if there is no position.
-fn location(name: &str, position: Option<Position>) -> String {
-    match position {
-        Some(Position { line, column }) => format!("{name}:{line}:{column}"),
-        None => name.to_owned(),
-    }
+/// Whether a text was probably meant to be an Envoy configuration, and is no Go template, as in Helm charts.
+fn is_meant(text: &str) -> bool {
+    let words = ".googleapis.com/envoy. static_resources staticResources EnvoyFilter";
+    let is_template = text.lines().any(|line| line.trim_start().starts_with("{{"));
+    !is_template && words.split(' ').any(|word| text.contains(word))
 }

@@ -216,6 +216,24 @@ fn both_forms_of_limits_are_one_too_many() {
 }
 
 #[test]
+fn a_descriptor_has_at_most_a_thousand_limits() {
+    let limit = |number| RateLimitPolicy {
+        unit_multiplier: Some(number),
+        ..per(RateLimitUnit::Day, 1)
+    };
+    let descriptor = |limits| RateLimitDescriptor {
+        key: "k".to_owned(),
+        rate_limits: (1..=limits).map(limit).collect(),
+        ..RateLimitDescriptor::default()
+    };
+    assert_eq!(limits(&load(vec![descriptor(1_000)])).len(), 1_000);
+    check_problems(
+        &push(&[config("d", "d", vec![descriptor(1_001)])]),
+        &["d: d.k: more than 1000 limits on one descriptor; remove some"],
+    );
+}
+
+#[test]
 fn all_errors_of_all_resources_are_told() {
     let no_key = RateLimitDescriptor::default();
     let bad_unit = || limited(per(RateLimitUnit::Unknown, 1));

@@ -160,15 +160,16 @@ fn a_mistake_in_a_body_is_told_with_its_fix() {
         ),
         (
             "refusal: problem+json\nrate_limits: [5/day]",
-            "4:14: d.k: `refusal` must be a map, not a text; write `refusal: {body: problem+json}`",
+            "4:14: d.k: `refusal` must be a map, not problem+json",
         ),
         (
             "refusal: Too many requests\nrate_limits: [5/day]",
-            "4:14: d.k: `refusal` must be a map, not a text; write it as its `body`",
+            "4:14: d.k: `refusal` must be a map, not Too many requests",
         ),
         (
             "refusal: {body: 'in {retry_afer} s'}\nrate_limits: [5/day]",
-            "4:22: d.k: unknown placeholder {retry_afer}; did you mean `{retry_after}`?",
+            "4:22: d.k: unknown placeholder {retry_afer} ({limit}, {rate}, {requests}, {period}, {retry_after}, \
+                 {reset_after} or {status}; for the text itself, write a blank after its brace)",
         ),
         (
             "refusal: {body: 'of {remote_address}'}\nrate_limits: [5/day]",
@@ -177,8 +178,8 @@ fn a_mistake_in_a_body_is_told_with_its_fix() {
         ),
         (
             "refusal: {body: 'no', content_type: image/png}\nrate_limits: [5/day]",
-            "4:41: d.k: unknown content_type 'image/png' (text/plain, text/html, application/json, or another type of \
-             text, XML or JSON)",
+            "4:41: d.k: unknown content_type 'image/png' (text/plain, text/html, application/json or another type of \
+                 text, XML or JSON)",
         ),
         (
             "refusal: {body: problem+json, content_type: text/html}\nrate_limits: [5/day]",

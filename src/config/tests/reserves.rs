@@ -47,11 +47,11 @@ fn a_mistake_in_a_reservation_is_told_with_its_fix() {
     check_bodies(&[
         (
             "reserve:\nrate_limits: [5/day]",
-            "4:13: d.k: `reserve` must be a map, not null; write `reserve: {}`",
+            "4:13: d.k: `reserve` must be a map, not null",
         ),
         (
             "reserve: 800\nrate_limits: [5/day]",
-            "4:14: d.k: `reserve` must be a map, not a number; write `reserve: {estimate: 800}`",
+            "4:14: d.k: `reserve` must be a map, not 800",
         ),
         (
             "reserve: {estimat: 800}\nrate_limits: [5/day]",

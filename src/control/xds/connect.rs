@@ -1,30 +1,30 @@
-//! Connects to a control plane over TCP or a Unix socket, with TLS if asked for. A connection remembers how it began
-//! and how it ended: the library above it hides both.
+//! Connects to a control plane over TCP or a Unix socket, with TLS if asked for. The library above hides how a
+//! connection began and how it ended, so its bytes pass through this file.
 
 use std::{
+    future::pending,
     io,
-    pin::Pin,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, ready},
+    pin::{Pin, pin},
     time::Duration,
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, copy, duplex, split},
     sync::oneshot,
+    time::timeout,
 };
 use tonic::transport::{self, Channel};
 
 use crate::{
-    control::xds::{
-        lost::ConnectError,
-        options::{BadServer, ClientTlsError, ControlPlaneTls, XdsError},
-    },
-    foundation::lock::lock,
+    control::xds::options::{ControlPlaneTls, Options, XdsError},
+    foundation::{causes::chain, lock::blocking},
     net::{
         connect::{BoxedStream, OnceConnector, PlainStream, connect},
         endpoint::{BareIpv6, Endpoint},
-        tls::ServerName,
+        tls::{
+            ServerName,
+            failure::{TlsFailure, TlsSettingNames},
+        },
     },
 };
 
@@ -38,13 +38,29 @@ const KEEPALIVE_ANSWER: Duration = Duration::from_secs(20);
 /// detected within a minute, without traffic to the control plane itself.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// After a write failed: the time to read a better reason, such as an alert of TLS that came before the end.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Bytes in each direction between a connection and the library.
+const CARRIED_BYTES: usize = 64 << 10;
+
 /// The default port of a target, as in gRPC.
 const DEFAULT_PORT: u16 = 443;
+
+/// The reason of a connection that ended without an error.
+const CLOSED: &str = "it closed the connection";
+
+const TLS: TlsSettingNames = TlsSettingNames {
+    certificate: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key)",
+    authorities: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT (--xds-tls-ca)",
+    name: "CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san), another name in the certificate",
+};
 
 /// An open connection over which the control plane has sent something.
 pub(super) struct ControlPlaneConnection {
     pub channel: Channel,
-    pub end: ConnectionEnd,
+    /// Carries the bytes, and returns why the connection ended.
+    pub carrier: Pin<Box<dyn Future<Output = String> + Send>>,
 }
 
 /// Opens connections to one control plane.
@@ -56,17 +72,20 @@ pub(super) struct ControlPlaneConnector {
 }
 
 impl ControlPlaneConnector {
-    pub(super) fn new(
-        server: &str,
-        tls: Option<ControlPlaneTls>,
-        keepalive: Option<Duration>,
-    ) -> Result<Self, BadServer> {
-        let bad = || BadServer(server.to_owned());
-        Ok(Self {
-            endpoint: target(server).ok_or_else(bad)?,
-            tls,
-            keepalive,
-        })
+    /// A connector whose certificates could be read just now.
+    pub(super) fn new(options: &Options) -> Result<Self, XdsError> {
+        let bad = || XdsError::Server(options.server.clone());
+        let connector = Self {
+            endpoint: target(&options.server).ok_or_else(bad)?,
+            tls: options.tls.clone(),
+            keepalive: options.keepalive,
+        };
+        if let Some(tls) = &connector.tls {
+            connector.name(tls)?;
+            tls.files()?.config()?;
+        }
+        connector.http2().map_err(|_| bad())?;
+        Ok(connector)
     }
 
     /// The address as gRPC writes targets.
@@ -77,90 +96,87 @@ impl ControlPlaneConnector {
         }
     }
 
-    /// Reads the certificates, to report problems at the start.
-    pub(super) fn check(&self) -> Result<(), XdsError> {
-        if let Some(tls) = &self.tls {
-            self.name(tls)?;
-            tls.files()?.config().map_err(ClientTlsError::from)?;
-        }
-        let bad = |_| BadServer(self.target());
-        self.http2().map_err(bad)?;
-        Ok(())
-    }
-
     /// Connects, and waits until the control plane speaks HTTP/2: with TLS 1.3 it can refuse the client after the
     /// handshake, and a process that is stopped still accepts connections.
-    pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
-        let connected = tokio::time::timeout(CONNECT, self.try_connect());
-        connected
+    ///
+    /// # Errors
+    ///
+    /// The reason in words.
+    pub(super) async fn connect(&self) -> Result<ControlPlaneConnection, String> {
+        let too_slow = |_| format!("no connection within {} s", CONNECT.as_secs());
+        timeout(CONNECT, self.try_connect())
             .await
-            .unwrap_or(Err(ConnectError::TooSlow(CONNECT)))
+            .map_err(too_slow)?
     }
 
-    /// Why a connection that was open has ended.
-    pub(super) fn explain(&self, end: io::Error) -> ConnectError {
-        ConnectError::ended(end, self.tls.as_ref())
+    /// Why this process ends a connection, which it does for this reason only. `None` if it asks no pings.
+    pub(super) fn unanswered_ping(&self) -> Option<String> {
+        let limit = self.keepalive?.min(KEEPALIVE_ANSWER);
+        Some(format!(
+            "it did not answer a ping within {limit:?} (TOLLGATE_XDS_KEEPALIVE, --xds-keepalive, sets how often it is \
+             asked)"
+        ))
     }
 
-    /// Why this process has closed a connection: it does so only if a ping is not answered.
-    pub(super) fn explain_own(&self) -> Option<ConnectError> {
-        self.ping_timeout().map(ConnectError::Silent)
-    }
-
-    /// Longest wait for the answer to a keepalive ping; `None` without pings.
-    fn ping_timeout(&self) -> Option<Duration> {
-        let interval = self.keepalive?;
-        Some(interval.min(KEEPALIVE_ANSWER))
-    }
-
-    async fn try_connect(&self) -> Result<ControlPlaneConnection, ConnectError> {
-        let stream = connect(&self.endpoint)
-            .await
-            .and_then(|stream| stream.keep_alive(TCP_KEEPALIVE).map(|()| stream))
-            .map_err(ConnectError::Connect)?;
+    async fn try_connect(&self) -> Result<ControlPlaneConnection, String> {
+        let connected = connect(&self.endpoint).await;
+        let stream = connected.and_then(|stream| stream.keep_alive(TCP_KEEPALIVE).map(|()| stream));
+        let stream = stream.map_err(|error| format!("cannot connect: {}", chain(&error)))?;
         let stream = match &self.tls {
             Some(tls) => self.shake_hands(tls, stream).await?,
             None => stream.boxed(),
         };
-        let (stream, first_bytes, end) = WatchedStream::new(stream);
-        let mut endpoint = self
-            .http2()
-            .map_err(ConnectError::Http)?
-            .http2_adaptive_window(true);
-        if let (Some(interval), Some(timeout)) = (self.keepalive, self.ping_timeout()) {
+        let has_certificate = matches!(&self.tls, Some(tls) if tls.certificate.is_some());
+        let (library, far) = duplex(CARRIED_BYTES);
+        let (notify, first_bytes) = oneshot::channel();
+        let mut carrier = Box::pin(async move {
+            let end = carry(stream, far, notify).await;
+            words(&end, "the connection broke", has_certificate)
+        });
+        let http = |error: transport::Error| format!("HTTP/2 failed: {}", chain(&error));
+        let mut endpoint = self.http2().map_err(http)?.http2_adaptive_window(true);
+        if let Some(interval) = self.keepalive {
             endpoint = endpoint
                 .http2_keep_alive_interval(interval)
-                .keep_alive_timeout(timeout);
+                .keep_alive_timeout(interval.min(KEEPALIVE_ANSWER));
         }
-        let connector = OnceConnector::new(Box::new(stream));
-        let channel = endpoint.connect_with_connector(connector).await;
-        let channel = channel.map_err(ConnectError::Http)?;
-        if first_bytes.await.is_err() {
-            let closed = || io::ErrorKind::UnexpectedEof.into();
-            let end = end.take().unwrap_or_else(closed);
-            return Err(ConnectError::never_began(end, self.tls.as_ref()));
+        let speak = async {
+            let connector = OnceConnector::new(Box::new(library));
+            let channel = endpoint.connect_with_connector(connector).await;
+            // Without first bytes the carrier ends, with the reason.
+            let _ = first_bytes.await;
+            channel.map_err(http)
+        };
+        tokio::select! {
+            biased;
+            end = &mut carrier => Err(match self.tls {
+                None if end == CLOSED => format!(
+                    "{end} at once; if it expects TLS, set CONFIG_GRPC_XDS_SERVER_USE_TLS (--xds-tls)"
+                ),
+                _ => end,
+            }),
+            channel = speak => Ok(ControlPlaneConnection { channel: channel?, carrier }),
         }
-        Ok(ControlPlaneConnection { channel, end })
     }
 
     async fn shake_hands(
         &self,
         tls: &ControlPlaneTls,
         stream: PlainStream,
-    ) -> Result<BoxedStream, ConnectError> {
-        let name = self.name(tls)?;
-        let files = tls.files()?;
+    ) -> Result<BoxedStream, String> {
+        let in_words = |error: XdsError| chain(&error);
+        let name = self.name(tls).map_err(in_words)?;
+        let files = tls.files().map_err(in_words)?;
         // A file can be on a volume that does not respond.
-        let read = tokio::task::spawn_blocking(move || files.config());
-        let config = read.await.map_err(|_| ConnectError::Panicked)?;
-        let config = config.map_err(ClientTlsError::from)?;
+        let config = blocking(move || files.config()).await;
+        let config = config.map_err(|error| chain(&error))?;
         let secured = stream.with_tls(config, name).await;
-        secured.map_err(|error| ConnectError::handshake(error, tls))
+        secured.map_err(|error| words(&error, "TLS failed", tls.certificate.is_some()))
     }
 
-    fn name(&self, tls: &ControlPlaneTls) -> Result<ServerName<'static>, ClientTlsError> {
+    fn name(&self, tls: &ControlPlaneTls) -> Result<ServerName<'static>, XdsError> {
         let name = tls.name.as_deref().unwrap_or(self.endpoint.host());
-        ServerName::try_from(name.to_owned()).map_err(|_| ClientTlsError::NoName(name.to_owned()))
+        ServerName::try_from(name.to_owned()).map_err(|_| XdsError::NoName(name.to_owned()))
     }
 
     /// The settings of HTTP/2 on an open connection.
@@ -173,6 +189,54 @@ impl ControlPlaneConnector {
         transport::Endpoint::from_shared(format!("http://{authority}"))?
             .origin(origin.uri().clone())
             .user_agent(concat!("tollgate/", env!("CARGO_PKG_VERSION")))
+    }
+}
+
+/// An error of a connection in words, after `what` failed.
+fn words(error: &io::Error, what: &str, has_certificate: bool) -> String {
+    match TlsFailure::of(error) {
+        Some(TlsFailure::CertificateRefused(_)) if !has_certificate => {
+            TlsFailure::CertificateRequired.words(&TLS)
+        }
+        Some(failure) => failure.words(&TLS),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => CLOSED.to_owned(),
+        None => format!("{what}: {}", chain(error)),
+    }
+}
+
+/// Carries bytes between a connection and the library, notifies of the first ones, and returns why the connection
+/// ended; a peer that closed it is an unexpected end of file. The library sees that end when this future is done.
+async fn carry(
+    stream: BoxedStream,
+    library: DuplexStream,
+    first: oneshot::Sender<()>,
+) -> io::Error {
+    let (mut from_peer, mut to_peer) = split(stream);
+    let (mut from_library, mut to_library) = split(library);
+    let mut first = Some(first);
+    let mut read = pin!(async move {
+        let mut bytes = vec![0; CARRIED_BYTES];
+        loop {
+            match from_peer.read(&mut bytes).await {
+                Ok(0) => return io::ErrorKind::UnexpectedEof.into(),
+                Ok(count) => {
+                    // The receiver and the library may be gone.
+                    let _ = first.take().map(|first| first.send(()));
+                    let _ = to_library.write_all(&bytes[..count]).await;
+                }
+                Err(error) => return error,
+            }
+        }
+    });
+    let write = async {
+        match copy(&mut from_library, &mut to_peer).await {
+            Ok(_) => pending().await,
+            Err(error) => error,
+        }
+    };
+    tokio::select! {
+        end = &mut read => end,
+        error = write => timeout(LAST_WORDS, &mut read).await.unwrap_or(error),
     }
 }
 
@@ -193,111 +257,18 @@ fn target(text: &str) -> Option<Endpoint> {
     Endpoint::parse(rest, DEFAULT_PORT, BareIpv6::WithoutPort).ok()
 }
 
-/// A connection that remembers how it began and how it ended.
-pub(super) struct WatchedStream {
-    stream: BoxedStream,
-    /// Notified by the first bytes of the peer; dropped if there are none.
-    first: Option<oneshot::Sender<()>>,
-    end: ConnectionEnd,
-}
-
-/// The cause of the end of a connection; a peer that closed it is an unexpected end of file.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ConnectionEnd(Arc<Mutex<Option<io::Error>>>);
-
-impl ConnectionEnd {
-    /// The cause, if the connection has ended.
-    pub(super) fn take(&self) -> Option<io::Error> {
-        lock(&self.0).take()
-    }
-}
-
-impl WatchedStream {
-    /// The stream, a receiver that its first bytes notify, and its end.
-    pub(super) fn new(stream: BoxedStream) -> (Self, oneshot::Receiver<()>, ConnectionEnd) {
-        let (notify, first) = oneshot::channel();
-        let end = ConnectionEnd::default();
-        let watched = Self {
-            stream,
-            first: Some(notify),
-            end: end.clone(),
-        };
-        (watched, first, end)
-    }
-
-    /// Remembers the first error, and returns a copy of its kind.
-    fn fail(&mut self, error: io::Error) -> io::Error {
-        let kind = error.kind();
-        lock(&self.end.0).get_or_insert(error);
-        self.first = None;
-        kind.into()
-    }
-
-    /// As [`fail`](Self::fail), but the peer may have sent a better reason, such as an alert of TLS, before it closed.
-    fn fail_to_write(&mut self, error: io::Error, context: &mut Context<'_>) -> io::Error {
-        let mut bytes = [0; 1024];
-        let mut unread = ReadBuf::new(&mut bytes);
-        let read = Pin::new(&mut self.stream).poll_read(context, &mut unread);
-        match read {
-            Poll::Ready(Err(reason)) => self.fail(reason),
-            Poll::Ready(Ok(())) | Poll::Pending => self.fail(error),
-        }
-    }
-}
-
-impl AsyncRead for WatchedStream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let (room, before) = (buffer.remaining(), buffer.filled().len());
-        let read = ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
-        Poll::Ready(match read {
-            Err(error) => Err(self.fail(error)),
-            Ok(()) if room > 0 && buffer.filled().len() == before => {
-                self.fail(io::ErrorKind::UnexpectedEof.into());
-                Ok(())
-            }
-            Ok(()) => {
-                if let Some(first) = self.first.take() {
-                    // The receiver may have given up.
-                    let _ = first.send(());
-                }
-                Ok(())
-            }
-        })
-    }
-}
-
-impl AsyncWrite for WatchedStream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes));
-        Poll::Ready(written.map_err(|error| self.fail_to_write(error, context)))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = ready!(Pin::new(&mut self.stream).poll_flush(context));
-        Poll::Ready(flushed.map_err(|error| self.fail_to_write(error, context)))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[track_caller]
     fn check(text: &str, expected: Option<&str>) {
-        let connector = ControlPlaneConnector::new(text, None, None);
-        let target = connector.map(|connector| connector.target()).ok();
+        let connector = target(text).map(|endpoint| ControlPlaneConnector {
+            endpoint,
+            tls: None,
+            keepalive: None,
+        });
+        let target = connector.map(|connector| connector.target());
         assert_eq!(target.as_deref(), expected, "{text}");
     }
 

@@ -12,9 +12,17 @@ use crate::{
     control::{reload::Intake, xds::options::OnEmptyPush},
     foundation::{
         lock::blocking,
-        log_throttle::{BurstThrottle, Omitted},
+        log_throttle::{BurstThrottle, LogThrottle, Omitted},
+        printable::CountOf,
     },
 };
+
+/// The reason for not believing an answer without rules.
+const DOUBT: &str = "(push): the rules in use stay, because this push without rules answers a request without a \
+                     version; send it again to remove them";
+
+/// A control plane can restart empty again and again.
+static DOUBTED: LogThrottle = LogThrottle::new();
 
 /// Judges pushes, and remembers the last ones.
 #[derive(Debug)]
@@ -22,37 +30,11 @@ pub(super) struct PushJudge {
     empty: OnEmptyPush,
     rules: config::rule_defaults::Options,
     intake: Intake,
-    accepted: AcceptedPush,
-    refused: Option<RefusedPush>,
-    /// Whether an answer was not believed since the last accepted push.
-    is_doubting: bool,
-}
-
-/// The last accepted push.
-#[derive(Debug, Default)]
-struct AcceptedPush {
-    /// Empty if there is none.
-    version: String,
-    digest: Option<[u8; 32]>,
-}
-
-/// A push that was refused.
-#[derive(Clone, Debug)]
-pub(super) struct RefusedPush {
-    pub digest: [u8; 32],
-    /// All problems with it.
-    pub reason: String,
-}
-
-/// Why a push is not taken into use.
-#[derive(Clone, Debug)]
-pub(super) enum Objection {
-    Refused(RefusedPush),
-    /// It has no rules, and is perhaps the answer of a control plane that does not know its rules yet.
-    Doubted {
-        /// Whether it is the first since the last accepted push.
-        is_first: bool,
-    },
+    /// Of the last accepted push; empty if there is none.
+    pub version: String,
+    accepted: Option<[u8; 32]>,
+    /// The digest of the push that was refused last, and all problems with it.
+    refused: Option<([u8; 32], String)>,
 }
 
 impl PushJudge {
@@ -66,15 +48,10 @@ impl PushJudge {
             empty,
             rules,
             intake,
-            accepted: AcceptedPush::default(),
+            version: String::new(),
+            accepted: None,
             refused: None,
-            is_doubting: false,
         }
-    }
-
-    /// The version in use; empty if there is none.
-    pub(super) fn version(&self) -> &str {
-        &self.accepted.version
     }
 
     /// Takes a push into use, unless it equals the rules in use or the one refused last. `asked_for_all` means that
@@ -88,30 +65,31 @@ impl PushJudge {
         push: Push,
         version: String,
         asked_for_all: bool,
-    ) -> Result<(), Objection> {
-        if asked_for_all && self.is_doubtful(&push) {
-            let is_first = !std::mem::replace(&mut self.is_doubting, true);
-            return Err(Objection::Doubted { is_first });
-        }
+    ) -> Result<(), String> {
         let digest = push.digest();
-        if let Some(refused) = &self.refused
-            && refused.digest == digest
-        {
-            return Err(Objection::Refused(refused.clone()));
+        if asked_for_all && self.is_doubtful(&push) {
+            if DOUBTED.may_log() {
+                tracing::warn!(
+                    "the control plane sent no rules when asked for all after a reconnect, as one does that has just \
+                     started; the rules stay as they are until it sends others (TOLLGATE_XDS_EMPTY_PUSH=always, \
+                     --xds-empty-push always, accepts such an answer)"
+                );
+            }
+            return Err(DOUBT.to_owned());
         }
-        if self.accepted.digest != Some(digest)
+        match &self.refused {
+            Some((refused, reason)) if *refused == digest => return Err(reason.clone()),
+            _ => {}
+        }
+        if self.accepted != Some(digest)
             && let Err(reason) = self.take(push).await
         {
-            let refused = RefusedPush { digest, reason };
-            self.refused = Some(refused.clone());
-            return Err(Objection::Refused(refused));
+            self.refused = Some((digest, reason.clone()));
+            return Err(reason);
         }
         self.refused = None;
-        self.is_doubting = false;
-        self.accepted = AcceptedPush {
-            version,
-            digest: Some(digest),
-        };
+        self.version = version;
+        self.accepted = Some(digest);
         Ok(())
     }
 
@@ -162,57 +140,45 @@ const MAX_LOGGED_BYTES: usize = 4 << 10;
 static REFUSED: BurstThrottle = BurstThrottle::new(30);
 
 /// The errors for the control plane, one per line.
-pub(super) fn refusal(problems: &[Problem]) -> String {
-    joined(&errors(problems), "\n", usize::MAX, MAX_REFUSAL_BYTES)
+fn refusal(problems: &[Problem]) -> String {
+    joined(problems, "\n", usize::MAX, MAX_REFUSAL_BYTES)
 }
 
 /// Logs a refused push in one line, with its first errors.
-pub(super) fn log(problems: &[Problem]) {
+fn log(problems: &[Problem]) {
     let Some(omitted) = REFUSED.may_log() else {
         return;
     };
-    let errors = errors(problems);
-    let count = match errors.iter().map(|error| error.count()).sum() {
-        1_usize => "1 error".to_owned(),
-        count => format!("{count} errors"),
-    };
-    let text = joined(&errors, "; ", MAX_LOGGED, MAX_LOGGED_BYTES);
+    let count = CountOf(errors(problems).map(Problem::count).sum(), "error");
+    let text = joined(problems, "; ", MAX_LOGGED, MAX_LOGGED_BYTES);
     tracing::error!(
         "the push is refused for {count}, and the rules stay as they are: {text}{}",
         Omitted(omitted, "refused pushes")
     );
 }
 
-fn errors(problems: &[Problem]) -> Vec<&Problem> {
+fn errors(problems: &[Problem]) -> impl Iterator<Item = &Problem> {
     let errors = problems.iter();
-    errors
-        .filter(|problem| !problem.fault.is_warning())
-        .collect()
+    errors.filter(|problem| !problem.fault.is_warning())
 }
 
 /// The first errors, at most `count`, in about `bytes`, and how many more there are.
-fn joined(errors: &[&Problem], separator: &str, count: usize, bytes: usize) -> String {
-    let mut text = String::new();
-    let mut shown = 0;
-    let is_listed = |error: &&&Problem| !matches!(error.fault, Fault::More { .. });
-    for error in errors.iter().filter(is_listed) {
-        if shown == count || text.len() >= bytes {
+fn joined(problems: &[Problem], separator: &str, count: usize, bytes: usize) -> String {
+    let (mut text, mut shown) = (String::new(), 0);
+    let listed = errors(problems).filter(|error| !matches!(error.fault, Fault::More { .. }));
+    for error in listed.take(count) {
+        if text.len() >= bytes {
             break;
         }
-        if shown > 0 {
-            text.push_str(separator);
-        }
+        let separator = if shown > 0 { separator } else { "" };
+        let _ = write!(text, "{separator}{error}");
         shown += 1;
-        let error = error.to_string();
-        let room = bytes.saturating_sub(text.len());
-        if error.len() <= room {
-            text.push_str(&error);
-        } else {
-            text.push_str(&error[..error.floor_char_boundary(room)]);
-            text.push('…');
-        }
     }
-    let all: usize = errors.iter().map(|error| error.count()).sum();
+    if text.len() > bytes {
+        text.truncate(text.floor_char_boundary(bytes));
+        text.push('…');
+    }
+    let all: usize = errors(problems).map(Problem::count).sum();
     if all > shown {
         let _ = write!(text, "{separator}and {} more", all - shown);
     }

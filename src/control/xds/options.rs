@@ -1,6 +1,6 @@
 //! How to get rules from a control plane: its address, TLS, the identity of this process, and the errors in them.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use prost_types::{Struct, Value, value::Kind};
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
@@ -14,8 +14,7 @@ use crate::{
 /// gRPC's default for the largest message, 4 MiB.
 pub(crate) const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
 
-/// How to get rules from a control plane.
-#[derive(Clone)]
+/// How to get rules from a control plane. It is not printed: fields may be secret.
 pub(crate) struct Options {
     /// `host:port` or `unix:path`, as gRPC writes targets.
     pub server: String,
@@ -36,16 +35,6 @@ pub(crate) struct Options {
     pub keepalive: Option<Duration>,
 }
 
-impl fmt::Debug for Options {
-    /// Omits fields that may be secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
-            .field("server", &self.server)
-            .field("node_id", &self.node_id)
-            .finish_non_exhaustive()
-    }
-}
-
 /// The effect of a push without any rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnEmptyPush {
@@ -58,37 +47,28 @@ pub(crate) enum OnEmptyPush {
     Always,
 }
 
-/// Why the client cannot start.
+/// Why the client cannot start. Every message names the file or the setting at fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum XdsError {
-    #[error("CONFIG_GRPC_XDS_SERVER_URL (--xds-server)")]
-    Server(#[from] BadServer),
+    #[error(
+        "CONFIG_GRPC_XDS_SERVER_URL (--xds-server): `{0}` is not an address; write host:port or unix:/path"
+    )]
+    Server(String),
     #[error(
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS (--xds-headers): item {0} is not NAME:VALUE"
     )]
     Header(usize),
-    #[error("TLS to the control plane")]
-    Tls(#[from] ClientTlsError),
-}
-
-/// The address cannot be parsed.
-#[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not an address; write host:port or unix:/path")]
-pub(crate) struct BadServer(pub(super) String);
-
-/// Why TLS cannot be set up. Every message names the file or the setting at fault.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientTlsError {
     #[error(
-        "CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) \
-             need each other"
+        "TLS to the control plane: CONFIG_GRPC_XDS_CLIENT_TLS_CERT (--xds-tls-cert) and \
+         CONFIG_GRPC_XDS_CLIENT_TLS_KEY (--xds-tls-key) need each other"
     )]
     Half,
     #[error(
-        "`{0}` cannot be the name in a certificate; set CONFIG_GRPC_XDS_SERVER_TLS_SAN (--xds-tls-san)"
+        "TLS to the control plane: `{0}` cannot be the name in a certificate; set CONFIG_GRPC_XDS_SERVER_TLS_SAN \
+         (--xds-tls-san)"
     )]
     NoName(String),
-    #[error(transparent)]
+    #[error("TLS to the control plane")]
     Files(#[from] TlsError),
 }
 
@@ -104,11 +84,11 @@ pub(crate) struct ControlPlaneTls {
 }
 
 impl ControlPlaneTls {
-    pub(super) fn files(&self) -> Result<ClientTls, ClientTlsError> {
+    pub(super) fn files(&self) -> Result<ClientTls, XdsError> {
         let pair = match (self.certificate.clone(), self.key.clone()) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some((certificate, key)),
-            _ => return Err(ClientTlsError::Half),
+            _ => return Err(XdsError::Half),
         };
         Ok(ClientTls {
             ca: self.ca.clone(),
@@ -119,18 +99,18 @@ impl ControlPlaneTls {
     }
 }
 
-/// The node of requests, with free-form `metadata`.
-pub(super) fn node(id: String, metadata: Vec<(String, String)>) -> Node {
-    let value = |text| Value {
-        kind: Some(Kind::StringValue(text)),
+/// The node of requests, with free-form metadata.
+pub(super) fn node(options: &Options) -> Node {
+    let value = |text: &String| Value {
+        kind: Some(Kind::StringValue(text.clone())),
     };
+    let metadata = options.node_metadata.iter();
     let fields: BTreeMap<_, _> = metadata
-        .into_iter()
-        .map(|(key, text)| (key, value(text)))
+        .map(|(key, text)| (key.clone(), value(text)))
         .collect();
     let version = env!("CARGO_PKG_VERSION").to_owned();
     Node {
-        id,
+        id: options.node_id.clone(),
         cluster: String::new(),
         metadata: (!fields.is_empty()).then_some(Struct { fields }),
         user_agent_name: "tollgate".to_owned(),

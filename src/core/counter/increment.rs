@@ -270,6 +270,8 @@ pub struct CounterState {
     pub is_cached: bool,
     /// Whether it was answered without the store, which does not reply.
     pub is_degraded: bool,
+    /// Whether memory had no room for a counter of its own, so that it shares one with others or has none.
+    pub lacks_room: bool,
     /// When the counter changes; `None` if its window determines that.
     pub ends: Option<ResetTimes>,
     /// Where a bucket was reserved from.
@@ -292,6 +294,7 @@ impl From<u64> for CounterState {
             is_charged: true,
             is_cached: false,
             is_degraded: false,
+            lacks_room: false,
             ends: None,
             place: BucketPlace::default(),
         }

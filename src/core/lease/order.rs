@@ -82,6 +82,8 @@ pub(crate) enum OrderOutcome {
     Settled { leased: u64, cost: u64 },
     /// The stream ended without a cost, and what was reserved is given back.
     Released { leased: u64 },
+    /// The stream ended without a cost, and what was reserved stays charged.
+    Kept { leased: u64 },
     /// No token of these counters came, so the cost is charged in full.
     Unknown { cost: u64 },
     /// Nothing was reserved, so the cost is charged in full.
@@ -196,11 +198,16 @@ impl<'a> OrdersOfTarget<'a> {
         };
         let is_settled = |text: &&[u8]| self.settles.iter().any(|(other, _)| other == text);
         let releases = self.releases.iter().filter(|text| !is_settled(text));
-        let releases = releases.filter(|_| reserve.missing == MissingCost::Zero);
         let settles = self.settles.iter().map(|&(text, cost)| (text, cost, false));
         let ends = settles.chain(releases.map(|&text| (text, Some(0), true)));
         for (text, cost, is_release) in ends {
+            let is_kept = is_release && reserve.missing == MissingCost::Estimate;
             let (outcome, is_late) = match target.lease(text, |epoch| memory.knows(epoch), now) {
+                Some(lease) if is_kept => {
+                    let leased = lease.hits();
+                    (OrderOutcome::Kept { leased }, false)
+                }
+                None if is_kept => continue,
                 Some(lease) if memory.is_first(lease.id, target.mark()) => {
                     // Without a number the cost is what was reserved.
                     let leased = lease.hits();

@@ -1,39 +1,27 @@
-//! The wildcards of one level: finds the first that an entry matches, without trying them all.
+//! The wildcards of one level: finds the first that an entry matches, trying them in turn.
 //!
-//! The texts before the first `*` of a pattern and after its last one have to occur literally. Patterns
-//! without other texts are therefore indexed by the lengths of these two, their shape, and by a hash of their bytes.
-//! An entry is looked up once per shape: rule files have few shapes, however many patterns. Patterns with
-//! further texts between their stars are found by these.
+//! The texts before the first `*` of a pattern and after its last one, its ends, are compared where they stand. The
+//! texts between its stars, its pieces, can stand anywhere: those of all patterns are found in one pass over the text,
+//! so that the time of a long text does not grow with the number of patterns.
 
-use std::{
-    collections::{HashMap, HashSet},
-    hash::BuildHasher as _,
-    ops::Range,
-    sync::OnceLock,
-};
+use std::{collections::HashMap, mem, ops::Range, sync::OnceLock};
 
-use foldhash::fast::RandomState;
+use aho_corasick::{Anchored, automaton::Automaton as _, nfa::contiguous::NFA};
 use memchr::memmem;
-
-use super::middles::{MiddleSearch, take_steps};
 
 use crate::core::request::Entry;
 
-/// Up to this many wildcards are tried one after the other, which is cheaper than a lookup.
-const FEW: usize = 4;
+/// A shorter pattern or piece counts as one of this many bytes: to try it takes time however short it is.
+const LEAST_BYTES: usize = 16;
 
 /// Wildcards in order of declaration, each with its target.
 #[derive(Debug)]
 pub(super) struct Wildcards<T> {
     all: Vec<(Wildcard, T)>,
-    shapes: HashSet<Shape, RandomState>,
-    /// Wildcards without middles by the hash of their shape and literal ends; their indices ascend. Hash collisions can
-    /// add wildcards that do not match.
-    filed: HashMap<u64, Vec<usize>, RandomState>,
-    hasher: RandomState,
-    /// Those with middles in the key and in the value, or in the joined text; made when it is first needed, which is
-    /// the check of the rules.
-    with_middles: OnceLock<[Option<Box<MiddleSearch>>; 2]>,
+    /// The bytes of all patterns.
+    bytes: usize,
+    /// Made when it is first needed, which is the check of the rules; `None` if no pattern has pieces.
+    pieces: OnceLock<Option<Box<Pieces>>>,
 }
 
 // A derived implementation would require `T: Default`.
@@ -41,57 +29,27 @@ impl<T> Default for Wildcards<T> {
     fn default() -> Self {
         Self {
             all: Vec::new(),
-            shapes: HashSet::default(),
-            filed: HashMap::default(),
-            hasher: RandomState::default(),
-            with_middles: OnceLock::new(),
+            bytes: 0,
+            pieces: OnceLock::new(),
         }
-    }
-}
-
-/// The numbers of literal bytes at the beginnings and the ends of a key and a value. Joined, these are
-/// one text, and the second item is empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Shape([Affixes<usize>; 2]);
-
-/// A property of a text's beginning and of its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Affixes<T> {
-    prefix: T,
-    suffix: T,
-}
-
-impl Affixes<usize> {
-    /// The literal ends of `text`, or `None` if it is too short for both.
-    fn of(self, text: &[u8]) -> Option<Affixes<&[u8]>> {
-        let rest = text.len().checked_sub(self.suffix)?;
-        let prefix = text[..rest].get(..self.prefix)?;
-        Some(Affixes {
-            prefix,
-            suffix: &text[rest..],
-        })
     }
 }
 
 impl<T: Copy> Wildcards<T> {
     /// Appends `wildcard`.
     pub(super) fn push(&mut self, wildcard: Wildcard, leads_to: T) {
-        self.with_middles = OnceLock::new();
-        if wildcard.place_of_middles().is_none() {
-            let ends = wildcard.ends();
-            let shape = Shape(ends.map(|ends| Affixes {
-                prefix: ends.prefix.len(),
-                suffix: ends.suffix.len(),
-            }));
-            let hash = self.hash(shape, ends);
-            self.shapes.insert(shape);
-            self.filed.entry(hash).or_default().push(self.all.len());
-        }
+        self.pieces = OnceLock::new();
+        self.bytes += wildcard.bytes().max(LEAST_BYTES);
         self.all.push((wildcard, leads_to));
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// The bytes of all patterns, each and each piece counted as [`LEAST_BYTES`] at least.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The targets of all wildcards, in order of declaration.
@@ -101,58 +59,26 @@ impl<T: Copy> Wildcards<T> {
 
     /// The target of the first wildcard that matches.
     pub(super) fn first(&self, entry: &Entry<'_>, joined: &[u8]) -> Option<T> {
-        if self.all.len() <= FEW {
-            let mut all = self.all.iter();
-            return all.find_map(|(wildcard, to)| wildcard.matches(entry, joined).then_some(*to));
-        }
-        let is_apart = matches!(self.all[0].0, Wildcard::Apart(..));
-        let texts = if is_apart {
-            [entry.key, entry.value]
-        } else {
-            [joined, b""]
+        let plain = self
+            .all
+            .iter()
+            .position(|(wildcard, _)| !wildcard.has_pieces() && wildcard.matches(entry, joined));
+        let first = plain.unwrap_or(self.all.len());
+        let Some(pieces) = self.pieces() else {
+            return self.all.get(first).map(|(_, to)| *to);
         };
-        let mut first = self.all.len();
-        for shape in &self.shapes {
-            let [Some(key), Some(value)] = [0, 1].map(|at| shape.0[at].of(texts[at])) else {
-                continue;
-            };
-            let filed = self.filed.get(&self.hash(*shape, [key, value]));
-            for &index in filed.into_iter().flatten() {
-                if index >= first {
-                    break;
-                }
-                if self.all[index].0.matches(entry, joined) {
-                    first = index;
-                }
-            }
-        }
-        for (place, (search, text)) in self.with_middles().iter().zip(texts).enumerate() {
-            if let Some(search) = search {
-                first = search.first(text, first, |index| {
-                    self.all[index].0.room(place, entry, joined)
-                });
-            }
-        }
+        let text = match self.all[0].0 {
+            Wildcard::Joined(_) => joined,
+            Wildcard::Apart(..) => entry.value,
+        };
+        let room = |index: usize| self.all[index].0.room(entry, text);
+        let first = pieces.first(text, first, room);
         self.all.get(first).map(|(_, to)| *to)
     }
 
-    fn with_middles(&self) -> &[Option<Box<MiddleSearch>>; 2] {
-        self.with_middles.get_or_init(|| {
-            [0, 1].map(|place| {
-                let all = self.all.iter().enumerate();
-                let found = all.filter_map(|(index, (wildcard, _))| {
-                    let is_here = wildcard.place_of_middles() == Some(place);
-                    is_here.then(|| (index, wildcard.pattern(place).pieces()))
-                });
-                MiddleSearch::new(found).map(Box::new)
-            })
-        })
-    }
-
-    fn hash(&self, shape: Shape, ends: [Affixes<&[u8]>; 2]) -> u64 {
-        let bytes = |ends: &Affixes<&[u8]>| ends.prefix.len() + ends.suffix.len();
-        take_steps(1 + ends.iter().map(bytes).sum::<usize>());
-        self.hasher.hash_one((shape, ends))
+    fn pieces(&self) -> Option<&Pieces> {
+        let make = || Pieces::of(self.all.iter().map(|(wildcard, _)| wildcard)).map(Box::new);
+        self.pieces.get_or_init(make).as_deref()
     }
 }
 
@@ -175,47 +101,6 @@ impl Wildcard {
         Some(Self::Apart(pattern(key), value.map(pattern)))
     }
 
-    /// The literal ends of texts that match: of the key and of the value, or of both joined.
-    fn ends(&self) -> [Affixes<&[u8]>; 2] {
-        match self {
-            Self::Joined(pattern) => [pattern.ends(), Affixes::default()],
-            Self::Apart(key, value) => {
-                let value = value.as_ref().map_or_else(Affixes::default, Pattern::ends);
-                [key.ends(), value]
-            }
-        }
-    }
-
-    /// Which of its texts has middles: 0 for the key or the joined text, 1 for the value; if both have, the value.
-    fn place_of_middles(&self) -> Option<usize> {
-        let has_middles = |pattern: &Pattern| pattern.pieces().next().is_some();
-        match self {
-            Self::Apart(_, Some(value)) if has_middles(value) => Some(1),
-            Self::Apart(pattern, _) | Self::Joined(pattern) => has_middles(pattern).then_some(0),
-        }
-    }
-
-    fn pattern(&self, place: usize) -> &Pattern {
-        match self {
-            Self::Apart(_, Some(value)) if place == 1 => value,
-            Self::Apart(pattern, _) | Self::Joined(pattern) => pattern,
-        }
-    }
-
-    /// The part of the text at `place` in which the middles can stand, if all else matches.
-    fn room(&self, place: usize, entry: &Entry<'_>, joined: &[u8]) -> Option<Range<usize>> {
-        let (text, fits) = match self {
-            Self::Joined(_) => (joined, true),
-            Self::Apart(key, _) if place == 1 => (entry.value, key.matches(entry.key)),
-            Self::Apart(_, value) => {
-                let fits = |value: &Pattern| value.matches(entry.value);
-                (entry.key, value.as_ref().is_none_or(fits))
-            }
-        };
-        let room = self.pattern(place).room(text)?;
-        fits.then_some(room)
-    }
-
     pub(super) fn matches(&self, entry: &Entry<'_>, joined: &[u8]) -> bool {
         match self {
             Self::Joined(pattern) => pattern.matches(joined),
@@ -225,30 +110,60 @@ impl Wildcard {
             }
         }
     }
+
+    /// The pattern of the text that an end user can make long. Keys are short: the proxy chooses them.
+    fn searched(&self) -> Option<&Pattern> {
+        match self {
+            Self::Joined(pattern) => Some(pattern),
+            Self::Apart(_, value) => value.as_ref(),
+        }
+    }
+
+    fn has_pieces(&self) -> bool {
+        self.searched()
+            .is_some_and(|pattern| !pattern.pieces.is_empty())
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Joined(pattern) => pattern.bytes,
+            Self::Apart(key, value) => key.bytes + value.as_ref().map_or(0, |value| value.bytes),
+        }
+    }
+
+    /// The part of `text` in which the pieces have to stand, if all else matches.
+    fn room(&self, entry: &Entry<'_>, text: &[u8]) -> Option<Range<usize>> {
+        match self {
+            Self::Apart(key, _) if !key.matches(entry.key) => None,
+            Self::Apart(..) | Self::Joined(_) => self.searched()?.room(text),
+        }
+    }
 }
 
 /// A text in which every `*` stands for any bytes, none included.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern {
     prefix: Box<[u8]>,
-    middle: Box<[Box<[u8]>]>,
+    /// The texts between two `*`, of which none is empty.
+    pieces: Box<[Box<[u8]>]>,
     /// `None` if there is no `*`: the prefix is then the whole text.
     suffix: Option<Box<[u8]>>,
+    /// Of the pattern itself, each piece counted as [`LEAST_BYTES`] at least.
+    bytes: usize,
 }
 
 impl Pattern {
     /// The pattern that `text` spells, or `None` if it has no `*`.
     pub(super) fn new(text: &[u8]) -> Option<Self> {
-        let mut pieces: Vec<Box<[u8]>> = text.split(|&byte| byte == b'*').map(Into::into).collect();
-        if pieces.len() < 2 {
-            return None;
-        }
-        let suffix = pieces.pop()?;
-        let prefix = pieces.remove(0);
+        let mut parts = text.split(|&byte| byte == b'*');
+        let (prefix, suffix) = (parts.next()?, parts.next_back()?);
+        let pieces = parts.filter(|piece| !piece.is_empty());
+        let added = |piece: &[u8]| LEAST_BYTES.saturating_sub(piece.len());
         Some(Self {
-            prefix,
-            middle: pieces.into(),
-            suffix: Some(suffix),
+            prefix: prefix.into(),
+            bytes: text.len() + pieces.clone().map(added).sum::<usize>(),
+            pieces: pieces.map(Into::into).collect(),
+            suffix: Some(suffix.into()),
         })
     }
 
@@ -256,54 +171,170 @@ impl Pattern {
     fn exactly(text: &[u8]) -> Self {
         Self {
             prefix: text.into(),
-            middle: Box::default(),
+            pieces: Box::default(),
             suffix: None,
+            bytes: text.len(),
         }
     }
 
-    fn ends(&self) -> Affixes<&[u8]> {
-        Affixes {
-            prefix: &self.prefix,
-            suffix: self.suffix.as_deref().unwrap_or_default(),
-        }
-    }
-
-    /// The texts between two `*`.
-    fn pieces(&self) -> impl Iterator<Item = &[u8]> {
-        let pieces = self.middle.iter().map(|piece| &**piece);
-        pieces.filter(|piece| !piece.is_empty())
-    }
-
-    /// The part of `text` between the literal ends, if they fit.
+    /// The part of `text` between the ends, if they fit.
     fn room(&self, text: &[u8]) -> Option<Range<usize>> {
-        let ends = self.ends();
-        take_steps(1 + text.len().min(ends.prefix.len() + ends.suffix.len()));
-        let rest = text.strip_prefix(&*self.prefix)?;
-        let between = match &self.suffix {
-            Some(suffix) => rest.strip_suffix(&**suffix)?,
-            None if rest.is_empty() => rest,
-            None => return None,
-        };
+        let suffix = self.suffix.as_deref();
         let begin = self.prefix.len();
-        Some(begin..begin + between.len())
+        let end = text.len().checked_sub(suffix.map_or(0, <[u8]>::len))?;
+        // An empty text has no memory, and comparing it takes 40 ns on a processor with masked loads.
+        let is_at = |at: usize, part: &[u8]| part.is_empty() || text[at..].starts_with(part);
+        let is_whole = suffix.is_some() || begin == end;
+        let fits = begin <= end && is_whole && is_at(0, &self.prefix);
+        (fits && is_at(end, suffix.unwrap_or_default())).then_some(begin..end)
     }
 
-    /// Whether all of `text` matches. The pieces between two `*` are matched at their first occurrence,
-    /// which leaves the most text for the pieces after them; no two pieces may share a byte.
+    /// Whether all of `text` matches. Pieces are matched at their first occurrence, which leaves the most text for
+    /// those after them; no two pieces may share a byte.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
         let Some(room) = self.room(text) else {
             return false;
         };
         let mut rest = &text[room];
-        for piece in self.pieces() {
+        self.pieces.iter().all(|piece| {
             let found = memmem::find(rest, piece);
-            take_steps(found.map_or(rest.len(), |at| at + piece.len()));
-            let Some(at) = found else {
-                return false;
-            };
-            rest = &rest[at + piece.len()..];
+            found
+                .inspect(|at| rest = &rest[at + piece.len()..])
+                .is_some()
+        })
+    }
+}
+
+/// The pieces of all patterns of a level.
+#[derive(Debug)]
+struct Pieces {
+    /// Finds all of them.
+    search: NFA,
+    /// For each piece, the patterns that begin with it, ascending.
+    begins: Vec<Vec<usize>>,
+    /// For each pattern, the numbers of its pieces, in order; empty if it has none.
+    of_patterns: Vec<Box<[usize]>>,
+}
+
+/// A pattern of which some pieces were found.
+struct Waiting {
+    pattern: usize,
+    found: usize,
+    /// Where the next piece can begin and has to end.
+    room: Range<usize>,
+}
+
+impl Pieces {
+    fn of<'w>(wildcards: impl Iterator<Item = &'w Wildcard>) -> Option<Self> {
+        let mut texts: Vec<&[u8]> = Vec::new();
+        let mut known: HashMap<&[u8], usize> = HashMap::new();
+        let mut number = |piece: &'w [u8]| {
+            *known.entry(piece).or_insert_with(|| {
+                texts.push(piece);
+                texts.len() - 1
+            })
+        };
+        let of_patterns = wildcards.map(|wildcard| {
+            let pieces = wildcard
+                .searched()
+                .map_or(&[][..], |pattern| &pattern.pieces);
+            pieces.iter().map(|piece| number(piece)).collect()
+        });
+        let of_patterns: Vec<Box<[usize]>> = of_patterns.collect();
+        if texts.is_empty() {
+            return None;
         }
-        true
+        let mut begins = vec![Vec::new(); texts.len()];
+        for (pattern, pieces) in of_patterns.iter().enumerate() {
+            pieces
+                .first()
+                .inspect(|piece| begins[**piece].push(pattern));
+        }
+        Some(Self {
+            search: NFA::new(&texts).expect("rule files are far below its bounds"),
+            begins,
+            of_patterns,
+        })
+    }
+
+    /// The first pattern below `before` whose pieces stand in `text` one after the other, or `before`. `room` returns
+    /// the part of the text in which those of a pattern can stand, or `None` if the pattern does not match for
+    /// another reason; it is asked at most once for each pattern.
+    fn first(
+        &self,
+        text: &[u8],
+        before: usize,
+        room: impl Fn(usize) -> Option<Range<usize>>,
+    ) -> usize {
+        let mut first = before;
+        // For each piece, the patterns that wait for it.
+        let mut waiting: Vec<Vec<Waiting>> = Vec::new();
+        let mut is_begun = vec![false; self.begins.len()];
+        // How many pieces of patterns were found, and for each piece this number where it was the longest that ended at
+        // a place, and no pattern waited for it or for those within it.
+        let mut found = 1_usize;
+        let mut quiet = vec![0; self.begins.len()];
+        let start = self.search.start_state(Anchored::No);
+        let mut state = start.expect("a search may begin anywhere");
+        for (end, byte) in (1..).zip(text) {
+            state = self.search.next_state(Anchored::No, state, *byte);
+            if !self.search.is_match(state) {
+                continue;
+            }
+            let longest = self.search.match_pattern(state, 0).as_usize();
+            if quiet[longest] == found {
+                continue;
+            }
+            waiting.resize_with(self.begins.len(), Vec::new);
+            let (found_before, mut is_quiet) = (found, true);
+            for index in 0..self.search.match_len(state) {
+                let piece = self.search.match_pattern(state, index);
+                let start = end - self.search.pattern_len(piece);
+                let number = piece.as_usize();
+                let mut here = mem::take(&mut waiting[number]);
+                if !mem::replace(&mut is_begun[number], true) {
+                    let begins = self.begins[number].iter().copied();
+                    let begun = begins.take_while(|pattern| *pattern < first);
+                    here.extend(begun.filter_map(|pattern| {
+                        let room = room(pattern)?;
+                        Some(Waiting {
+                            pattern,
+                            found: 0,
+                            room,
+                        })
+                    }));
+                }
+                if here.is_empty() {
+                    continue;
+                }
+                here.retain_mut(|own| {
+                    if own.pattern >= first || own.room.end < end {
+                        return false;
+                    }
+                    if own.room.start > start {
+                        return true;
+                    }
+                    // The first place leaves the most room for the others.
+                    found += 1;
+                    match self.of_patterns[own.pattern].get(own.found + 1) {
+                        Some(next) => waiting[*next].push(Waiting {
+                            pattern: own.pattern,
+                            found: own.found + 1,
+                            room: end..own.room.end,
+                        }),
+                        None => first = own.pattern,
+                    }
+                    false
+                });
+                here.append(&mut waiting[number]);
+                is_quiet &= here.is_empty();
+                waiting[number] = here;
+            }
+            if is_quiet {
+                quiet[longest] = found_before;
+            }
+        }
+        first
     }
 }
 
@@ -312,7 +343,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::matcher::middles::steps_taken;
 
     /// The first wildcard that matches, found by trying all.
     fn scan(all: &[Wildcard], entry: &Entry<'_>, joined: &[u8]) -> Option<usize> {
@@ -355,93 +385,6 @@ mod tests {
             });
             check(all.collect(), &entry);
         }
-    }
-
-    /// A wildcard of the joined text, or one of the value after its `k_`.
-    fn wildcard(pattern: &str, is_joined: bool) -> Wildcard {
-        let value = pattern.strip_prefix("k_").unwrap_or(pattern);
-        if is_joined {
-            Wildcard::Joined(Pattern::new(pattern.as_bytes()).unwrap())
-        } else {
-            Wildcard::apart(b"k", Some(value.as_bytes())).unwrap()
-        }
-    }
-
-    /// The steps of a search for the wildcards that `shape` makes of each number, in a value for which most of a piece is
-    /// found again and again.
-    fn steps(shape: impl Fn(usize) -> Wildcard, rules: usize, bytes: usize) -> usize {
-        let mut wildcards = Wildcards::default();
-        for number in 0..rules {
-            wildcards.push(shape(number), number);
-        }
-        let value = b"badbo".repeat(bytes / 5);
-        let entry = Entry {
-            key: b"k",
-            value: &value,
-        };
-        let joined = [b"k_", &value[..]].concat();
-        // The index is made once, before the first search.
-        let _ = wildcards.first(&entry, &joined);
-        steps_taken();
-        assert_eq!(wildcards.first(&entry, &joined), None);
-        steps_taken()
-    }
-
-    /// An end user chooses the value and its length, which a few dozen kB bound.
-    #[test]
-    fn steps_grow_with_the_value_and_not_with_the_value_times_the_rules() {
-        type Shape = fn(usize) -> String;
-        let shapes: [(Shape, usize); 5] = [
-            (|number| format!("k_*badbot{number}*"), 1),
-            (|number| format!("k_*bad*botx{number}*"), 2),
-            (|number| format!("*b*a*d*z{number}*"), 3),
-            (|number| format!("k_badbo{number}*"), 1),
-            (
-                |number| format!("*{}z{number}*", "badbo*".repeat(number)),
-                1,
-            ),
-        ];
-        let both = shapes
-            .iter()
-            .flat_map(|shape| [(shape, true), (shape, false)]);
-        for (at, ((shape, pieces), is_joined)) in both.enumerate() {
-            let shape = |number| wildcard(&shape(number), is_joined);
-            for bytes in [1_000, 10_000, 60_000] {
-                let few = steps(shape, 30, bytes);
-                assert!(few <= 2 * pieces * bytes + 2_000, "{at}: {few} for {bytes}");
-                let more = steps(shape, 300, bytes);
-                // Each piece of each rule at most once more.
-                let bound = few + 300 * 300;
-                assert!(more <= bound, "{at}: {few} and {more} for {bytes}");
-                let longer = steps(shape, 300, 2 * bytes);
-                assert!(10 * longer <= 22 * more, "{at}: {more} and {longer}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_look_and_each_byte_that_is_compared_are_a_step() {
-        for (pattern, text, expected) in [
-            ("ab*c", "abxc", 1 + 3),
-            ("ab*c", "x", 1 + 1),
-            ("a*bc*", "axxxbc", 1 + 1 + 5),
-            ("a*bc*", "axxxb", 1 + 1 + 4),
-        ] {
-            let pattern = Pattern::new(pattern.as_bytes()).unwrap();
-            steps_taken();
-            pattern.matches(text.as_bytes());
-            assert_eq!(steps_taken(), expected, "{text}");
-        }
-        // All have one shape, and none of them is filed under these ends.
-        let mut wildcards = Wildcards::default();
-        for number in 0..=FEW {
-            wildcards.push(wildcard(&format!("k_{number}*z"), true), number);
-        }
-        let (key, value) = (b"k", b"xyz");
-        let entry = Entry { key, value };
-        steps_taken();
-        assert_eq!(wildcards.first(&entry, b"k_xyz"), None);
-        assert_eq!(steps_taken(), 1 + 4);
     }
 
     #[test]

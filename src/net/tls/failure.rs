@@ -30,7 +30,48 @@ pub(crate) enum TlsFailure {
     NotTls,
 }
 
+/// The settings that decide on TLS to a server, as its operator knows them.
+#[derive(Debug)]
+pub(crate) struct TlsSettingNames {
+    /// Those of this client's certificate and key.
+    pub certificate: &'static str,
+    /// That of the trusted authorities.
+    pub authorities: &'static str,
+    /// That of the name in the certificate.
+    pub name: &'static str,
+}
+
 impl TlsFailure {
+    /// The failure in words, with the setting that changes it.
+    pub(crate) fn words(&self, settings: &TlsSettingNames) -> String {
+        let TlsSettingNames {
+            certificate,
+            authorities,
+            name,
+        } = settings;
+        match self {
+            Self::CertificateRefused(reason) => {
+                format!("it refuses our certificate: {reason}; see {certificate}")
+            }
+            Self::CertificateRequired => {
+                format!("it requires a client certificate: set {certificate}")
+            }
+            Self::Alert(alert) => format!("its TLS ends with an alert: {alert}"),
+            Self::Untrusted => {
+                format!("its certificate is not signed by a trusted authority; see {authorities}")
+            }
+            Self::OtherName { has_short_wildcard } => {
+                let rule = match has_short_wildcard {
+                    true => ": a wildcard must have at least two labels after the star",
+                    false => "",
+                };
+                format!("its certificate is for another host{rule}; see {name}")
+            }
+            Self::Invalid(reason) => format!("its certificate cannot be accepted: {reason}"),
+            Self::NotTls => "its answer is not TLS: does this port speak TLS?".to_owned(),
+        }
+    }
+
     /// The failure behind `error`, if it is one of TLS that is listed here.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         match error.get_ref()?.downcast_ref()? {
@@ -130,7 +171,7 @@ fn is_short_wildcard(presented: &str, expected: &ServerName<'_>) -> bool {
 
 /// Why a handshake with a client failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandshakeFailure {
+pub(crate) enum HandshakeFailure {
     /// The client has to show a certificate and showed none.
     NoCertificate,
     /// Another authority signed the client's certificate.
@@ -151,7 +192,7 @@ pub enum HandshakeFailure {
 }
 
 impl HandshakeFailure {
-    pub const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::NoCertificate,
         Self::UnknownCa,
         Self::AuthorityCertificate,

@@ -18,7 +18,7 @@ use crate::{
 
 /// Statistics of rule loads.
 #[derive(Debug, Default)]
-pub(super) struct ConfigStats {
+pub(crate) struct ConfigStats {
     loads_ok: AtomicU64,
     loads_failed: AtomicU64,
     history: Mutex<LoadHistory>,
@@ -30,7 +30,7 @@ pub(super) struct ConfigStats {
 
 /// The last loads of the rules, as `/healthcheck?verbose` shows them.
 #[derive(Clone, Debug, Default)]
-pub struct LoadHistory {
+pub(crate) struct LoadHistory {
     in_use: Option<TakenLoad>,
     /// The last load, if it was refused.
     refused: Option<RefusedLoad>,
@@ -99,7 +99,7 @@ impl RefusedLoad {
 
 impl ConfigStats {
     /// Records a load whose rules are now in use.
-    pub(super) fn record_taken_load(&self, taken: TakenLoad) {
+    pub(crate) fn record_taken_load(&self, taken: TakenLoad) {
         self.loads_ok.fetch_add(1, Relaxed);
         *lock(&self.history) = LoadHistory {
             in_use: Some(taken),
@@ -109,58 +109,52 @@ impl ConfigStats {
     }
 
     /// Records a load that changed nothing.
-    pub(super) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
+    pub(crate) fn record_refused_load(&self, at: Timestamp, problems: &[Problem]) {
         let refused = RefusedLoad::new(at, problems);
         self.loads_failed.fetch_add(1, Relaxed);
         lock(&self.history).refused = Some(refused);
     }
 
     /// Records that a load of files begins or has ended.
-    pub(super) fn record_running_load(&self, is_running: bool) {
+    pub(crate) fn record_running_load(&self, is_running: bool) {
         *lock(&self.running) = is_running.then(Instant::now);
     }
 
     /// The last loads.
-    pub(super) fn history(&self) -> LoadHistory {
+    pub(crate) fn history(&self) -> LoadHistory {
         LoadHistory {
             running: lock(&self.running).map(|began| began.elapsed()),
             ..lock(&self.history).clone()
         }
     }
 
-    pub(super) fn record_control_plane(&self, is_up: bool) {
+    /// Records whether the control plane is connected.
+    pub(crate) fn record_control_plane(&self, is_up: bool) {
         let control_plane = self.control_plane.get_or_init(AtomicBool::default);
         control_plane.store(is_up, Relaxed);
     }
 
     pub(super) fn samples(&self, list: &mut SampleWriter<'_>) {
-        for (name, loads) in [
-            ("config_load_success", &self.loads_ok),
-            ("config_load_error", &self.loads_failed),
-        ] {
-            list.counter(format!("ratelimit.service.{name}"), loads.load(Relaxed));
-        }
+        list.total("ratelimit.service.config_load_success", &self.loads_ok);
+        list.total("ratelimit.service.config_load_error", &self.loads_failed);
         let history = self.history();
-        let running = history.running.unwrap_or_default();
-        list.gauge("tollgate.rules_load_running_seconds", running.as_secs());
+        let running = history.running.unwrap_or_default().as_secs();
+        list.gauge("tollgate.rules_load_running_seconds", &[], running);
         history.samples(list);
-        if self.control_plane.get().is_none() {
-            self.runtime_samples(list);
-        }
-        if let Some(is_up) = self.control_plane.get() {
-            list.gauge("tollgate.control_plane_up", is_up.load(Relaxed).into());
+        let is_up = self.control_plane.get();
+        match is_up.map(|is_up| is_up.load(Relaxed)) {
+            Some(is_up) => list.gauge("tollgate.control_plane_up", &[], is_up.into()),
+            None => self.runtime_samples(list),
         }
     }
-}
 
-impl ConfigStats {
     /// Statistics of file loads under the reference's names, which come from its library lyft/goruntime.
     fn runtime_samples(&self, list: &mut SampleWriter<'_>) {
         let (ok, failed) = (self.loads_ok.load(Relaxed), self.loads_failed.load(Relaxed));
-        list.counter("runtime.load_attempts", ok + failed);
-        list.counter("runtime.load_failures", failed);
+        list.counter("runtime.load_attempts", &[], ok + failed);
+        list.counter("runtime.load_failures", &[], failed);
         let files = self.history().in_use.map_or(0, |taken| taken.files);
-        list.gauge("runtime.num_values", files as u64);
+        list.gauge("runtime.num_values", &[], files as u64);
     }
 }
 
@@ -182,13 +176,13 @@ impl LoadHistory {
             return;
         };
         let is_good = u64::from(self.refused.is_none());
-        list.gauge("tollgate.rules_last_load_successful", is_good);
+        list.gauge("tollgate.rules_last_load_successful", &[], is_good);
         let name = "tollgate.rules_last_load_timestamp_seconds";
-        list.gauge(name, last_at.secs());
+        list.gauge(name, &[], last_at.secs());
         if let Some(taken) = self.in_use {
             let name = "tollgate.rules_last_load_success_timestamp_seconds";
-            list.gauge(name, taken.at.secs());
-            list.gauge("tollgate.rules_hash", taken.hash);
+            list.gauge(name, &[], taken.at.secs());
+            list.gauge("tollgate.rules_hash", &[], taken.hash);
         }
     }
 }

@@ -2,10 +2,15 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
-use crate::foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter};
+use crate::foundation::{
+    lock::lock, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
+};
 
 use super::rule_stats::RuleStats;
 
@@ -13,76 +18,48 @@ use super::rule_stats::RuleStats;
 /// than a process should keep.
 pub(super) const MAX_DYNAMIC_NAME_BYTES: usize = 512;
 
-/// Bound on the average length of such names in bytes: a scraped page contains each name several times, in several
-/// forms.
-pub(super) const MEAN_DYNAMIC_NAME_BYTES: usize = 128;
+/// A name takes a place for each beginning of this many bytes, because a scraped page contains each name several times,
+/// in several forms.
+pub(super) const PLACE_BYTES: usize = 128;
 
-/// Total length of such names that is always allowed, in bytes.
-const SMALL_DYNAMIC_NAMES_BYTES: usize = 64 << 10;
+static FULL: LogThrottle = LogThrottle::new();
 
 /// Statistics whose names come from requests: values of `detailed_metric` and `value_to_metric`, limit overrides,
 /// unknown domains. Bounded, because clients could otherwise fill the memory.
 #[derive(Debug, Default)]
 pub(super) struct DynamicNames {
-    max: usize,
-    /// Length of all names together.
-    bytes: usize,
-    pub(super) values: ByName<Arc<RuleStats>>,
-    pub(super) unknown_domains: ByName<u64>,
+    /// Places that no name has taken.
+    free: usize,
+    /// The places of each domain, and of all domains without rules together, under the empty name.
+    taken: HashMap<Box<str>, usize>,
+    // Scrapes hold the two maps, so that they take the lock, which decisions need too, for a moment only.
+    pub(super) values: Arc<HashMap<Arc<str>, Arc<RuleStats>>>,
+    pub(super) unknown_domains: Arc<HashMap<Arc<str>, Arc<AtomicU64>>>,
     /// Events that were not counted under a name of their own, because no more names were allowed.
     pub(super) overflow: u64,
 }
 
-/// Values by name, in order of insertion. None is ever removed.
-#[derive(Debug)]
-pub(super) struct ByName<T> {
-    pub(super) list: Vec<(Arc<str>, T)>,
-    indexes: HashMap<Arc<str>, usize>,
-}
-
-impl<T> Default for ByName<T> {
-    fn default() -> Self {
-        Self {
-            list: Vec::new(),
-            indexes: HashMap::new(),
-        }
-    }
-}
-
-impl<T> ByName<T> {
-    fn get_mut(&mut self, name: &str) -> Option<&mut T> {
-        let index = *self.indexes.get(name)?;
-        Some(&mut self.list[index].1)
-    }
-
-    fn insert(&mut self, name: &str, thing: T) {
-        let name: Arc<str> = name.into();
-        self.indexes.insert(name.clone(), self.list.len());
-        self.list.push((name, thing));
-    }
-}
-
 impl DynamicNames {
-    /// An empty set with room for `max` names.
-    pub(super) fn new(max: usize) -> Self {
+    /// An empty set with this many places.
+    pub(super) fn new(places: usize) -> Self {
         Self {
-            max,
+            free: places,
             ..Self::default()
         }
     }
 
-    /// The counts under this name, unless the name is new and there is no room for it.
-    pub(super) fn stats(&mut self, key: &str) -> Option<Arc<RuleStats>> {
+    /// The counts under this name of `domain`, unless the name is new and there is no room for it.
+    pub(super) fn stats(&mut self, key: &str, domain: &[u8]) -> Option<Arc<RuleStats>> {
         let key = sanitize(key);
-        if let Some(stats) = self.values.get_mut(&key) {
+        if let Some(stats) = self.values.get(&*key) {
             return Some(stats.clone());
         }
-        if !self.takes_room_for(&key) {
+        if !self.takes_room_for(&key, &String::from_utf8_lossy(domain)) {
             return None;
         }
         // A lock guards these, so all workers share one set of counters.
         let stats = Arc::new(RuleStats::for_workers(1));
-        self.values.insert(&key, stats.clone());
+        Arc::make_mut(&mut self.values).insert((*key).into(), stats.clone());
         Some(stats)
     }
 
@@ -90,53 +67,48 @@ impl DynamicNames {
     pub(super) fn unknown_domain(&mut self, domain: &[u8]) {
         let domain = String::from_utf8_lossy(domain);
         let domain = sanitize(&domain);
-        if let Some(count) = self.unknown_domains.get_mut(&domain) {
-            *count += 1;
-        } else if self.takes_room_for(&domain) {
-            self.unknown_domains.insert(&domain, 1);
+        if let Some(count) = self.unknown_domains.get(&*domain) {
+            count.fetch_add(1, Relaxed);
+        } else if self.takes_room_for(&domain, "") {
+            let domains = Arc::make_mut(&mut self.unknown_domains);
+            domains.insert((*domain).into(), Arc::new(1.into()));
         }
     }
 
-    /// Reserves room for `name` if there is some; otherwise counts the overflow. Returns whether there was.
-    fn takes_room_for(&mut self, name: &str) -> bool {
-        let max_bytes = self.max.saturating_mul(MEAN_DYNAMIC_NAME_BYTES);
-        let bytes = self.bytes + name.len();
-        let has_room = self.values.list.len() + self.unknown_domains.list.len() < self.max
-            && name.len() <= MAX_DYNAMIC_NAME_BYTES
-            && bytes <= max_bytes.max(SMALL_DYNAMIC_NAMES_BYTES);
+    /// Takes room for a name of `domain` if there is some; otherwise counts the overflow. Returns whether there was. A
+    /// domain leaves as much as it has, so that others always get some.
+    fn takes_room_for(&mut self, name: &str, domain: &str) -> bool {
+        let places = name.len().div_ceil(PLACE_BYTES).max(1);
+        let before = self.taken.get(domain).copied().unwrap_or_default();
+        let has_room = name.len() <= MAX_DYNAMIC_NAME_BYTES && before + places <= self.free;
         if has_room {
-            self.bytes = bytes;
-        } else {
-            self.overflow += 1;
+            self.free -= places;
+            self.taken.insert(domain.into(), before + places);
+            return true;
         }
-        has_room
+        self.overflow += 1;
+        if FULL.may_log() {
+            let of = match domain {
+                "" => "domains without rules",
+                domain => domain,
+            };
+            tracing::warn!(
+                "no room for more names of metrics that requests of {of:?} make up: others count under the names of \
+                 their rules, and tollgate_metric_names_overflow_total counts them"
+            );
+        }
+        false
     }
 }
 
 /// Writes the counts of unknown domains, and the overflow.
 pub(super) fn samples(names: &Mutex<DynamicNames>, list: &mut SampleWriter<'_>) {
-    for (domain, count) in copy(names, |names| &names.unknown_domains.list) {
+    let names = lock(names);
+    let (domains, overflow) = (names.unknown_domains.clone(), names.overflow);
+    drop(names);
+    for (domain, count) in &*domains {
         let name = format!("ratelimit.service.rate_limit.{domain}.domain_not_found");
-        list.counter(name, count);
+        list.counter(&name, &[], count.load(Relaxed));
     }
-    let overflow = lock(names).overflow;
-    list.counter("tollgate.metric_names_overflow_total", overflow);
-}
-
-/// Copies a list of names. Decisions need this lock too, so it is released between chunks.
-pub(super) fn copy<T: Clone>(
-    names: &Mutex<DynamicNames>,
-    pick: fn(&DynamicNames) -> &Vec<T>,
-) -> Vec<T> {
-    const AT_A_TIME: usize = 256;
-    let mut copy = Vec::new();
-    loop {
-        let names = lock(names);
-        let list = pick(&names);
-        let end = list.len().min(copy.len() + AT_A_TIME);
-        copy.extend_from_slice(&list[copy.len()..end]);
-        if end == list.len() {
-            return copy;
-        }
-    }
+    list.counter("tollgate.metric_names_overflow_total", &[], overflow);
 }

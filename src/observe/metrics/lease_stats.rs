@@ -11,25 +11,27 @@ use std::{
 
 use crate::{
     core::lease::order::OrderOutcome,
-    foundation::{lock::lock, metric_name::sanitize, sample::SampleWriter},
+    foundation::{lock::lock, metric_name::RuleLabels, sample::SampleWriter},
 };
 
-/// Events of reservations. Those that are still open were made and neither settled nor released.
+/// Events of reservations. Those that are still open were made and neither settled, released nor kept.
 #[derive(Clone, Copy)]
 enum ReservationEvent {
     Made,
     Settled,
     Released,
+    Kept,
     Unknown,
     Unreserved,
     Repeated,
     LateWindow,
 }
 
-const EVENTS: [(ReservationEvent, &str); 7] = [
+const EVENTS: [(ReservationEvent, &str); 8] = [
     (ReservationEvent::Made, "made"),
     (ReservationEvent::Settled, "settled"),
     (ReservationEvent::Released, "released"),
+    (ReservationEvent::Kept, "kept"),
     (ReservationEvent::Unknown, "unknown"),
     (ReservationEvent::Unreserved, "unreserved"),
     (ReservationEvent::Repeated, "repeated"),
@@ -78,6 +80,10 @@ impl ReservationStats {
                 self.settled(leased, 0);
                 ReservationEvent::Released
             }
+            OrderOutcome::Kept { leased } => {
+                self.settled(leased, leased);
+                ReservationEvent::Kept
+            }
             OrderOutcome::Unknown { cost } => {
                 self.add(UNRESERVED, cost);
                 ReservationEvent::Unknown
@@ -112,16 +118,16 @@ impl ReservationStats {
         self.hits[kind].fetch_add(hits, Relaxed);
     }
 
-    /// Writes the counts of the rule at `path`.
-    pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
-        let path = sanitize(path);
-        for ((_, name), total) in EVENTS.iter().zip(&self.events) {
-            let name = format!("tollgate.reservations_total.{path}.{name}");
-            list.counter(name, total.load(Relaxed));
+    /// Writes the counts of the rule that has these labels.
+    pub(super) fn samples(&self, [domain, rule]: RuleLabels<'_>, list: &mut SampleWriter<'_>) {
+        for ((_, event), total) in EVENTS.iter().zip(&self.events) {
+            let labels = &[domain, rule, ("event", *event)];
+            list.counter("tollgate.reservations_total", labels, total.load(Relaxed));
         }
-        for (name, total) in HITS.iter().zip(&self.hits) {
-            let name = format!("tollgate.reservation_hits_total.{path}.{name}");
-            list.counter(name, total.load(Relaxed));
+        for (kind, total) in HITS.iter().zip(&self.hits) {
+            let labels = &[domain, rule, ("kind", *kind)];
+            let name = "tollgate.reservation_hits_total";
+            list.counter(name, labels, total.load(Relaxed));
         }
     }
 }
@@ -179,19 +185,19 @@ impl SlotStats {
         self.freed.fetch_add(requests, Relaxed);
     }
 
-    /// Writes the counts of the rule at `path`.
-    pub(super) fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
-        let path = sanitize(path);
+    /// Writes the counts of the rule that has these labels.
+    pub(super) fn samples(&self, [domain, rule]: RuleLabels<'_>, list: &mut SampleWriter<'_>) {
         let (held, expired) = lock(&self.open).counts(self.began.elapsed());
-        for (name, total) in [
+        for (event, total) in [
             ("taken", self.taken.load(Relaxed)),
             ("freed", self.freed.load(Relaxed)),
             ("repeated", self.repeated.load(Relaxed)),
             ("expired", expired),
         ] {
-            list.counter(format!("tollgate.slots_total.{path}.{name}"), total);
+            let labels = &[domain, rule, ("event", event)];
+            list.counter("tollgate.slots_total", labels, total);
         }
-        list.gauge(format!("tollgate.slots_held.{path}"), held);
+        list.gauge("tollgate.slots_held", &[domain, rule], held);
     }
 }
 

@@ -1,13 +1,13 @@
 //! Rewrites names for DogStatsD: the parts of a name that a pattern captures become tags.
 
-use regex::{Captures, Regex};
+use regex::Regex;
 
 /// A rule of USE_DOG_STATSD_MOGRIFIERS: a pattern, and the replacement for names that match it.
 #[derive(Clone, Debug)]
 pub(crate) struct Mogrifier {
     pattern: Regex,
-    name: TagTemplate,
-    tags: Vec<(TagTemplate, TagTemplate)>,
+    name: String,
+    tags: Vec<(String, String)>,
 }
 
 /// A rewritten name and its tags.
@@ -72,9 +72,9 @@ impl Mogrifier {
             rule: rule(),
             source,
         })?;
-        let template = |text: &String| TagTemplate::new(text, pattern.captures_len());
+        let template = |text: &str| template(text, pattern.captures_len());
         Ok(Self {
-            name: TagTemplate::new(name, pattern.captures_len()),
+            name: template(name),
             tags: tags
                 .iter()
                 .map(|(key, value)| (template(key), template(value)))
@@ -86,12 +86,15 @@ impl Mogrifier {
     /// Rewrites `name` if the pattern occurs in it.
     fn mogrify(&self, name: &str) -> Option<Mogrified> {
         let found = self.pattern.captures(name)?;
+        let fill = |template: &str| {
+            let mut text = String::new();
+            found.expand(template, &mut text);
+            text
+        };
         let tags = self.tags.iter();
         Some(Mogrified {
-            name: self.name.fill(&found),
-            tags: tags
-                .map(|(key, value)| (key.fill(&found), value.fill(&found)))
-                .collect(),
+            name: fill(&self.name),
+            tags: tags.map(|(key, value)| (fill(key), fill(value))).collect(),
         })
     }
 }
@@ -101,48 +104,20 @@ pub(crate) fn mogrify(rules: &[Mogrifier], name: &str) -> Option<Mogrified> {
     rules.iter().find_map(|rule| rule.mogrify(name))
 }
 
-/// A template with references such as `$0`, the whole match, and `$1`, its first group.
-#[derive(Clone, Debug)]
-struct TagTemplate(Vec<TemplatePart>);
-
-#[derive(Clone, Debug)]
-enum TemplatePart {
-    Text(String),
-    Group(usize),
-}
-
-impl TagTemplate {
-    /// Reads references to the first `groups` groups; other references stay literal text.
-    fn new(text: &str, groups: usize) -> Self {
-        let mut parts = Vec::new();
-        let mut literal = String::new();
-        let mut rest = text;
-        while let Some(at) = rest.find('$') {
-            let (before, after) = (&rest[..at], &rest[at + 1..]);
-            let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-            literal.push_str(before);
-            match after[..digits].parse() {
-                Ok(group) if group < groups => {
-                    parts.push(TemplatePart::Text(std::mem::take(&mut literal)));
-                    parts.push(TemplatePart::Group(group));
-                }
-                _ => literal.push_str(&rest[at..=at + digits]),
-            }
-            rest = &after[digits..];
-        }
-        literal.push_str(rest);
-        parts.push(TemplatePart::Text(literal));
-        Self(parts)
+/// `text` as a template of the regex crate: `$0` is the whole match and `$1` its first group, of `groups`; all else
+/// stays as it is. A group that did not match is empty.
+fn template(text: &str, groups: usize) -> String {
+    let mut parts = text.split('$');
+    let mut template = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = part.split_at(digits);
+        template += &match number.parse::<usize>() {
+            Ok(group) if group < groups => format!("${{{group}}}{rest}"),
+            _ => format!("$${part}"),
+        };
     }
-
-    /// The text with the captured groups filled in; a group that did not match is empty.
-    fn fill(&self, found: &Captures<'_>) -> String {
-        let parts = self.0.iter().map(|part| match part {
-            TemplatePart::Text(text) => text.as_str(),
-            TemplatePart::Group(group) => found.get(*group).map_or("", |group| group.as_str()),
-        });
-        parts.collect()
-    }
+    template
 }
 
 #[cfg(test)]

@@ -5,17 +5,17 @@ use std::{ptr, sync::Arc, time::Duration};
 use crate::{
     core::{
         counter::{Batch, CounterKind, CounterState},
-        decision::{Code, Decision, Leased, Tally, tally},
+        decision::{Binding, Code, Decision, Leased, Tally, tally},
         lease::order::{OrderOutcome, OrderedHits},
-        limit::{Allows, Limit, Rule},
+        limit::{Allows, Limit, OnStoreLoss, Rule},
         matcher::{DomainId, NoMatch},
         plan::{Outcome, Plan, PlannedDescriptor},
-        request::Request,
+        request::{Entry, Request},
     },
-    foundation::lock::lock,
+    foundation::{lock::lock, log_throttle::LogThrottle, printable::Shown},
     observe::metrics::{
         Metrics, RuleSetStats,
-        rule_stats::{NO_LIMIT, NO_RULE, RuleStats},
+        rule_stats::{DEGRADED, NAMED, NO_LIMIT, NO_ROOM, NO_RULE, ON_STORE_LOSS, RuleStats},
         worker_stats::{CallCount, WorkerStats},
     },
 };
@@ -25,6 +25,47 @@ use crate::{
 pub struct Recorder {
     metrics: Arc<Metrics>,
     worker: usize,
+}
+
+/// The total of hits that are refused for another cause than their limit, if this is one: its rule refuses all while
+/// the store does not answer, or memory has no room for a counter of its own.
+pub(crate) fn other_refusal(
+    plan: &Plan<'_>,
+    binding: &Binding,
+    count: &CounterState,
+) -> Option<usize> {
+    let is_denied = || plan.batch.spec(binding.counter).on_loss == OnStoreLoss::Deny;
+    if count.is_degraded && is_denied() {
+        return Some(ON_STORE_LOSS);
+    }
+    (count.lacks_room && binding.is_over).then_some(NO_ROOM)
+}
+
+static WITHOUT_LIMIT: LogThrottle = LogThrottle::new();
+
+/// Most descriptors of a request, and entries of each, that the log names.
+const MOST_NAMED: usize = 4;
+
+/// Warns once a minute of a request that no limit applies to, with the keys of its descriptors: those of the rules, or
+/// their order, may be others.
+#[cold]
+fn log_without_limit(request: &Request<'_>) {
+    if !WITHOUT_LIMIT.may_log() {
+        return;
+    }
+    let key = |entry: &Entry<'_>| Shown(entry.key).to_string();
+    let descriptors = request.descriptors().take(MOST_NAMED).map(|descriptor| {
+        let entries = descriptor.entries.iter().take(MOST_NAMED);
+        let keys: Vec<_> = entries.map(key).collect();
+        format!("({})", keys.join(", "))
+    });
+    let descriptors: Vec<_> = descriptors.collect();
+    tracing::warn!(
+        domain = %Shown(request.domain),
+        descriptors = %descriptors.join(" "),
+        "no limit applies to a request, so it passes: compare the keys of its descriptors and their order with the \
+         rules; tollgate_requests_without_limit_total counts such requests"
+    );
 }
 
 impl Metrics {
@@ -44,7 +85,7 @@ impl Recorder {
     }
 
     /// Records the decision on a request, and for each descriptor how many hits were within, near and over its binding
-    /// limit. Returns whether any were over.
+    /// limit. Returns whether any were near or over.
     pub fn record(
         &self,
         stats: &RuleSetStats,
@@ -53,39 +94,55 @@ impl Recorder {
         counts: &[CounterState],
         decision: &Decision,
     ) -> bool {
-        let mut is_any_over = false;
+        let mut is_any_near = false;
         let own = self.stats();
         own.add(CallCount::GlobalShadowMode, decision.is_shadowed.into());
         match decision.overall {
             Code::Ok => own.add(CallCount::Ok, 1),
             Code::OverLimit => own.add(CallCount::OverLimit, 1),
         }
+        let mut unmatched = 0;
         for (outcome, status) in plan.outcomes.iter().zip(&decision.statuses) {
             match (outcome, &status.binding) {
                 (Outcome::Counted(counted), Some(binding)) => {
                     let count = counts[binding.counter];
                     let hits = counted.hits.added();
-                    let fell = tally(&binding.limit, self.metrics.near_ratio, hits, count);
+                    let refused = other_refusal(plan, binding, &count);
+                    let fell = match refused {
+                        Some(_) => Tally::default(),
+                        None => tally(&binding.limit, self.metrics.near_ratio, hits, count),
+                    };
                     let is_shadowed = counted.rule.is_some_and(|rule| rule.shadow_mode);
-                    self.with_stats(&stats.rules, counted, |stats| {
+                    let is_named = self.with_stats(stats, request, counted, |stats| {
                         stats.record(self.worker, hits, fell, &count, is_shadowed);
+                        if let Some(cause) = refused {
+                            stats.add(self.worker, cause, hits);
+                        }
                     });
+                    if is_named && let Some(rule) = counted.rule {
+                        stats.rules[rule.id.0].add(self.worker, NAMED, hits);
+                    }
                     if fell.near | fell.over != 0 {
-                        is_any_over |= fell.over != 0;
+                        is_any_near = true;
                         let limit = plan.limits[binding.counter];
                         self.record_limit(&stats.rules, counted.rule, limit, fell);
                     }
                 }
                 (Outcome::Unmatched(reason), _) => {
+                    unmatched += 1;
                     self.record_unmatched(stats, request.domain, *reason);
                 }
                 _ => {}
             }
         }
+        if unmatched == plan.outcomes.len() {
+            own.add(CallCount::WithoutLimit, 1);
+            log_without_limit(request);
+        }
         if let Some(leased) = &decision.leased {
             Self::record_leased(stats, plan, leased);
         }
-        is_any_over
+        is_any_near
     }
 
     #[cold]
@@ -138,11 +195,6 @@ impl Recorder {
     }
 
     /// Records costs, or hits to give back, that the store has perhaps not counted.
-    pub(crate) fn record_lost_settlement(&self) {
-        self.record_lost_settlements(1);
-    }
-
-    /// [`Self::record_lost_settlement`] for so many.
     pub(crate) fn record_lost_settlements(&self, count: u64) {
         self.stats().add(CallCount::LostSettlements, count);
     }
@@ -179,23 +231,27 @@ impl Recorder {
         stats.domains[id].record(self.worker, cause);
     }
 
+    /// Returns whether they are those of another name than the rule's.
     fn with_stats(
         &self,
-        rules: &[Arc<RuleStats>],
+        stats: &RuleSetStats,
+        request: &Request<'_>,
         counted: &PlannedDescriptor<'_>,
         record: impl FnOnce(&RuleStats),
-    ) {
+    ) -> bool {
         if let Some(key) = &counted.metric_key {
             // The lock is held while recording, because all workers share these counters.
             let mut dynamic_names = lock(&self.metrics.dynamic_names);
-            if let Some(stats) = dynamic_names.stats(key) {
-                return record(&stats);
+            if let Some(stats) = dynamic_names.stats(key, request.domain) {
+                record(&stats);
+                return true;
             }
         }
         // If there is no room for a name of its own, the hit counts for its rule.
         if let Some(rule) = counted.rule {
-            record(&rules[rule.id.0]);
+            record(&stats.rules[rule.id.0]);
         }
+        false
     }
 
     /// Records a gRPC call, whatever its result.
@@ -210,8 +266,21 @@ impl Recorder {
     }
 
     /// Records a request without an answer, because the store did not return counts.
-    pub fn record_store_failure(&self) {
+    #[cold]
+    pub fn record_store_failure(
+        &self,
+        stats: &RuleSetStats,
+        request: &Request<'_>,
+        plan: &Plan<'_>,
+    ) {
         self.stats().add(CallCount::StoreFailures, 1);
+        for outcome in &plan.outcomes {
+            if let Outcome::Counted(counted) = outcome {
+                self.with_stats(stats, request, counted, |stats| {
+                    stats.add(self.worker, DEGRADED, 1);
+                });
+            }
+        }
     }
 
     /// Records a call that was answered after its deadline, or whose caller gave up.

@@ -3,7 +3,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, OnceLock},
 };
 
@@ -13,7 +13,10 @@ use crate::{
         decision::Tally,
         limit::{Allows, Limit, Rule},
     },
-    foundation::{metric_name::sanitize, sample::SampleWriter},
+    foundation::{
+        metric_name::{RuleLabels, domain_and_rule, sanitize},
+        sample::{Sample, SampleValue, SampleWriter},
+    },
     observe::metrics::{
         lease_stats::{ReservationStats, SlotStats},
         worker_stats::OwnCounts,
@@ -24,8 +27,9 @@ use crate::{
 /// because most rules are rarely matched.
 #[derive(Debug)]
 pub(super) struct RuleStats {
-    counts: Arc<[OnceLock<Box<OwnCounts<7>>>]>,
-    limits: LimitStats,
+    counts: Arc<[OnceLock<Box<OwnCounts<10>>>]>,
+    /// In the rule's order.
+    limits: Box<[LimitStats]>,
     leases: Arc<LeaseStats>,
 }
 
@@ -36,55 +40,52 @@ struct LeaseStats {
     slots: OnceLock<Box<SlotStats>>,
 }
 
-/// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those within, near and over the limit;
-/// those over it that shadow mode let pass; those decided without the store; and those that the local cache knew to be
-/// over.
-pub(crate) type RuleTotals = [u64; 7];
+/// Totals of [`RuleStats`] over all workers and all rules of one name: all hits; those over the limit; descriptors that
+/// the store did not decide; hits refused by `on_store_loss`, and for lack of room for a counter of their own; those
+/// within and near the limit; those over it that shadow mode let pass, and that the local cache knew to be over; and
+/// those that are counted under another name.
+pub(crate) type RuleTotals = [u64; 10];
 
 const HITS: usize = 0;
-const WITHIN: usize = 1;
-const NEAR: usize = 2;
-const OVER: usize = 3;
-const SHADOWED: usize = 4;
-const DEGRADED: usize = 5;
-const CACHED: usize = 6;
+const OVER: usize = 1;
+pub(super) const DEGRADED: usize = 2;
+pub(super) const ON_STORE_LOSS: usize = 3;
+pub(super) const NO_ROOM: usize = 4;
+const WITHIN: usize = 5;
+const NEAR: usize = 6;
+const SHADOWED: usize = 7;
+const CACHED: usize = 8;
+pub(super) const NAMED: usize = 9;
 
 impl RuleStats {
     /// Counters for `count` workers, and none for single limits.
     pub(super) fn for_workers(count: usize) -> Self {
         Self {
             counts: (0..count).map(|_| OnceLock::new()).collect(),
-            limits: LimitStats::default(),
+            limits: Box::default(),
             leases: Arc::default(),
         }
     }
 
-    /// Counters for `rule` that continue its `old` ones. The counts of its limits restart at zero if one of them has
-    /// changed.
+    /// Counters for `rule` that continue its `old` ones, and for each limit those of the old one with its label.
     pub(super) fn of_rule(rule: &Rule, old: Option<&Arc<Self>>, workers: usize) -> Arc<Self> {
-        let labels = labels(rule);
-        if let Some(old) = old
-            && *old.limits.labels() == *labels
-        {
-            return old.clone();
+        let mut stats = Self::for_workers(workers);
+        stats.limits = limits(rule);
+        if let Some(old) = old {
+            stats.counts = old.counts.clone();
+            stats.leases = old.leases.clone();
+            for limit in &mut stats.limits {
+                let mut known = old.limits.iter();
+                if let Some(same) = known.find(|known| known.label == limit.label) {
+                    limit.counts = same.counts.clone();
+                }
+            }
         }
-        let (counts, leases) = match old {
-            Some(old) => (old.counts.clone(), old.leases.clone()),
-            None => (
-                (0..workers).map(|_| OnceLock::new()).collect(),
-                Arc::default(),
-            ),
-        };
-        let limits = LimitStats::new(labels);
-        Arc::new(Self {
-            counts,
-            limits,
-            leases,
-        })
+        Arc::new(stats)
     }
 
     /// Adds the hits of a request: `fell` says how many were within, near and over the binding limit, and `count` is
-    /// the state of its counter after them. Statistics that all workers share have one set of counters, the first.
+    /// the state of its counter after them.
     pub(super) fn record(
         &self,
         worker: usize,
@@ -93,11 +94,10 @@ impl RuleStats {
         count: &CounterState,
         is_shadowed: bool,
     ) {
-        let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
-        let counts = counts.get_or_init(Box::default);
+        let counts = self.of_worker(worker);
         counts.add(HITS, hits);
         counts.add(WITHIN, fell.within);
-        let degraded = if count.is_degraded { hits } else { 0 };
+        let degraded = u64::from(count.is_degraded);
         if fell.near | fell.over | degraded == 0 {
             return;
         }
@@ -109,9 +109,23 @@ impl RuleStats {
         counts.add(CACHED, over_if(count.is_cached));
     }
 
+    /// Adds to the total with this index.
+    pub(super) fn add(&self, worker: usize, index: usize, count: u64) {
+        self.of_worker(worker).add(index, count);
+    }
+
+    /// Statistics that all workers share have one set of counters, the first.
+    fn of_worker(&self, worker: usize) -> &OwnCounts<10> {
+        let counts = self.counts.get(worker).unwrap_or(&self.counts[0]);
+        counts.get_or_init(Box::default)
+    }
+
     /// Adds hits that fell near or over the limit with this index.
     pub(super) fn record_limit(&self, limit: usize, fell: Tally, worker: usize) {
-        self.limits.record(limit, fell, worker, self.counts.len());
+        let new = || self.counts.iter().map(|_| OwnCounts::default()).collect();
+        let counts = &self.limits[limit].counts.get_or_init(new)[worker];
+        counts.add(0, fell.near);
+        counts.add(1, fell.over);
     }
 
     /// The counts of the rule's reservations.
@@ -135,9 +149,24 @@ impl RuleStats {
         OwnCounts::totals(counts.map(|counts| &**counts))
     }
 
-    /// Whether a request has ever counted under the rule's own name, or come near one of its limits.
+    /// Whether a request has ever counted for the rule.
     fn is_used(&self) -> bool {
-        self.limits.is_used() || self.counts.iter().any(|counts| counts.get().is_some())
+        self.counts.iter().any(|counts| counts.get().is_some())
+    }
+
+    /// Writes each limit of the rule that has these labels, and its totals.
+    fn limit_samples(&self, [domain, rule]: RuleLabels<'_>, list: &mut SampleWriter<'_>) {
+        let sums = self.sums();
+        for limit in &self.limits {
+            let [near, over] = OwnCounts::totals(limit.counts.get().into_iter().flatten());
+            let labels = &[domain, rule, ("limit", &*limit.label)];
+            list.gauge("tollgate.limit_requests", labels, limit.requests);
+            list.gauge("tollgate.limit_period_seconds", labels, limit.period_secs);
+            let hits = sums[HITS] + sums[NAMED];
+            list.counter("tollgate.limit_hits_total", labels, hits);
+            list.counter("tollgate.limit_near_total", labels, near);
+            list.counter("tollgate.limit_over_total", labels, over);
+        }
     }
 }
 
@@ -147,7 +176,7 @@ impl RuleStats {
 /// `detailed_metric` can equal the name of a neighbouring rule.
 pub(super) fn samples(
     rules: &BTreeMap<Arc<str>, Arc<RuleStats>>,
-    values: &[(Arc<str>, Arc<RuleStats>)],
+    values: &HashMap<Arc<str>, Arc<RuleStats>>,
     list: &mut SampleWriter<'_>,
 ) {
     let mut by_name: BTreeMap<Cow<'_, str>, RuleTotals> = BTreeMap::new();
@@ -162,14 +191,16 @@ pub(super) fn samples(
         name_samples(name, totals, list);
     }
     for (path, stats) in rules {
+        let path = sanitize(path);
+        let rule = domain_and_rule(&path);
         if stats.is_used() {
-            stats.limits.samples(path, list);
+            stats.limit_samples(rule, list);
         }
         if let Some(reservations) = stats.leases.reservations.get() {
-            reservations.samples(path, list);
+            reservations.samples(rule, list);
         }
         if let Some(slots) = stats.leases.slots.get() {
-            slots.samples(path, list);
+            slots.samples(rule, list);
         }
     }
 }
@@ -183,98 +214,80 @@ fn absorb(totals: &mut RuleTotals, stats: &RuleStats) {
 
 /// Writes the totals of one name.
 fn name_samples(key: &str, totals: &RuleTotals, list: &mut SampleWriter<'_>) {
-    let [hits, within, near, over, shadowed, _degraded, cached] = *totals;
-    for (stat, total, is_optional) in [
-        ("total_hits", hits, false),
-        ("within_limit", within, false),
-        ("near_limit", near, false),
-        ("over_limit", over, false),
-        ("over_limit_with_local_cache", cached, true),
-        ("shadow_mode", shadowed, true),
+    let [domain, rule] = domain_and_rule(key);
+    if totals[DEGRADED] > 0 {
+        let name = "tollgate.rule_without_store_total";
+        list.counter(name, &[domain, rule], totals[DEGRADED]);
+    }
+    for (cause, which) in [("on_store_loss", ON_STORE_LOSS), ("no_room", NO_ROOM)] {
+        if totals[which] > 0 {
+            let labels = &[domain, rule, ("cause", cause)];
+            list.counter("tollgate.rule_refused_hits_total", labels, totals[which]);
+        }
+    }
+    // As in the reference, labels have the first two levels of a rule, and series of equal labels are added up. A
+    // domain alone is a part of the name.
+    let levels = ["domain", "key1", "key2"].into_iter().zip(key.split('.'));
+    let levels: Vec<_> = levels.filter(|_| key.contains('.')).collect();
+    for (stat, which) in [
+        ("total_hits", HITS),
+        ("within_limit", WITHIN),
+        ("near_limit", NEAR),
+        ("over_limit", OVER),
+        ("shadow_mode", SHADOWED),
     ] {
-        // Optional statistics are left out while they are 0, because few rules ever have any.
-        if total > 0 || !is_optional {
-            let name = format!("ratelimit.service.rate_limit.{key}.{stat}");
-            list.counter(name, total);
+        // Few rules ever let hits pass by shadow mode.
+        if totals[which] > 0 || which != SHADOWED {
+            let statsd = format!("ratelimit.service.rate_limit.{key}.{stat}");
+            let short = format!("ratelimit.service.rate_limit.{stat}");
+            list.sample(&Sample {
+                name: if levels.is_empty() { &statsd } else { &short },
+                labels: &levels,
+                statsd: Some(&statsd),
+                value: SampleValue::Counter(totals[which]),
+            });
         }
+    }
+    if totals[CACHED] > 0 {
+        let name = format!("ratelimit.service.rate_limit.{key}.over_limit_with_local_cache");
+        list.counter(&name, &[], totals[CACHED]);
     }
 }
 
-/// Counts of a rule's hits by their binding limit, which add up to the counts of the rule. They are allocated at the
-/// first hit near a limit, because few rules come that far.
-#[derive(Debug, Default)]
+/// A limit, as its statistics show it.
+#[derive(Debug)]
 struct LimitStats {
-    /// The labels of the limits, in the rule's order.
-    labels: Box<[Box<str>]>,
-    /// The counts of worker 0 for each limit, then those of worker 1, and so on.
-    counts: OnceLock<Box<[OwnCounts<2>]>>,
+    /// Its name, or `3/second`.
+    label: Box<str>,
+    requests: u64,
+    period_secs: u64,
+    /// Hits near it and over it, by worker. They are allocated at the first, because few rules come that far.
+    counts: Arc<OnceLock<Box<[OwnCounts<2>]>>>,
 }
 
-impl LimitStats {
-    /// Empty counts for limits with these labels.
-    fn new(labels: Box<[Box<str>]>) -> Self {
-        Self {
-            labels,
-            counts: OnceLock::new(),
-        }
-    }
-
-    fn labels(&self) -> &[Box<str>] {
-        &self.labels
-    }
-
-    /// Whether any hit has been near or over a limit.
-    fn is_used(&self) -> bool {
-        self.counts.get().is_some()
-    }
-
-    /// Adds hits that fell near or over the limit with this index, for one of `workers` workers.
-    fn record(&self, limit: usize, fell: Tally, worker: usize, workers: usize) {
-        let new = || {
-            let count = workers * self.labels.len();
-            (0..count).map(|_| OwnCounts::default()).collect()
-        };
-        let at = worker * self.labels.len() + limit;
-        if let Some(counts) = self.counts.get_or_init(new).get(at) {
-            counts.add(0, fell.near);
-            counts.add(1, fell.over);
-        }
-    }
-
-    /// The hits near and over the limit with this index, in this order, summed over all workers.
-    fn totals(&self, limit: usize) -> [u64; 2] {
-        let counts = self.counts.get().map_or(&[][..], |counts| counts);
-        let of_limit = counts.iter().skip(limit);
-        OwnCounts::totals(of_limit.step_by(self.labels.len().max(1)))
-    }
-
-    /// Writes the totals of each limit of the rule at `path`.
-    fn samples(&self, path: &str, list: &mut SampleWriter<'_>) {
-        let path = sanitize(path);
-        for (limit, label) in self.labels.iter().enumerate() {
-            let [near, over] = self.totals(limit);
-            list.counter(format!("tollgate.limit_near_total.{path}.{label}"), near);
-            list.counter(format!("tollgate.limit_over_total.{path}.{label}"), over);
-        }
-    }
-}
-
-/// The labels of a rule's limits: the name of each, or `3/second`.
-fn labels(rule: &Rule) -> Box<[Box<str>]> {
+/// The limits of a rule, without counts.
+fn limits(rule: &Rule) -> Box<[LimitStats]> {
     let limits: &[Limit] = match &rule.allows {
         Allows::Unlimited => &[],
         Allows::Within(limits) => limits,
     };
-    let mut labels: Vec<Box<str>> = Vec::with_capacity(limits.len());
+    let mut stats: Vec<LimitStats> = Vec::with_capacity(limits.len());
     for limit in limits {
         let mut label = label(limit);
-        // Two limits of a rule can differ in nothing but their algorithm.
-        if labels.iter().any(|other| **other == *label) {
-            label = format!("{label} {}", limit.algorithm.name());
+        // Limits of a rule can have one name, and differ in nothing but their algorithm.
+        for more in [limit.algorithm.name(), &limit.rate().to_string()] {
+            if stats.iter().any(|other| *other.label == *label) {
+                label = format!("{label} {more}");
+            }
         }
-        labels.push(label.into());
+        stats.push(LimitStats {
+            label: label.into(),
+            requests: limit.requests_per_unit,
+            period_secs: limit.period.secs(),
+            counts: Arc::default(),
+        });
     }
-    labels.into()
+    stats.into()
 }
 
 fn label(limit: &Limit) -> String {
@@ -320,8 +333,8 @@ pub(super) fn unmatched_samples(
         let counts = stats.0.iter().filter_map(OnceLock::get);
         let totals = OwnCounts::totals(counts.map(|counts| &**counts));
         for (cause, total) in CAUSES.iter().zip(totals) {
-            let name = format!("tollgate.unmatched_descriptors_total.{domain}.{cause}");
-            list.counter(name, total);
+            let labels = &[("domain", &*domain), ("cause", *cause)];
+            list.counter("tollgate.unmatched_descriptors_total", labels, total);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::foundation::{
     histogram::{Timer, TimerValues},
-    sample::SampleWriter,
+    sample::{Sample, SampleLabels, SampleValue, SampleWriter},
 };
 
 /// Counters that only one thread writes, so that adding to one is a plain load and store. They share no cache line with
@@ -44,6 +44,7 @@ pub(crate) enum CallCount {
     GlobalShadowMode,
     BadRequests,
     StoreFailures,
+    WithoutLimit,
     Calls,
     LateCalls,
     StrayOrders,
@@ -51,18 +52,34 @@ pub(crate) enum CallCount {
     UnusedAnswers,
 }
 
-/// The names of [`CallCount`]s as statistics.
-const NAMES: [&str; 10] = [
-    "tollgate.decisions_total.ok",
-    "tollgate.decisions_total.over_limit",
-    "ratelimit.service.global_shadow_mode",
-    "ratelimit.service.call.should_rate_limit.service_error",
-    "ratelimit.service.call.should_rate_limit.redis_error",
-    "ratelimit_server.ShouldRateLimit.total_requests",
-    "tollgate.late_calls_total",
-    "tollgate.stray_orders_total",
-    "tollgate.lost_settlements_total",
-    "tollgate.unused_answers_total",
+/// The reference's label of calls.
+const METHOD: SampleLabels<'static> = &[("grpc_method", "ShouldRateLimit")];
+
+/// [`CallCount`]s as statistics: names and labels in Prometheus, and other names in statsd.
+const NAMES: [(&str, SampleLabels<'static>, Option<&str>); 11] = [
+    ("tollgate.decisions_total", &[("code", "ok")], None),
+    ("tollgate.decisions_total", &[("code", "over_limit")], None),
+    ("ratelimit.service.global_shadow_mode", &[], None),
+    (
+        "ratelimit.service.should_rate_limit_error",
+        &[("err_type", "service_error")],
+        Some("ratelimit.service.call.should_rate_limit.service_error"),
+    ),
+    (
+        "ratelimit.service.should_rate_limit_error",
+        &[("err_type", "redis_error")],
+        Some("ratelimit.service.call.should_rate_limit.redis_error"),
+    ),
+    ("tollgate.requests_without_limit_total", &[], None),
+    (
+        "ratelimit.service.total_requests",
+        METHOD,
+        Some("ratelimit_server.ShouldRateLimit.total_requests"),
+    ),
+    ("tollgate.late_calls_total", &[], None),
+    ("tollgate.stray_orders_total", &[], None),
+    ("tollgate.lost_settlements_total", &[], None),
+    ("tollgate.unused_answers_total", &[], None),
 ];
 
 /// The counters of one worker. Writing to one cache line from several cores would cost more than all other recording,
@@ -104,17 +121,36 @@ pub(super) fn totals(workers: &[WorkerStats]) -> CallTotals {
 /// Writes the sums over all workers.
 pub(super) fn samples(workers: &[WorkerStats], list: &mut SampleWriter<'_>) {
     let totals = totals(workers);
-    for (name, total) in NAMES.into_iter().zip(totals.counts) {
-        list.counter(name, total);
+    for ((name, labels, statsd), total) in NAMES.into_iter().zip(totals.counts) {
+        list.sample(&Sample {
+            name,
+            labels,
+            statsd,
+            value: SampleValue::Counter(total),
+        });
     }
-    let name = "ratelimit_server.ShouldRateLimit.response_time";
-    list.timer(name, totals.response_time);
+    list.sample(&Sample {
+        name: RESPONSE_TIME,
+        labels: METHOD,
+        statsd: Some("ratelimit_server.ShouldRateLimit.response_time"),
+        value: SampleValue::Timer(totals.response_time.into()),
+    });
 }
 
-/// Writes the response times once more, under a name whose histogram has buckets that suit decisions. The buckets of
-/// the reference's name begin at 5 ms.
+/// The reference's response times, in seconds unless PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS is set.
+pub(super) const RESPONSE_TIME: &str = "ratelimit.service.response_time_seconds";
+
+/// Response times once more, with buckets that suit decisions; the reference's begin at 5 ms.
+pub(super) const CALL_DURATION: &str = "tollgate.call_duration_seconds";
+
+/// Writes the response times under the name that only a histogram needs.
 pub(super) fn fine_samples(workers: &[WorkerStats], list: &mut SampleWriter<'_>) {
-    list.timer("tollgate.call_duration", response_time(workers));
+    list.sample(&Sample {
+        name: CALL_DURATION,
+        labels: &[],
+        statsd: Some("tollgate.call_duration"),
+        value: SampleValue::Timer(response_time(workers).into()),
+    });
 }
 
 fn response_time(workers: &[WorkerStats]) -> TimerValues {

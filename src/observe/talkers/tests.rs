@@ -20,7 +20,7 @@ fn describe(value: u64) -> TalkerDescriptor {
 fn sketch(stream: &[Hit]) -> TalkerSketch {
     let mut sketch = TalkerSketch::new(SLOTS);
     for (value, hits) in stream {
-        sketch.add(*value, *hits, || describe(*value));
+        sketch.add(*value, *hits, 0, || describe(*value));
     }
     sketch
 }
@@ -130,12 +130,26 @@ fn the_most_frequent_of_a_zipf_stream_come_first() {
 }
 
 #[test]
+fn of_those_that_were_never_refused_the_furthest_from_its_limit_leaves_first() {
+    let mut sketch = TalkerSketch::new(SLOTS);
+    for value in 0..=SLOTS as u64 {
+        let used = 99 - u8::try_from(value % SLOTS as u64).unwrap();
+        sketch.add(value, 0, used, || describe(value));
+    }
+    let furthest = SLOTS as u64 - 1;
+    let mut kept: Vec<_> = sketch.slots.keys().copied().collect();
+    kept.sort_unstable();
+    let expected = (0..=SLOTS as u64).filter(|value| *value != furthest);
+    assert!(kept.into_iter().eq(expected));
+}
+
+#[test]
 fn each_rule_has_its_own_talkers() {
     let mut sketch = TalkerSketch::new(SLOTS);
     let descriptor = |rule: &str| TalkerDescriptor::new(&rule.into(), &[]);
-    sketch.add(1, 3, || descriptor("d.one"));
-    sketch.add(2, 5, || descriptor("d.two"));
-    sketch.add(1, 1, || unreachable!("it has a slot"));
+    sketch.add(1, 3, 0, || descriptor("d.one"));
+    sketch.add(2, 5, 0, || descriptor("d.two"));
+    sketch.add(1, 1, 0, || unreachable!("it has a slot"));
     let rules = merge(&[sketch.clone(), sketch]);
     let rules = rules
         .iter()
@@ -155,7 +169,7 @@ fn hits_leave_after_one_to_two_epochs() {
     };
     let mut add = |epoch| {
         worker.move_to(epoch);
-        worker.current.add(1, 1, || describe(1));
+        worker.current.add(1, 1, 0, || describe(1));
         hits(&worker)
     };
     assert_eq!([10, 10, 11, 11, 12, 15].map(&mut add), [1, 2, 3, 4, 3, 1]);
@@ -184,7 +198,7 @@ fn however_many_workers_there_are_their_sketches_keep_to_the_bytes() {
                     own.move_to(epoch);
                     for hash in 0..own.current.most as u64 + 10 {
                         let describe = || TalkerDescriptor::new(&"d.k".into(), &[entry; 9]);
-                        own.current.add(hash, 1, describe);
+                        own.current.add(hash, 1, 0, describe);
                     }
                 }
             }
@@ -202,7 +216,8 @@ fn however_many_workers_there_are_their_sketches_keep_to_the_bytes() {
 #[test]
 fn a_known_descriptor_allocates_nothing() {
     let mut sketch = sketch(&[(1, 1), (2, 1)]);
-    let counted = allocation_counter::measure(|| sketch.add(2, 1, || unreachable!("it is known")));
+    let counted =
+        allocation_counter::measure(|| sketch.add(2, 1, 0, || unreachable!("it is known")));
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 

@@ -1,340 +1,252 @@
-//! Sends spans to an OpenTelemetry collector (OTLP 1.x), over HTTP or gRPC.
+//! Sends spans to an OpenTelemetry collector by OpenTelemetry's own SDK, over HTTP or gRPC.
 //!
-//! It uses its own messages and the HTTP library that the program already has. OpenTelemetry's crates would bring a
-//! second HTTP client and some forty crates for a message of a dozen fields.
+//! The SDK has a thread for the queue, which waits for each export. The exports themselves run on the runtime that
+//! makes the provider, and connect as other clients of tollgate do.
 
-use std::{sync::Arc, time::Duration};
-
-use axum::body::{Body, to_bytes};
-use hyper_util::rt::TokioIo;
-use prost::Message as _;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Relaxed},
+        },
+    },
+    time::Duration,
 };
-use tonic::codegen::http::{HeaderName, HeaderValue, Request, header};
 
-use super::{AttributeValue, Span, Spans, TraceStats};
+use axum::body::Body;
+use opentelemetry::{InstrumentationScope, KeyValue, trace::TracerProvider as _};
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{
+    Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _,
+};
+use opentelemetry_sdk::{
+    Resource,
+    error::{OTelSdkError, OTelSdkResult},
+    resource::TelemetryResourceDetector,
+    trace::{
+        self as sdk, BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider, SpanData,
+    },
+};
+use tokio::runtime::Handle;
+use tonic::{
+    codegen::http::{HeaderMap, HeaderValue, header},
+    metadata::MetadataMap,
+};
+
+use super::{Sampling, TraceStats, Tracer, Tracing};
 use crate::{
-    foundation::causes::chain,
-    net::dial::{Dial, DialError},
+    foundation::{causes::chain, lock::lock, log_throttle::LogThrottle, random},
+    net::dial::{Dial, exchange},
 };
-
-/// The messages that `build.rs` generates from `proto/`.
-#[allow(
-    missing_debug_implementations,
-    unreachable_pub,
-    reason = "generated code"
-)]
-mod proto {
-    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
-}
-
-use proto::{
-    AnyValue, ExportTraceServiceRequest, ExportTraceServiceResponse, InstrumentationScope,
-    KeyValue, Resource, ResourceSpans, ScopeSpans, Status, any_value, span, status,
-    trace_service_client::TraceServiceClient,
-};
-
-/// Most bytes that are read of an answer.
-const MAX_ANSWER_BYTES: usize = 64 << 10;
-
-/// Longest time that a batch can take at the end of the process. A batch that has taken longer already is given up at
-/// once: a collector that does not answer would only delay the end.
-pub(crate) const LAST: Duration = Duration::from_secs(1);
 
 /// How spans are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Protocol {
+pub(crate) enum OtlpTransport {
     /// Protobuf in the body of a POST.
     Http,
     Grpc,
 }
 
-/// Where and how spans are sent.
+/// Where and how spans are sent, as far as the SDK does not read it from the environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    pub protocol: Protocol,
-    pub dial: Dial,
-    /// Path of the URL, for HTTP.
-    pub path: String,
-    /// Extra headers, such as an API key.
-    pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Attributes that identify this process.
-    pub resource: Vec<(String, String)>,
-    /// Most spans in one message.
-    pub batch: usize,
-    /// How long a span may wait for others.
-    pub delay: Duration,
-    /// How long the collector may take to answer.
-    pub timeout: Duration,
+    pub(crate) sampling: Sampling,
+    pub(crate) transport: OtlpTransport,
+    pub(crate) dial: Dial,
+    /// The path of the collector's URL, over HTTP.
+    pub(crate) path: String,
+    /// Headers of each message.
+    pub(crate) headers: Vec<(String, String)>,
+    /// How long a batch may take, with all attempts.
+    pub(crate) timeout: Duration,
+    pub(crate) max_queue: usize,
+    /// Attributes of this process; later ones replace earlier ones.
+    pub(crate) attributes: Vec<(String, String)>,
 }
 
-/// How soon spans have to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Urgency {
-    /// Spans can wait for others.
-    None,
-    AtOnce,
-    /// Spans are sent at once, and no others follow.
-    Last,
-}
-
-/// Why a batch was lost.
+/// The SDK's text and a URL can have a password.
 #[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error("the collector cannot be reached")]
-    Dial(#[from] DialError),
-    #[error("no answer from the collector within {0:?}")]
-    TimedOut(Duration),
-    #[error("no answer from the collector before the end")]
-    Ended,
-    #[error("the collector closed the connection")]
-    Http(#[from] hyper::Error),
-    #[error("the collector answered {0}")]
-    Answered(tonic::codegen::http::StatusCode),
-    #[error("the collector answered {:?}: {}", .0.code(), .0.message())]
-    Refused(Box<tonic::Status>),
-    #[error("the collector rejected {0} spans: {1}")]
-    Rejected(i64, String),
-    #[error("the request cannot be made")]
-    Request(#[from] tonic::codegen::http::Error),
+#[error("the URL of the collector of spans cannot be used")]
+pub(crate) struct BadCollectorUrl;
+
+/// Starts the export of spans on the runtime of the caller. The provider ends it.
+///
+/// # Errors
+///
+/// If the URL of the collector cannot be used.
+pub(crate) fn start(
+    options: Options,
+    stats: Arc<TraceStats>,
+) -> Result<(Tracer, SdkTracerProvider), BadCollectorUrl> {
+    let connection_error = Arc::default();
+    let exporter = CountingExporter {
+        exporter: Arc::new(exporter(&options, &connection_error)?),
+        connection_error,
+        runtime: Handle::current(),
+        timeout: options.timeout,
+        stats: stats.clone(),
+        throttle: LogThrottle::new(),
+        has_reported: AtomicBool::new(false),
+    };
+    let batches = BatchConfigBuilder::default().with_max_queue_size(options.max_queue);
+    let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches.build());
+    let provider = SdkTracerProvider::builder()
+        // Only sampled calls make spans.
+        .with_sampler(Sampler::AlwaysOn)
+        .with_resource(resource(&options.attributes))
+        .with_span_processor(processor.build())
+        .build();
+    let scope = InstrumentationScope::builder(env!("CARGO_PKG_NAME"))
+        .with_version(env!("CARGO_PKG_VERSION"))
+        .build();
+    let tracing = Tracing {
+        sampling: options.sampling,
+        tracer: provider.tracer_with_scope(scope),
+        max_queue: options.max_queue,
+        stats,
+    };
+    Ok((Tracer(Some(Arc::new(tracing))), provider))
 }
 
-#[derive(Debug)]
-pub(crate) struct Exporter {
-    pub spans: Spans,
-    pub options: Options,
-    pub stats: Arc<TraceStats>,
+fn resource(given: &[(String, String)]) -> Resource {
+    let given = given.iter().cloned();
+    Resource::builder_empty()
+        .with_attributes([
+            KeyValue::new("service.name", "RateLimit"),
+            KeyValue::new("service.instance.id", random::uuid()),
+        ])
+        .with_detector(Box::new(TelemetryResourceDetector))
+        .with_attributes(given.map(|(key, value)| KeyValue::new(key, value)))
+        .build()
 }
 
-impl Exporter {
-    /// Sends batches until the last spans are sent. A batch that cannot be sent is lost; the log reports the first loss
-    /// and the recovery, once each.
-    pub(crate) async fn run(&mut self, mut urgency: watch::Receiver<Urgency>) {
-        let mut is_good = true;
-        let mut batch = Vec::new();
-        loop {
-            let is_over = tokio::select! {
-                changed = urgency.changed() => {
-                    self.options.delay = Duration::ZERO;
-                    // A dropped sender counts as the end.
-                    changed.is_err() || *urgency.borrow_and_update() == Urgency::Last
-                }
-                () = gather(&mut self.spans, &mut batch, &self.options) => false,
+fn exporter(
+    options: &Options,
+    connection_error: &Arc<Mutex<Option<String>>>,
+) -> Result<SpanExporter, BadCollectorUrl> {
+    let (builder, dial) = (SpanExporter::builder(), options.dial.clone());
+    let headers: HashMap<_, _> = options.headers.iter().cloned().collect();
+    let mut headers = HeaderMap::try_from(&headers).map_err(|_| BadCollectorUrl)?;
+    let built = match options.transport {
+        OtlpTransport::Grpc => {
+            let channel = dial.lasting_channel().map_err(|_| BadCollectorUrl)?;
+            let builder = builder.with_tonic().with_channel(channel);
+            let builder = builder.with_metadata(MetadataMap::from_headers(headers));
+            builder.with_timeout(options.timeout).build()
+        }
+        OtlpTransport::Http => {
+            let authority = HeaderValue::try_from(dial.authority()).map_err(|_| BadCollectorUrl)?;
+            headers.insert(header::HOST, authority);
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            let client = DialedClient {
+                dial,
+                headers,
+                connection_error: connection_error.clone(),
             };
-            if is_over {
-                while let Ok(span) = self.spans.0.try_recv() {
-                    batch.push(span);
-                }
-            }
-            let mut rest = std::mem::take(&mut batch);
-            while !rest.is_empty() {
-                let later = rest.split_off(rest.len().min(self.options.batch));
-                let sent = tokio::select! {
-                    sent = self.send(&rest) => sent,
-                    () = too_late(urgency.clone()) => Err(ExportError::Ended),
-                };
-                // Further attempts would only delay the end.
-                let gives_up = *urgency.borrow() == Urgency::Last && sent.is_err();
-                self.note(sent, rest.len(), &mut is_good);
-                rest = later;
-                if gives_up {
-                    TraceStats::add(&self.stats.dropped, rest.len());
-                    return;
-                }
-            }
-            if is_over {
-                return;
-            }
+            let builder = builder.with_http().with_protocol(Protocol::HttpBinary);
+            // Only its path is sent; the connection is that of the client.
+            let builder = builder.with_endpoint(format!("http://localhost{}", options.path));
+            let builder = builder.with_http_client(client);
+            builder.with_timeout(options.timeout).build()
         }
-    }
+    };
+    built.map_err(|_| BadCollectorUrl)
+}
 
-    fn note(&self, sent: Result<(), ExportError>, spans: usize, is_good: &mut bool) {
-        match sent {
-            Ok(()) => {
-                TraceStats::add(&self.stats.exported, spans);
-                if !*is_good {
-                    tracing::info!("the collector accepts spans again");
-                }
-                *is_good = true;
-            }
-            Err(error) => {
-                TraceStats::add(&self.stats.dropped, spans);
-                if *is_good {
-                    tracing::warn!("spans are lost: {}", chain(&error));
-                }
-                *is_good = false;
-            }
+/// Sends each request on a new connection.
+#[derive(Debug)]
+struct DialedClient {
+    dial: Dial,
+    headers: HeaderMap,
+    /// The latest error, which the SDK does not pass on.
+    connection_error: Arc<Mutex<Option<String>>>,
+}
+
+/// An answer that takes its time. The type is that of the `async-trait` crate.
+type Answered<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
+
+impl HttpClient for DialedClient {
+    fn send_bytes<'s, 'a>(&'s self, request: Request<Bytes>) -> Answered<'a>
+    where
+        's: 'a,
+        Self: 'a,
+    {
+        let mut request = request.map(Body::from);
+        if let Some(path) = request.uri().path_and_query().cloned() {
+            *request.uri_mut() = path.into();
         }
+        request.headers_mut().extend(self.headers.clone());
+        Box::pin(async move {
+            let answered = exchange(&self.dial, request).await;
+            let (status, body) = answered.inspect_err(|error| {
+                *lock(&self.connection_error) = Some(chain(error));
+            })?;
+            let mut answer = Response::new(body.into());
+            *answer.status_mut() = status;
+            Ok(answer)
+        })
     }
+}
 
-    async fn send(&self, spans: &[Span]) -> Result<(), ExportError> {
-        let request = message(spans, &self.options.resource);
-        let timeout = self.options.timeout;
-        let sent = async {
-            match self.options.protocol {
-                Protocol::Http => self.post(&request).await,
-                Protocol::Grpc => self.call(request).await,
+/// Counts exported and lost spans. The log has one line for a loss, at most each minute, and one for the recovery.
+#[derive(Debug)]
+struct CountingExporter {
+    exporter: Arc<SpanExporter>,
+    connection_error: Arc<Mutex<Option<String>>>,
+    runtime: Handle,
+    timeout: Duration,
+    stats: Arc<TraceStats>,
+    throttle: LogThrottle,
+    /// Whether the log has reported a loss, and no recovery since.
+    has_reported: AtomicBool,
+}
+
+impl CountingExporter {
+    fn note(&self, sent: &OTelSdkResult, spans: usize) {
+        let stats = &self.stats;
+        stats.waiting.fetch_sub(spans, AcqRel);
+        let cause = lock(&self.connection_error).take();
+        let Err(error) = sent else {
+            TraceStats::add(&stats.exported, spans);
+            if self.has_reported.swap(false, Relaxed) {
+                tracing::info!("the collector accepts spans again");
             }
+            return;
         };
-        let answer = tokio::time::timeout(timeout, sent)
-            .await
-            .map_err(|_| ExportError::TimedOut(timeout))??;
-        match answer.partial_success {
-            Some(some) if some.rejected_spans > 0 => Err(ExportError::Rejected(
-                some.rejected_spans,
-                some.error_message,
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    async fn post(
-        &self,
-        message: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, ExportError> {
-        let Options {
-            dial,
-            path,
-            headers,
-            ..
-        } = &self.options;
-        let mut request = Request::post(path)
-            .header(header::HOST, dial.authority())
-            .header(header::CONTENT_TYPE, "application/x-protobuf")
-            .header(header::CONNECTION, "close")
-            .body(Body::from(message.encode_to_vec()))?;
-        request.headers_mut().extend(headers.iter().cloned());
-        let stream = TokioIo::new(dial.stream().await?);
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-        let answered = async {
-            let reply = sender.send_request(request).await?;
-            let status = reply.status();
-            if !status.is_success() {
-                return Err(ExportError::Answered(status));
-            }
-            let body = to_bytes(Body::new(reply.into_body()), MAX_ANSWER_BYTES).await;
-            // A success with an unreadable body is still a success.
-            let answer = body
-                .ok()
-                .and_then(|body| ExportTraceServiceResponse::decode(body).ok());
-            Ok(answer.unwrap_or_default())
-        };
-        tokio::pin!(answered);
-        tokio::select! {
-            answer = &mut answered => answer,
-            ended = connection => {
-                ended?;
-                answered.await
+        TraceStats::add(&stats.dropped, spans);
+        if !self.has_reported.load(Relaxed) && self.throttle.may_log() {
+            self.has_reported.store(true, Relaxed);
+            match (error, cause) {
+                (OTelSdkError::Timeout(time), None) => {
+                    tracing::warn!("spans are lost: no answer from the collector within {time:?}");
+                }
+                (_, Some(cause)) => tracing::warn!("spans are lost: {cause}"),
+                (error, None) => tracing::warn!("spans are lost: {error}"),
             }
         }
     }
+}
 
-    async fn call(
-        &self,
-        message: ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, ExportError> {
-        let Options {
-            dial,
-            timeout,
-            headers,
-            ..
-        } = &self.options;
-        let channel = dial.channel(*timeout).await?;
-        let mut request = tonic::Request::new(message);
-        let mut head = request.metadata().clone().into_headers();
-        head.extend(headers.iter().cloned());
-        *request.metadata_mut() = tonic::metadata::MetadataMap::from_headers(head);
-        let answer = TraceServiceClient::new(channel).export(request).await;
-        let answer = answer.map_err(|status| ExportError::Refused(Box::new(status)))?;
-        Ok(answer.into_inner())
+impl sdk::SpanExporter for CountingExporter {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let (spans, exporter, timeout) = (batch.len(), self.exporter.clone(), self.timeout);
+        let sending = self.runtime.spawn(async move {
+            let sent = tokio::time::timeout(timeout, exporter.export(batch)).await;
+            sent.unwrap_or(Err(OTelSdkError::Timeout(timeout)))
+        });
+        let sent = sending.await;
+        let sent = sent.unwrap_or_else(|end| Err(OTelSdkError::InternalFailure(end.to_string())));
+        self.note(&sent, spans);
+        sent
     }
-}
 
-/// Waits until the process is ending and a batch that began at this call has taken [`LAST`].
-async fn too_late(mut urgency: watch::Receiver<Urgency>) {
-    let latest = Instant::now() + LAST;
-    // A dropped sender counts as the end.
-    let _ = urgency.wait_for(|urgency| *urgency == Urgency::Last).await;
-    sleep_until(latest).await;
-}
-
-/// Waits until a batch is full, or its first span has waited for the whole delay.
-async fn gather(spans: &mut Spans, batch: &mut Vec<Span>, options: &Options) {
-    let Spans(queue) = spans;
-    if batch.is_empty() {
-        match queue.recv().await {
-            Some(first) => batch.push(first),
-            // No tracer is left. The stop signal ends this wait.
-            None => std::future::pending().await,
+    fn set_resource(&mut self, resource: &Resource) {
+        // It precedes the first export, so nothing else holds the exporter.
+        if let Some(exporter) = Arc::get_mut(&mut self.exporter) {
+            exporter.set_resource(resource);
         }
-    }
-    let full = async {
-        while batch.len() < options.batch {
-            match queue.recv().await {
-                Some(next) => batch.push(next),
-                None => std::future::pending().await,
-            }
-        }
-    };
-    // When the time is up, the batch is sent as it is.
-    let _ = tokio::time::timeout(options.delay, full).await;
-}
-
-fn text(key: &str, value: &str) -> KeyValue {
-    pair(key, any_value::Value::StringValue(value.to_owned()))
-}
-
-fn pair(key: &str, value: any_value::Value) -> KeyValue {
-    KeyValue {
-        key: key.to_owned(),
-        value: Some(AnyValue { value: Some(value) }),
-    }
-}
-
-fn message(spans: &[Span], resource: &[(String, String)]) -> ExportTraceServiceRequest {
-    let attributes = resource.iter().map(|(key, value)| text(key, value));
-    ExportTraceServiceRequest {
-        resource_spans: vec![ResourceSpans {
-            resource: Some(Resource {
-                attributes: attributes.collect(),
-            }),
-            scope_spans: vec![ScopeSpans {
-                scope: Some(InstrumentationScope {
-                    name: env!("CARGO_PKG_NAME").to_owned(),
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                }),
-                spans: spans.iter().map(wire).collect(),
-            }],
-        }],
-    }
-}
-
-fn wire(span: &Span) -> proto::Span {
-    let attribute = |(key, value): &(&'static str, AttributeValue)| match value {
-        AttributeValue::Text(value) => text(key, value),
-        AttributeValue::Number(number) => pair(key, any_value::Value::IntValue(*number)),
-    };
-    let kind = if span.is_server {
-        span::Kind::Server
-    } else {
-        span::Kind::Internal
-    };
-    let id = |id: u64| id.to_be_bytes().to_vec();
-    proto::Span {
-        trace_id: span.trace_id.to_be_bytes().to_vec(),
-        span_id: id(span.span_id),
-        trace_state: span.state.clone(),
-        parent_span_id: span.parent_id.map(id).unwrap_or_default(),
-        name: span.name.to_owned(),
-        kind: kind.into(),
-        start_time_unix_nano: span.start_nanos,
-        end_time_unix_nano: span.end_nanos,
-        attributes: span.attributes.iter().map(attribute).collect(),
-        status: span.error.as_ref().map(|error| Status {
-            message: error.clone(),
-            code: status::Code::Error.into(),
-        }),
     }
 }

@@ -1,14 +1,11 @@
 //! Counts invalid authorities and reset streams, and logs now and then what to do about them.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use crate::{
-    foundation::log_throttle::LogThrottle,
-    observe::metrics::{Authorities, Metrics, StreamsReset},
+    foundation::{log_throttle::LogThrottle, printable::Shown},
+    observe::metrics::{Metrics, RESET_CODES, reset_code},
 };
-
-/// Most characters of a name that are logged.
-const MAX_LOGGED_CHARS: usize = 200;
 
 /// Counts and logs for all workers.
 #[derive(Debug)]
@@ -17,7 +14,7 @@ pub(in crate::server) struct AuthorityLog {
     /// A throttle for each kind of event, so that harmless events do not hide others.
     pub(super) replaced: LogThrottle,
     pub(super) refused: LogThrottle,
-    pub(super) reset: [LogThrottle; StreamsReset::CODES.len()],
+    pub(super) reset: [LogThrottle; RESET_CODES.len()],
 }
 
 impl AuthorityLog {
@@ -33,9 +30,10 @@ impl AuthorityLog {
 
     /// Records a name that was replaced.
     pub(super) fn replaced(&self, found: &[u8]) {
-        Authorities::count(&self.metrics.authorities.replaced);
+        let replaced = &self.metrics.server.authorities_replaced;
+        replaced.fetch_add(1, Relaxed);
         if self.replaced.may_log() {
-            let found = shown(found);
+            let found = Shown(found);
             tracing::warn!(
                 "calls with the invalid authority `{found}` are answered; a valid one replaces it. If it is the \
                  name of a cluster, set `authority` in Envoy's `envoy_grpc`; if it is the path of a \
@@ -46,9 +44,10 @@ impl AuthorityLog {
 
     /// Records a name that could not be replaced.
     pub(super) fn refused(&self, found: &[u8]) {
-        Authorities::count(&self.metrics.authorities.refused);
+        let refused = &self.metrics.server.authorities_refused;
+        refused.fetch_add(1, Relaxed);
         if self.refused.may_log() {
-            let found = shown(found);
+            let found = Shown(found);
             tracing::error!(
                 "calls with the invalid authority `{found}` are not answered, because no valid one can replace \
                  it: HTTP/2 resets each of them, and Envoy lets the requests pass. Set `authority` in Envoy's \
@@ -60,10 +59,11 @@ impl AuthorityLog {
     /// Records a stream that the server reset with this code.
     pub(super) fn reset(&self, code: u32) {
         const NO_ERROR: usize = 0;
-        let code = self.metrics.streams_reset.count(code);
+        let code = reset_code(code);
+        self.metrics.server.streams_reset.count(code);
         // NO_ERROR means that the call was answered before its stream ended.
         if code != NO_ERROR && self.reset[code].may_log() {
-            let name = StreamsReset::CODES[code];
+            let name = RESET_CODES[code];
             let why = match name {
                 "PROTOCOL_ERROR" => " (its headers are invalid)",
                 "REFUSED_STREAM" => " (its connection has more than 128 calls at a time)",
@@ -74,10 +74,4 @@ impl AuthorityLog {
             );
         }
     }
-}
-
-fn shown(found: &[u8]) -> String {
-    let text = String::from_utf8_lossy(found);
-    let text: String = text.chars().take(MAX_LOGGED_CHARS).collect();
-    text.escape_debug().to_string()
 }

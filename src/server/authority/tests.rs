@@ -20,6 +20,7 @@ use crate::{
         window::Timestamp,
     },
     foundation::log_throttle::LogThrottle,
+    observe::metrics::RESET_CODES,
     service::answered_leases::{AnsweredLease, tests::EndedLeases},
 };
 
@@ -124,7 +125,8 @@ fn check_all(before: &[&[u8]], after: &[&[u8]], [replaced, refused]: [u64; 2]) {
 }
 
 fn counts(authority_log: &AuthorityLog) -> [u64; 2] {
-    let Authorities { replaced, refused } = &authority_log.metrics.authorities;
+    let server = &authority_log.metrics.server;
+    let (replaced, refused) = (&server.authorities_replaced, &server.authorities_refused);
     [replaced, refused].map(|count| count.load(Relaxed))
 }
 
@@ -368,7 +370,8 @@ fn resets_are_counted_by_their_codes_however_they_are_written() {
             read.unwrap();
             assert_eq!(out, written);
         });
-        let totals = authority_log.metrics.streams_reset.totals();
+        let totals = authority_log.metrics.server.streams_reset.totals();
+        let totals = RESET_CODES.into_iter().zip(totals);
         let totals: Vec<_> = totals.filter(|(_, total)| *total > 0).collect();
         let expected = [
             ("PROTOCOL_ERROR", 2),

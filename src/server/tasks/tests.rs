@@ -23,7 +23,7 @@ use crate::{
     settings::command_line::{Cli, Command},
 };
 
-const ALL: [Task; 16] = [
+const ALL: [Task; 15] = [
     Task::Worker,
     Task::WorkerBatchers,
     Task::Batchers,
@@ -39,11 +39,10 @@ const ALL: [Task; 16] = [
     Task::Health,
     Task::Sweep,
     Task::Statsd,
-    Task::Otlp,
 ];
 
 /// Tasks that start again.
-const SINKS: [Task; 2] = [Task::Statsd, Task::Otlp];
+const SINKS: [Task; 1] = [Task::Statsd];
 
 /// How a test ends a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +148,6 @@ fn end(task: Task, ending: Ending) -> (Option<String>, BTreeSet<Task>) {
             file("key")
         ),
         "--statsd --statsd-host 127.0.0.1 --statsd-port 1".to_owned(),
-        "--tracing --otlp-endpoint http://127.0.0.1:1".to_owned(),
     ];
     let Command::Serve(settings) = Cli::parse_from(arguments.join(" ").split(' ')).command else {
         unreachable!("that is what was asked for");

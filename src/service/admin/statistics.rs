@@ -27,9 +27,9 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// All statistics at this moment.
-    pub(crate) fn samples(&self) -> Vec<Sample> {
-        self.metrics.samples(self.memory.as_deref())
+    /// Passes all statistics at this moment to `take`.
+    pub(crate) fn each(&self, take: &mut dyn FnMut(&Sample<'_>)) {
+        self.metrics.each_sample(self.memory.as_deref(), take);
     }
 
     /// The Prometheus page, in text format 0.0.4.
@@ -37,8 +37,9 @@ impl Statistics {
         let blocking = self.blocking.clone();
         let page = blocking.page(move || {
             let memory = self.memory.as_deref();
-            let each =
-                |take: &mut dyn FnMut(Sample)| self.metrics.each_histogram_sample(memory, take);
+            let each = |take: &mut dyn FnMut(&Sample<'_>)| {
+                self.metrics.each_histogram_sample(memory, take);
+            };
             let end = process::render();
             let mut page = self.renderer.page(each).ending_with(&end);
             let writer: PageWriter = Box::new(move |text| page.write_some(text, PIECE_BYTES));
@@ -51,20 +52,23 @@ impl Statistics {
     pub(super) fn lines(self) -> Response {
         let blocking = self.blocking.clone();
         let page = blocking.page(move || {
-            let mut samples = self.samples();
-            samples.sort_by(|a, b| a.name.cmp(&b.name));
-            texts(samples.into_iter().map(line))
+            let mut lines = Vec::new();
+            self.each(&mut |sample| lines.push(line(sample)));
+            lines.sort_unstable();
+            texts(lines.into_iter().map(|(name, value)| name + &value))
         });
         text_page(page)
     }
 }
 
-fn line(Sample { name, value }: Sample) -> String {
-    match value {
-        SampleValue::Counter(number) | SampleValue::Gauge(number) => format!("{name}: {number}\n"),
+/// The name of a statistic, and the rest of its line.
+fn line(sample: &Sample<'_>) -> (String, String) {
+    let rest = match &sample.value {
+        SampleValue::Counter(number) | SampleValue::Gauge(number) => format!(": {number}\n"),
         SampleValue::Timer(times) => {
             let (count, sum) = (times.count(), times.sum_micros());
-            format!("{name}: count {count}, sum {sum} us\n")
+            format!(": count {count}, sum {sum} us\n")
         }
-    }
+    };
+    (sample.statsd_name(), rest)
 }

@@ -1,4 +1,4 @@
-//! `/top`: the descriptors that each rule refuses most, as JSON.
+//! `/top`: the descriptors that come nearest to the limits of each rule, or are refused most, as JSON.
 
 use std::time::Instant;
 
@@ -27,6 +27,7 @@ struct TopRule<'a> {
 struct TopTalker {
     at_least: u64,
     at_most: u64,
+    used_percent: u8,
     entries: Vec<TopEntry>,
     omitted_entries: Option<usize>,
 }
@@ -66,6 +67,7 @@ impl TopTalker {
         Self {
             at_least: talker.at_least,
             at_most: talker.at_most,
+            used_percent: talker.used,
             entries: talker.entries.iter().map(TopEntry::new).collect(),
             omitted_entries: (omitted > 0).then_some(omitted),
         }

@@ -1,4 +1,4 @@
-//! The types of an explanation in JSON, written by the server and read by the command line. docs/run/explain.md
+//! The types of an explanation in JSON, written by the server and read by the command line. docs/openapi.yaml
 //! describes the fields.
 
 use serde::{Deserialize, Serialize};

@@ -79,7 +79,7 @@ impl Body for RequestBody {
             if let Some(end) = &mut this.wait {
                 ready!(end.as_mut().poll(context));
             }
-            this.connection.refused(CutOff::MESSAGE_LATE);
+            this.connection.refused(CutOff::MessageLate);
             let text = format!("the message did not arrive within {:?}", this.longest);
             return Poll::Ready(Some(Err(Status::deadline_exceeded(text))));
         };
@@ -105,7 +105,7 @@ impl Body for RequestBody {
 
 /// Refuses a call because its connection would hold too much.
 pub(super) fn no_room(connection: &OpenConnection) -> Status {
-    connection.refused(CutOff::MESSAGE_NO_ROOM);
+    connection.refused(CutOff::MessageNoRoom);
     Status::resource_exhausted("clients hold too much memory")
 }
 

@@ -166,7 +166,7 @@ impl<S: Store + Clone> Settler<S> {
         }
         if !gives_back.is_empty() && self.store.add(&gives_back, self.now).await.is_err() {
             // Sent later, or twice, it could take hits off that others have counted.
-            self.metrics.record_lost_settlement();
+            self.metrics.record_lost_settlements(1);
         }
         if !frees.is_empty() && self.store.add(&frees, self.now).await.is_err() {
             let (store, now) = (self.store.clone(), self.now);
@@ -181,7 +181,7 @@ impl<S: Store + Clone> Settler<S> {
     /// Sends costs later that were certainly not sent.
     fn keep_or_lose(&self, error: StoreError, costs: &Batch) {
         if !error.is_unsent() {
-            return self.metrics.record_lost_settlement();
+            return self.metrics.record_lost_settlements(1);
         }
         let (lost, has_to_be_sent) = self.leases.waiting.add(costs, self.now);
         self.metrics.record_lost_settlements(lost);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{
     config::rule_defaults::Options,
@@ -18,8 +18,8 @@ use crate::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/run/counters.md \
-                  describes the answers and the endpoints behind these commands."
+    after_help = "The debug port is open to this machine only unless --debug-host says otherwise. docs/openapi.yaml \
+                  describes the endpoints behind these commands."
 )]
 pub(crate) struct CountersCommand {
     #[command(subcommand)]
@@ -186,7 +186,7 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "N")]
     pub hits: Option<i64>,
 
-    /// Print the JSON of docs/run/explain.md
+    /// Print the JSON of `/explain`, which docs/openapi.yaml describes
     #[arg(long)]
     pub json: bool,
 
@@ -281,6 +281,19 @@ impl HealthCheck {
         let path = self.grpc_uds.as_deref();
         path.filter(|path| !path.as_os_str().is_empty())
     }
+}
+
+/// Form of a report.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ReportFormat {
+    /// One line for each problem, and a summary
+    Text,
+    /// The JSON of docs/rules/check.md
+    Json,
+    /// SARIF 2.1.0
+    Sarif,
+    /// Workflow commands of GitHub Actions
+    Github,
 }
 
 #[cfg(test)]

@@ -4,16 +4,19 @@ use std::{fmt, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use crate::settings::command_line::clients::Reading;
+use crate::{
+    config::fault::FaultLevel,
+    settings::command_line::clients::{Reading, ReportFormat},
+};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code: 0 without findings, 1 with findings, 2 if a file cannot be read. \
-                  docs/envoy/lint-envoy.md describes each trap."
+    after_help = "Exit code: 0 without findings, 1 with findings, 2 if a file or the rules cannot be read. \
+                  docs/envoy/lint-envoy.md describes each finding."
 )]
 pub(crate) struct LintEnvoy {
-    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that contain one
-    /// of these, or folders of them; - is standard input
+    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, or folders of these; - is
+    /// standard input
     #[arg(required = true, value_name = "FILE|DIR")]
     pub paths: Vec<PathBuf>,
 
@@ -21,106 +24,84 @@ pub(crate) struct LintEnvoy {
     #[arg(long, value_name = "DIR")]
     pub rules: Option<PathBuf>,
 
-    /// Print lines, or one JSON document
+    /// Instead of findings, show the virtual host, the route, the descriptors and the rules of a request, such as
+    /// "GET shop.example.com/cart"
+    #[arg(long, value_name = "REQUEST", conflicts_with_all = ["format", "min_severity", "allowed"])]
+    pub request: Option<String>,
+
+    /// A header of that request; can be given several times
+    #[arg(
+        short = 'H',
+        long = "header",
+        value_name = "NAME:VALUE",
+        requires = "request"
+    )]
+    pub headers: Vec<String>,
+
+    /// Form of the report
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
-    pub format: LintFormat,
+    pub format: ReportFormat,
 
     /// Leave out findings that are less severe; they do not change the exit code
-    #[arg(long, value_enum, default_value = "advice", value_name = "SEVERITY")]
+    #[arg(long, value_enum, default_value = "note", value_name = "SEVERITY")]
     pub min_severity: TrapSeverity,
 
-    /// Leave out findings of this trap; can be given several times
-    #[arg(long = "allow", value_enum, value_name = "TRAP")]
+    /// Leave out findings of this name; can be given several times
+    #[arg(long = "allow", value_enum, value_name = "NAME")]
     pub allowed: Vec<Trap>,
 
     #[command(flatten)]
     pub(crate) reading: Reading,
 }
 
-/// The format in which findings are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LintFormat {
-    Text,
-    Json,
-}
-
 /// The severity of a finding, the most severe first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TrapSeverity {
-    /// Nothing is limited there, or every request is refused
+    /// Nothing is limited there, or every call fails
     Error,
     /// Limits apply, but not always or not as the text suggests
     Warning,
     /// It works, but can surprise
-    Advice,
+    Note,
 }
 
-/// A setting that does not limit what its author meant to limit. Envoy accepts most of them. Their names do not change
-/// in later versions, and are in alphabetical order.
+impl TrapSeverity {
+    pub(crate) fn level(self) -> FaultLevel {
+        match self {
+            Self::Error => FaultLevel::Error,
+            Self::Warning => FaultLevel::Warning,
+            Self::Note => FaultLevel::Note,
+        }
+    }
+}
+
+/// A setting that does not limit what its author meant to limit, and that Envoy accepts silently. Their names do not
+/// change in later versions, and are in alphabetical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Trap {
-    AbsentValue,
-    AddendWithoutEstimate,
     Authority,
-    BehindRouter,
-    ChargedRefusals,
+    CatchAll,
     Descriptor,
     DirectResponse,
     Domain,
-    FailureMode,
-    FilterDisabled,
-    ForgedAddress,
-    Headers,
+    EarlyOrder,
     HiddenLimits,
     HitsAddend,
     Http2,
-    LateHeader,
-    ListOfOne,
-    LostCost,
+    LateCost,
     MisplacedLimits,
     NoFilter,
-    NoHostYet,
     NoMatch,
     NoRelease,
-    NoTrafficInterval,
-    NotEnforced,
     NothingChecked,
-    PanicThreshold,
-    QueryString,
-    QuotaService,
-    Redirect,
-    Retries,
-    RouteDisabled,
+    OrderMetadata,
     RouteFilterName,
-    ServiceTimeout,
-    SharedMetadata,
     Stage,
-    Status,
-    StreamDone,
-    StringMetadata,
-    SwitchedOff,
-    TcpDescriptor,
-    Timeout,
-    UngatedGiveBack,
-    UnknownCluster,
-    UnknownField,
-    WrongPort,
-}
-
-impl fmt::Display for TrapSeverity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_name(self, f)
-    }
 }
 
 impl fmt::Display for Trap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_name(self, f)
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
     }
-}
-
-/// Writes the name of a value on the command line.
-fn write_name(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let value = value.to_possible_value();
-    f.write_str(value.as_ref().map_or("", |value| value.get_name()))
 }

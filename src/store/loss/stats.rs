@@ -16,7 +16,7 @@ use crate::{
 pub struct LossStats {
     /// The replicas that were counted last; 0 if none were.
     pub replicas: AtomicU64,
-    /// Stores that do not reply now.
+    /// Stores that do not answer requests now.
     pub lost: AtomicU64,
     /// Requests that were answered without the store.
     pub degraded: AtomicU64,
@@ -124,12 +124,11 @@ impl LossStats {
     /// Passes on all stats.
     pub fn samples(&self, list: &mut SampleWriter<'_>) {
         for (cause, count) in self.causes() {
-            let name = format!("tollgate.decisions_without_store_total.{cause}");
-            list.counter(name, count);
+            let name = "tollgate.decisions_without_store_total";
+            list.counter(name, &[("cause", cause)], count);
         }
-        list.gauge("tollgate.stores_lost", self.lost.load(Relaxed));
-        list.gauge("tollgate.replicas", self.replicas.load(Relaxed));
-        list.counter("tollgate.degraded_total", self.degraded.load(Relaxed));
+        list.gauge("tollgate.replicas", &[], self.replicas.load(Relaxed));
+        list.counter("tollgate.degraded_total", &[], self.degraded.load(Relaxed));
     }
 }
 

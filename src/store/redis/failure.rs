@@ -10,7 +10,7 @@ use crate::{
         causes::chain,
         random::between,
     },
-    net::tls::failure::TlsFailure,
+    net::tls::failure::{TlsFailure, TlsSettingNames},
 };
 
 /// Why a node cannot be used for counting. The texts are for operators; they hold no secrets.
@@ -97,7 +97,7 @@ impl NodeFailure {
     /// The node failure of a connection that broke or did not come up.
     pub(crate) fn of_failure(error: &io::Error) -> Self {
         if let Some(failure) = TlsFailure::of(error) {
-            return Self::Unreachable(tls_words(&failure));
+            return Self::Unreachable(failure.words(&TLS));
         }
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Silent,
@@ -176,31 +176,11 @@ pub(crate) fn words(error: &ServerError) -> String {
     words.chars().map(shown).take(MAX_WORDS).collect()
 }
 
-fn tls_words(failure: &TlsFailure) -> String {
-    match failure {
-        TlsFailure::CertificateRefused(reason) => format!(
-            "it refuses our certificate: {reason}; see --redis-tls-cert (REDIS_TLS_CLIENT_CERT)"
-        ),
-        TlsFailure::CertificateRequired => {
-            "it requires a client certificate: set --redis-tls-cert and --redis-tls-key \
-                                            (REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)"
-                .to_owned()
-        }
-        TlsFailure::Alert(alert) => format!("its TLS ends with an alert: {alert}"),
-        TlsFailure::Untrusted => {
-            "its certificate is not signed by a trusted authority; see --redis-tls-ca \
-                                  (REDIS_TLS_CACERT)"
-                .to_owned()
-        }
-        TlsFailure::OtherName { .. } => {
-            "its certificate is for another host; see --redis-tls-any-host \
-                                         (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION)"
-                .to_owned()
-        }
-        TlsFailure::Invalid(reason) => format!("its certificate cannot be accepted: {reason}"),
-        TlsFailure::NotTls => "its answer is not TLS: does this port speak TLS?".to_owned(),
-    }
-}
+const TLS: TlsSettingNames = TlsSettingNames {
+    certificate: "--redis-tls-cert and --redis-tls-key (REDIS_TLS_CLIENT_CERT, REDIS_TLS_CLIENT_KEY)",
+    authorities: "--redis-tls-ca (REDIS_TLS_CACERT)",
+    name: "--redis-tls-any-host (REDIS_TLS_SKIP_HOSTNAME_VERIFICATION)",
+};
 
 /// The setting that an error of a command asks for, if it is known.
 pub(crate) fn advice(error: &ServerError) -> Option<&'static str> {

@@ -3,7 +3,10 @@
 use super::node::{Node, NodeReport};
 use crate::{
     foundation::{
-        lock::lock, log_throttle::LogThrottle, metric_name::sanitize, sample::SampleWriter,
+        lock::lock,
+        log_throttle::LogThrottle,
+        metric_name::sanitize,
+        sample::{Sample, SampleValue, SampleWriter},
     },
     store::redis::topology::slot_map::SlotMap,
 };
@@ -57,46 +60,52 @@ impl RedisStats {
 
 /// Passes on the stats of the Redis of all limits, and of the one of limits per second.
 pub(crate) fn samples(all: &RedisStats, per_second: &RedisStats, list: &mut SampleWriter<'_>) {
-    all.pool_samples("redis_pool", list);
-    per_second.pool_samples("redis_per_second_pool", list);
+    all.samples("redis", list);
+    per_second.samples("redis_per_second", list);
     let mut sum = |name: &str, pick: fn(&RedisStats) -> &AtomicU64| {
         let sum = pick(all).load(Relaxed) + pick(per_second).load(Relaxed);
-        list.counter(format!("tollgate.redis_{name}_total"), sum);
+        list.counter(name, &[], sum);
     };
-    sum("pipelines", |stats| &stats.pipelines);
-    sum("commands", |stats| &stats.commands);
-    sum("failures", |stats| &stats.failures);
-    sum("reset_counters", |stats| &stats.reset_counters);
-    all.node_samples("redis_node", list);
-    per_second.node_samples("redis_per_second_node", list);
+    sum("tollgate.redis_pipelines_total", |stats| &stats.pipelines);
+    sum("tollgate.redis_commands_total", |stats| &stats.commands);
+    sum("tollgate.redis_failures_total", |stats| &stats.failures);
+    sum("tollgate.redis_reset_counters_total", |stats| {
+        &stats.reset_counters
+    });
 }
 
 impl RedisStats {
-    fn pool_samples(&self, pool: &str, list: &mut SampleWriter<'_>) {
+    /// Passes on the connections to this `redis`, and the state of each of its nodes, by their addresses, whose dots
+    /// would split the names in statsd.
+    fn samples(&self, redis: &str, list: &mut SampleWriter<'_>) {
         let opened = self.connections_opened.load(Relaxed);
         let closed = self.connections_closed.load(Relaxed);
         let active = opened.saturating_sub(closed);
-        list.gauge(format!("ratelimit.{pool}.cx_active"), active);
-        list.counter(format!("ratelimit.{pool}.cx_total"), opened);
-        list.counter(format!("ratelimit.{pool}.cx_local_close"), closed);
-    }
-
-    /// Samples of each node, by its address, whose dots would split the name.
-    fn node_samples(&self, kind: &str, list: &mut SampleWriter<'_>) {
+        let pool = |what| format!("ratelimit.{redis}_pool.cx_{what}");
+        list.gauge(&pool("active"), &[], active);
+        list.counter(&pool("total"), &[], opened);
+        list.counter(&pool("local_close"), &[], closed);
         for node in self.nodes() {
             let name = sanitize(&node.name).replace('.', "_");
-            let gauges = [
+            let mut state = |stat: &str, value| {
+                list.sample(&Sample {
+                    name: &format!("tollgate.{redis}_node_{stat}"),
+                    labels: &[("node", &name)],
+                    statsd: Some(&format!("tollgate.{redis}_node.{name}.{stat}")),
+                    value,
+                });
+            };
+            for (stat, value) in [
                 ("is_open", u64::from(node.failure.is_some())),
                 ("is_slow", u64::from(node.is_slow)),
                 ("in_flight", node.in_flight),
                 ("clock_ahead_ms", node.skew_millis.max(0).unsigned_abs()),
                 ("clock_behind_ms", node.skew_millis.min(0).unsigned_abs()),
-            ];
-            for (stat, value) in gauges {
-                list.gauge(format!("tollgate.{kind}.{name}.{stat}"), value);
+            ] {
+                state(stat, SampleValue::Gauge(value));
             }
             for (stat, total) in node.counts {
-                list.counter(format!("tollgate.{kind}.{name}.{stat}_total"), total);
+                state(&format!("{stat}_total"), SampleValue::Counter(total));
             }
         }
     }

@@ -44,8 +44,8 @@ fn the_tests_of_the_alerts_can_fail() {
             "TollgateControlPlaneLost fires",
         ),
         (
-            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
-            "expr: max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
+            "max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
+            "max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
             "TollgateRedisSlow quiet",
         ),
     ] {
@@ -99,7 +99,9 @@ fn every_alert_has_an_entry_in_the_runbook() {
 struct Fleet {
     _redis: Redis,
     counts_in_redis: Tollgate,
+    /// It has room for one counter.
     counts_in_memory: Tollgate,
+    has_lost_its_store: Tollgate,
     has_control_plane: Tollgate,
     envoy: Envoy,
     _wants_certificates: Tollgate,
@@ -114,7 +116,12 @@ impl Fleet {
             .env("REDIS_PERSECOND", "true")
             .env("REDIS_PERSECOND_URL", &redis.url())
             .start();
-        let counts_in_memory = tollgate::with_rules(RULES).start();
+        let counts_in_memory = tollgate::with_rules(RULES)
+            .args(["--max-counters", "1"])
+            .start();
+        let mut gone = Redis::start();
+        let has_lost_its_store = tollgate::with_rules(RULES).redis(&gone).start();
+        gone.kill();
         let nowhere = format!("127.0.0.1:{}", free_port());
         let has_control_plane = tollgate::builder()
             .args(["--config-type", "GRPC_XDS_SOTW", "--start-without-rules"])
@@ -141,6 +148,7 @@ impl Fleet {
             _redis: redis,
             counts_in_redis,
             counts_in_memory,
+            has_lost_its_store,
             has_control_plane,
             envoy,
             _wants_certificates: wants_certificates,
@@ -148,10 +156,11 @@ impl Fleet {
         }
     }
 
-    fn tollgates(&self) -> [&Tollgate; 3] {
+    fn tollgates(&self) -> [&Tollgate; 4] {
         [
             &self.counts_in_redis,
             &self.counts_in_memory,
+            &self.has_lost_its_store,
             &self.has_control_plane,
         ]
     }
@@ -161,7 +170,15 @@ impl Fleet {
         for tollgate in self.tollgates() {
             let mut client = ask::connect(tollgate.grpc).await;
             for _ in 0..5 {
-                for (domain, key) in [("shop", "few"), ("shop", "shadow"), ("shp", "few")] {
+                for (domain, key) in [
+                    ("shop", "few"),
+                    ("shop", "shadow"),
+                    ("shop", "budget"),
+                    ("shop", "slots"),
+                    ("shop", "hot"),
+                    ("shop", "unknown"),
+                    ("shp", "few"),
+                ] {
                     // That without rules answers with an error.
                     let _ = ask::ask(&mut client, domain, &[(key, "v")]).await;
                 }
@@ -175,6 +192,9 @@ domain: shop
 descriptors:
   - { key: few, rate_limits: [2/second, 100000/year] }
   - { key: shadow, shadow_mode: true, rate_limits: [2/second] }
+  - { key: budget, reserve: { estimate: 10 }, rate_limits: [100000/year] }
+  - { key: slots, rate_limits: [{ algorithm: concurrency, requests_per_unit: 5, ttl: 1s }] }
+  - { key: hot, accuracy: exact-leased, rate_limits: [100000/minute] }
 ";
 
 const TLS_WITHOUT_CERTIFICATE: &str = "

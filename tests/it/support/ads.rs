@@ -68,7 +68,7 @@ pub const SCHEME: &str = "x-seen-scheme";
 pub struct Ads {
     pub address: SocketAddr,
     shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
+    orders: mpsc::UnboundedSender<(Order, Done)>,
 }
 
 /// A request as received.
@@ -93,6 +93,9 @@ impl Seen {
 /// Envoy Gateway.
 #[derive(Clone, Debug)]
 struct TlsFiles([PathBuf; 3]);
+
+/// Notified when an order is carried out.
+type Done = std::sync::mpsc::Sender<()>;
 
 enum Order {
     /// Cut all connections.
@@ -286,8 +289,14 @@ impl Ads {
         self.order(Order::Return);
     }
 
+    /// Returns when the order is carried out: a change that follows meets no connection from before it.
     fn order(&self, order: Order) {
-        assert!(self.orders.send(order).is_ok(), "the control plane ended");
+        let (done, is_done) = std::sync::mpsc::channel();
+        assert!(
+            self.orders.send((order, done)).is_ok(),
+            "the control plane ended"
+        );
+        is_done.recv().expect("the control plane ended");
     }
 
     /// The next request of any kind.
@@ -345,7 +354,7 @@ async fn serve(
     listener: TcpListener,
     routes: &Routes,
     tls: Option<&TlsFiles>,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut orders: mpsc::UnboundedReceiver<(Order, Done)>,
 ) {
     let address = listener.local_addr().unwrap();
     let mut listener = Some(listener);
@@ -358,22 +367,26 @@ async fn serve(
             }
         };
         tokio::select! {
-            order = orders.recv() => match order {
-                Some(Order::HangUp) => connections.shutdown().await,
-                Some(Order::Leave) => {
-                    listener = None;
-                    connections.shutdown().await;
+            order = orders.recv() => {
+                let Some((order, done)) = order else { return };
+                match order {
+                    Order::HangUp => connections.shutdown().await,
+                    Order::Leave => {
+                        listener = None;
+                        connections.shutdown().await;
+                    }
+                    Order::Return => {
+                        // A program that another test starts may have the old one for a moment.
+                        eventually("the port is free again", async || {
+                            listener = TcpListener::bind(address).await.ok();
+                            listener.is_some()
+                        })
+                        .await;
+                    }
                 }
-                Some(Order::Return) => {
-                    // A program that another test starts may have the old one for a moment.
-                    eventually("the port is free again", async || {
-                        listener = TcpListener::bind(address).await.ok();
-                        listener.is_some()
-                    })
-                    .await;
-                }
-                None => return,
-            },
+                // A test that has failed waits no longer.
+                let _ = done.send(());
+            }
             accepted = accepted => {
                 let (stream, _) = accepted.unwrap();
                 let (routes, tls) = (routes.clone(), tls.cloned());

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::{reader::BUCKETS, *};
+use super::*;
 
 fn mapper(text: &str) -> Mapper {
     let loaded = Mapper::parse(text).unwrap();
@@ -31,87 +31,6 @@ fn target<'m>(mapper: &'m Mapper, name: &str) -> &'m MappingTarget {
     match mapper.map(name, SampleKind::Timer) {
         MappingOutcome::Mapped { target, .. } => target,
         other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn the_built_in_mapping_has_the_families_of_the_reference() {
-    let built_in = Mapper::built_in(ResponseTime::Seconds);
-    for stat in [
-        "near_limit",
-        "over_limit",
-        "total_hits",
-        "within_limit",
-        "shadow_mode",
-    ] {
-        let (statsd, prometheus) = (
-            "ratelimit.service.rate_limit",
-            "ratelimit_service_rate_limit",
-        );
-        check(
-            &built_in,
-            &format!("{statsd}.d.k_v.{stat}"),
-            &format!("{prometheus}_{stat}{{domain=\"d\",key1=\"k_v\"}}"),
-        );
-        let two = format!("{prometheus}_{stat}{{domain=\"d\",key1=\"a\",key2=\"b\"}}");
-        check(&built_in, &format!("{statsd}.d.a.b.{stat}"), &two);
-        check(&built_in, &format!("{statsd}.d.a.b.c.{stat}"), &two);
-        check(&built_in, &format!("{statsd}.d.a.b.c.d.e.{stat}"), &two);
-        check(&built_in, &format!("{statsd}.d.{stat}"), "unmapped");
-        check(&built_in, &format!("x.{statsd}.d.k.{stat}"), "unmapped");
-    }
-    check(
-        &built_in,
-        "ratelimit.service.call.should_rate_limit.redis_error",
-        "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}",
-    );
-    check(
-        &built_in,
-        "ratelimit_server.ShouldRateLimit.total_requests",
-        "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}",
-    );
-    check(
-        &built_in,
-        "ratelimit.service.config_load_success",
-        "ratelimit_service_config_load_success{}",
-    );
-    check(
-        &built_in,
-        "ratelimit.service.config_load_error",
-        "ratelimit_service_config_load_error{}",
-    );
-    check(
-        &built_in,
-        "ratelimit.service.global_shadow_mode",
-        "unmapped",
-    );
-    check(&built_in, "ratelimit.redis_pool.cx_active", "unmapped");
-    check(
-        &built_in,
-        "ratelimit.service.rate_limit.d.domain_not_found",
-        "unmapped",
-    );
-}
-
-#[test]
-fn hits_of_the_local_cache_are_not_over_limit_a_second_time() {
-    let built_in = Mapper::built_in(ResponseTime::Seconds);
-    for key in ["k", "a.b", "a.b.c"] {
-        let name = format!("ratelimit.service.rate_limit.d.{key}.over_limit_with_local_cache");
-        check(&built_in, &name, "unmapped");
-    }
-}
-
-#[test]
-fn response_times_are_a_histogram_of_seconds_or_milliseconds() {
-    for (unit, scale) in [
-        (ResponseTime::Seconds, 0.001),
-        (ResponseTime::Milliseconds, 1.0),
-    ] {
-        let built_in = Mapper::built_in(unit);
-        let target = target(&built_in, "ratelimit_server.ShouldRateLimit.response_time");
-        assert_eq!(target.scale, scale);
-        assert_eq!(target.observer, Observer::Histogram(BUCKETS.into()));
     }
 }
 

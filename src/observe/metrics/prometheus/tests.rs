@@ -2,27 +2,25 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use proptest::prelude::*;
 
-use super::{
-    draft::CONFLICTS,
-    page::{go_float, micros},
-    *,
-};
-use crate::{
-    foundation::sample::make::{counter, gauge, timer},
-    observe::metrics::{mapper::ResponseTime, process},
+use super::*;
+use crate::foundation::sample::{
+    SampleLabels,
+    make::{counter, gauge, labelled, timer},
 };
 
-fn built_in() -> Mapper {
-    Mapper::built_in(ResponseTime::Seconds)
+fn own() -> MetricNames {
+    MetricNames::Own {
+        in_milliseconds: false,
+    }
 }
 
-fn mapper(text: &str) -> Mapper {
-    Mapper::parse(text).unwrap().mapper
+fn mapper(text: &str) -> MetricNames {
+    MetricNames::Mapped(Mapper::parse(text).unwrap().mapper)
 }
 
 /// The page of `samples`, in small pieces.
-fn render(renderer: &Renderer, samples: &[Sample]) -> String {
-    let mut page = renderer.page(|take| samples.iter().cloned().for_each(take));
+fn render(renderer: &Renderer, samples: &[Sample<'_>]) -> String {
+    let mut page = renderer.page(|take| samples.iter().for_each(take));
     let mut text = String::new();
     loop {
         let mut piece = String::new();
@@ -41,14 +39,14 @@ fn tags(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Renders with the built-in mapping and no tags; the page must be valid and contain these lines besides comments.
+/// Renders with own names and no tags; the page must be valid and contain these lines besides comments.
 #[track_caller]
-fn check(samples: &[Sample], expected: &[&str]) {
-    check_with(&Renderer::new(built_in(), &[]), samples, expected);
+fn check(samples: &[Sample<'_>], expected: &[&str]) {
+    check_with(&Renderer::new(own(), &[]), samples, expected);
 }
 
 #[track_caller]
-fn check_with(renderer: &Renderer, samples: &[Sample], expected: &[&str]) {
+fn check_with(renderer: &Renderer, samples: &[Sample<'_>], expected: &[&str]) {
     let page = render(renderer, samples);
     validate(&page);
     let lines: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
@@ -57,20 +55,19 @@ fn check_with(renderer: &Renderer, samples: &[Sample], expected: &[&str]) {
 
 #[test]
 fn the_page_of_a_small_service() {
+    let one: SampleLabels<'_> = &[("domain", "shop"), ("key1", "user_a")];
+    let two = &[("domain", "shop"), ("key1", "user_a"), ("key2", "path_x")];
     let samples = [
-        counter("ratelimit.service.rate_limit.shop.user_a.total_hits", 13),
-        counter("ratelimit.service.rate_limit.shop.user_a.over_limit", 3),
-        counter(
-            "ratelimit.service.rate_limit.shop.user_a.path_x.total_hits",
-            2,
-        ),
+        labelled("ratelimit.service.rate_limit.total_hits", one, 13),
+        labelled("ratelimit.service.rate_limit.over_limit", one, 3),
+        labelled("ratelimit.service.rate_limit.total_hits", two, 2),
         gauge("ratelimit.redis_pool.cx_active", 10),
-        timer(
-            "ratelimit_server.ShouldRateLimit.response_time",
-            &[500, 6_000, 20_000_000],
-        ),
+        Sample {
+            labels: &[("grpc_method", "ShouldRateLimit")],
+            ..timer(RESPONSE_TIME, &[500, 6_000, 20_000_000])
+        },
     ];
-    let page = render(&Renderer::new(built_in(), &[]), &samples);
+    let page = render(&Renderer::new(own(), &[]), &samples);
     validate(&page);
     let expected = r#"# HELP ratelimit_redis_pool_cx_active The statsd metric of the same name.
 # TYPE ratelimit_redis_pool_cx_active gauge
@@ -142,14 +139,11 @@ fn escaping_is_that_of_statsd_exporter() {
 }
 
 #[test]
-fn rules_that_share_two_levels_are_added_up() {
+fn samples_of_one_series_are_added_up() {
+    let labels = &[("domain", "d"), ("key1", "a")];
     check(
-        &[
-            counter("ratelimit.service.rate_limit.d.a.b.c.total_hits", 1),
-            counter("ratelimit.service.rate_limit.d.a.b.total_hits", 2),
-            counter("ratelimit.service.rate_limit.d.a.b.x.y.total_hits", 4),
-        ],
-        &["ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"a\",key2=\"b\"} 7"],
+        &[labelled("x", labels, 1), labelled("x", labels, 2)],
+        &["x{domain=\"d\",key1=\"a\"} 3"],
     );
 }
 
@@ -168,14 +162,13 @@ fn extra_tags_are_labels_and_break_no_mapping() {
         ("no", ""),
     ]);
     check_with(
-        &Renderer::new(built_in(), &extra),
+        &Renderer::new(own(), &extra),
         &[
-            counter("ratelimit.service.rate_limit.d.one.total_hits", 1),
+            labelled("hits", &[("domain", "d"), ("key1", "one")], 1),
             counter("x.y", 2),
         ],
         &[
-            "ratelimit_service_rate_limit_total_hits\
-             {_9=\"y\",domain=\"d\",foo=\"bar\",key1=\"one\",my_tag=\"x\"} 1",
+            "hits{_9=\"y\",domain=\"d\",foo=\"bar\",key1=\"one\",my_tag=\"x\"} 1",
             "x_y{_9=\"y\",domain=\"z\",foo=\"bar\",my_tag=\"x\"} 2",
         ],
     );
@@ -184,11 +177,8 @@ fn extra_tags_are_labels_and_break_no_mapping() {
 #[test]
 fn labels_are_escaped() {
     check(
-        &[counter(
-            "ratelimit.service.rate_limit.d.a\"b\\c\nd.total_hits",
-            1,
-        )],
-        &[r#"ratelimit_service_rate_limit_total_hits{domain="d",key1="a\"b\\c\nd"} 1"#],
+        &[labelled("hits", &[("key1", "a\"b\\c\nd"), ("no", "")], 1)],
+        &[r#"hits{key1="a\"b\\c\nd"} 1"#],
     );
 }
 
@@ -204,8 +194,26 @@ fn help_is_escaped() {
 }
 
 #[test]
+fn own_timers_are_seconds_and_the_reference_s_can_be_milliseconds() {
+    for (in_milliseconds, sum) in [(false, "0.002"), (true, "2")] {
+        let renderer = Renderer::new(MetricNames::Own { in_milliseconds }, &[]);
+        let samples = [RESPONSE_TIME, CALL_DURATION].map(|name| timer(name, &[1_500, 500]));
+        let page = render(&renderer, &samples);
+        validate(&page);
+        for line in [
+            &*format!("ratelimit_service_response_time_seconds_sum {sum}"),
+            "tollgate_call_duration_seconds_sum 0.002",
+            "tollgate_call_duration_seconds_bucket{le=\"0.0005\"} 1",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} in {page}");
+        }
+    }
+}
+
+#[test]
 fn timers_without_a_rule_are_summaries_of_milliseconds() {
-    check(
+    check_with(
+        &Renderer::new(mapper(""), &[]),
         &[timer("a.response_time", &[1_500, 500])],
         &["a_response_time_sum 2", "a_response_time_count 2"],
     );
@@ -272,7 +280,7 @@ fn timers_of_one_series_are_added_up_in_the_unit_of_each() {
 
 #[test]
 fn the_first_type_of_a_family_stays_and_conflicts_are_counted() {
-    let renderer = Renderer::new(built_in(), &[]);
+    let renderer = Renderer::new(mapper(""), &[]);
     let samples = [
         counter("a.b", 1),
         gauge("a_b", 2),
@@ -298,7 +306,9 @@ fn the_first_type_of_a_family_stays_and_conflicts_are_counted() {
 
 #[test]
 fn names_of_lines_belong_to_one_family() {
-    check(
+    let names = || Renderer::new(mapper(""), &[]);
+    check_with(
+        &names(),
         &[
             timer("t", &[1_000]),
             gauge("t_count", 9),
@@ -311,7 +321,8 @@ fn names_of_lines_belong_to_one_family() {
             &format!("{CONFLICTS}{{type=\"gauge\"}} 1"),
         ],
     );
-    check(
+    check_with(
+        &names(),
         &[gauge("t_sum", 9), timer("t", &[1_000])],
         &["t_sum 9", &format!("{CONFLICTS}{{type=\"observer\"}} 1")],
     );
@@ -359,7 +370,7 @@ fn bounds_are_written_as_go_does() {
 
 #[test]
 fn a_page_may_go_on_with_the_process() {
-    let renderer = Renderer::new(built_in(), &[]);
+    let renderer = Renderer::new(own(), &[]);
     validate(&(render(&renderer, &[counter("process.open_fds", 1)]) + &process::render()));
 }
 
@@ -409,7 +420,7 @@ proptest! {
              - {{match: '(.)\\.(.)', match_type: regex, name: '$1', labels: {{le: $2, x: $1}}}}\n"
         );
         validate(&render(&Renderer::new(mapper(&text), &extra), &samples));
-        validate(&render(&Renderer::new(built_in(), &extra), &samples));
+        validate(&render(&Renderer::new(own(), &extra), &samples));
     }
 }
 

@@ -2,16 +2,12 @@ use std::{collections::HashSet, pin::pin};
 
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
-    net::{TcpListener, UdpSocket},
+    net::TcpListener,
 };
 
-use super::{
-    flusher::rate,
-    queue::{MAX_DATAGRAM_BYTES, MAX_QUEUED_BYTES},
-    *,
-};
+use super::*;
 use crate::{
-    foundation::sample::make::{counter, gauge, timer},
+    foundation::sample::make::{counter, gauge, labelled, timer},
     observe::metrics::mogrifier::Mogrifier,
 };
 
@@ -26,14 +22,15 @@ fn plain() -> Flusher {
     Flusher::new(&Dialect::Statsd, &[])
 }
 
-/// The lines that a flush offers, sorted, without line feeds.
-fn offered(flusher: &mut Flusher, samples: &[Sample]) -> Vec<String> {
+/// The lines that a flush sends, sorted, without line feeds.
+fn sent(flusher: &mut Flusher, samples: &[Sample<'_>]) -> Vec<String> {
     let mut text = String::new();
-    flusher.flush(samples, |lines| {
-        assert!(lines.ends_with('\n'), "{lines:?}");
-        text.push_str(lines);
-        true
-    });
+    flusher.learn(|take| samples.iter().for_each(take));
+    for known in flusher.known.values_mut() {
+        known.write(&mut text);
+        known.sent = known.value.clone();
+    }
+    assert!(text.is_empty() || text.ends_with('\n'), "{text:?}");
     let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
     lines.sort();
     lines
@@ -41,9 +38,9 @@ fn offered(flusher: &mut Flusher, samples: &[Sample]) -> Vec<String> {
 
 /// Flushes snapshots one after the other.
 #[track_caller]
-fn check(mut flusher: Flusher, flushes: &[(&[Sample], &[&str])]) {
+fn check(mut flusher: Flusher, flushes: &[(&[Sample<'_>], &[&str])]) {
     for (samples, expected) in flushes {
-        assert_eq!(offered(&mut flusher, samples), *expected);
+        assert_eq!(sent(&mut flusher, samples), *expected);
     }
 }
 
@@ -129,7 +126,7 @@ fn timers_are_milliseconds_and_every_bucket_says_for_how_many() {
 fn count_and_sum_of_a_timer_can_be_had_from_its_lines() {
     let took: Vec<u64> = (0..1_000).map(|n| n * n * 97).collect();
     let (mut count, mut sum) = (0.0, 0.0);
-    for line in offered(&mut plain(), &[timer("t", &took)]) {
+    for line in sent(&mut plain(), &[timer("t", &took)]) {
         let mut fields = line.split('|');
         let millis: f64 = fields.next().unwrap()["t:".len()..].parse().unwrap();
         assert_eq!(fields.next(), Some("ms"));
@@ -154,9 +151,9 @@ fn rates_survive_a_division_that_is_cut_off() {
 }
 
 #[test]
-fn what_is_refused_is_offered_again_as_a_whole() {
+fn what_was_not_sent_is_sent_later_as_a_whole() {
     let mut flusher = plain();
-    flusher.flush(&[counter("a", 5), timer("t", &[3])], |_| false);
+    flusher.learn(|take| [counter("a", 5), timer("t", &[3])].iter().for_each(take));
     check(
         flusher,
         &[(
@@ -197,15 +194,11 @@ fn dogstatsd_has_tags_after_the_value() {
             &pairs(&[("region", "us"), ("env", "p")]),
         ),
         &[(
+            &[counter("a.b", 1), gauge("x", 2), timer("t", &[9, 9])],
             &[
-                counter("ratelimit.memcache.add.__code=not_stored", 1),
-                gauge("x.__y", 2),
-                timer("t", &[9, 9]),
-            ],
-            &[
-                "ratelimit.memcache.add:1|c|#code:not_stored,env:p,region:us",
+                "a.b:1|c|#env:p,region:us",
                 "t:0.009|ms|@0.5|#env:p,region:us",
-                "x.__y:2|g|#env:p,region:us",
+                "x:2|g|#env:p,region:us",
             ],
         )],
     );
@@ -242,36 +235,25 @@ fn dogstatsd_names_are_rewritten() {
 }
 
 #[test]
+fn labels_are_the_end_of_names() {
+    let labelled = labelled("tollgate.decisions_total", &[("code", "ok")], 1);
+    check(
+        plain(),
+        &[(&[labelled], &["tollgate.decisions_total.ok:1|c"])],
+    );
+}
+
+#[test]
 fn datagrams_hold_whole_lines_up_to_their_bound() {
-    let mut datagrams = Datagrams::default();
-    let line = format!("{}\n", "x".repeat(499));
-    datagrams.push(&line.repeat(5));
-    datagrams.push(&format!("{}\n", "y".repeat(MAX_DATAGRAM_BYTES - 1)));
-    datagrams.push(&format!("{}\n", "z".repeat(MAX_DATAGRAM_BYTES)));
-    datagrams.push("a\n");
-    let lengths: Vec<_> = datagrams.full.iter().map(String::len).collect();
-    assert_eq!(lengths, [1_000, 1_000, 500, MAX_DATAGRAM_BYTES, 2]);
-    assert_eq!(datagrams.overlong, 1);
-}
-
-#[test]
-fn a_full_queue_refuses() {
-    let queue = LineQueue::default();
-    let line = format!("{}\n", "x".repeat(1023));
-    let pushed = (0..5_000).filter(|_| queue.push(&line)).count();
-    assert_eq!(pushed * line.len(), MAX_QUEUED_BYTES);
-}
-
-#[test]
-fn the_rest_of_a_line_that_was_cut_is_dropped() {
-    let queue = LineQueue::default();
-    queue.push("abc\ndef\n");
-    assert!(!queue.drop_rest_of_line());
-    queue.lock().forget(5);
-    assert!(queue.drop_rest_of_line());
-    assert!(queue.lock().waiting.is_empty());
-    queue.push("ghi\n");
-    assert!(!queue.drop_rest_of_line());
+    let lines = format!("{}\n", "x".repeat(499)).repeat(5);
+    let full = format!("{}\n", "y".repeat(DATAGRAM_BYTES - 1));
+    let overlong = format!("{}\n", "z".repeat(DATAGRAM_BYTES));
+    let datagrams = datagrams(&(lines + &full + &overlong + "a\n"));
+    let lengths: Vec<_> = datagrams.iter().map(String::len).collect();
+    assert_eq!(
+        lengths,
+        [1_000, 1_000, 500, DATAGRAM_BYTES, DATAGRAM_BYTES + 1, 2]
+    );
 }
 
 fn sink(transport: Transport, port: u16) -> Sink {
@@ -286,15 +268,15 @@ fn sink(transport: Transport, port: u16) -> Sink {
         },
         Arc::default(),
     );
-    sink.reconnect = Duration::from_millis(5);
+    sink.retry = Duration::from_millis(5);
     sink
 }
 
 /// Runs a sink concurrently with `until`, which must end in time.
-async fn beside<T>(sink: Sink, samples: Vec<Sample>, until: impl Future<Output = T>) -> T {
+async fn beside<T>(sink: Sink, samples: Vec<Sample<'_>>, until: impl Future<Output = T>) -> T {
     let mut flusher = sink.flusher();
     tokio::select! {
-        _ = sink.run(&mut flusher, move || samples.clone()) => unreachable!(),
+        _ = sink.run(&mut flusher, |take| samples.iter().for_each(take)) => unreachable!(),
         done = timeout(Duration::from_secs(20), until) => done.expect("a collector that got all"),
     }
 }
@@ -345,36 +327,62 @@ async fn what_was_counted_before_the_collector_came_is_sent() {
     .await;
 }
 
+/// Lines that do not fit into the socket stay in the totals, so the process holds a batch at most.
 #[tokio::test]
-async fn a_collector_that_does_not_read_does_not_hold_up_anything() {
+async fn a_slow_collector_gets_all_later() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
-    let stats = sink.stats.clone();
+    let mut sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
+    sink.options.flush_interval = Duration::from_secs(3_600);
     let name = "x".repeat(100_000);
-    let samples = (0..20).map(|n| gauge(&format!("{name}{n}"), 1)).collect();
+    let names: Vec<_> = (0..100).map(|n| format!("{name}{n}")).collect();
+    let samples = names.iter().map(|name| counter(name, 1)).collect();
     beside(sink, samples, async {
-        let (_stream, _) = listener.accept().await.unwrap();
-        while stats.deferred.load(Relaxed) == 0 {
-            sleep(Duration::from_millis(1)).await;
+        let (stream, _) = listener.accept().await.unwrap();
+        sleep(Duration::from_millis(300)).await;
+        let mut lines = BufReader::new(stream).lines();
+        let mut seen = HashSet::new();
+        while seen.len() < 100 {
+            assert!(seen.insert(lines.next_line().await.unwrap().unwrap()));
         }
     })
     .await;
 }
 
+/// Only what was on its way is lost, and it is counted.
 #[tokio::test]
-async fn a_flush_may_be_larger_than_the_queue() {
+async fn a_collector_that_goes_in_the_middle_gets_the_rest_after_its_return() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
-    sink.options.flush_interval = Duration::from_secs(3_600);
-    let name = "x".repeat(100_000);
-    let names = (0..100).map(|n| format!("{name}{n}"));
-    let samples = names.map(|name| counter(&name, 1)).collect();
+    let sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
+    let stats = sink.stats.clone();
+    let names: Vec<_> = (0..50_000).map(|n| format!("{n:0>200}")).collect();
+    let samples = names.iter().map(|name| counter(name, 1)).collect();
+    let read = |stream| BufReader::new(stream).lines();
     beside(sink, samples, async {
-        let (stream, _) = listener.accept().await.unwrap();
-        let mut lines = BufReader::new(stream).lines();
+        let (first, _) = listener.accept().await.unwrap();
         let mut seen = HashSet::new();
-        while seen.len() < 100 {
-            assert!(seen.insert(lines.next_line().await.unwrap().unwrap()));
+        let mut lines = read(first);
+        for _ in 0..10 {
+            seen.insert(lines.next_line().await.unwrap().unwrap());
+        }
+        drop(lines);
+        let (second, _) = listener.accept().await.unwrap();
+        let mut lines = read(second);
+        assert!(seen.insert(lines.next_line().await.unwrap().unwrap()));
+        assert!(stats.lost_lines.load(Relaxed) > 0);
+    })
+    .await;
+}
+
+/// A collector that talks back is not heard.
+#[tokio::test]
+async fn a_collector_that_sends_nonsense_changes_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let sink = sink(Transport::Tcp, listener.local_addr().unwrap().port());
+    beside(sink, vec![gauge("g", 1)], async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for _ in 0..20 {
+            stream.write_all(&[0xff; 4_096]).await.unwrap();
+            assert_eq!(read_line(&mut stream).await, "g:1|g\n");
         }
     })
     .await;
@@ -413,7 +421,7 @@ async fn a_host_that_does_not_exist_is_no_reason_to_end() {
         // This name fails without a query to a resolver.
         sink.options.host = "collector..invalid".to_owned();
         let mut flusher = sink.flusher();
-        let run = pin!(sink.run(&mut flusher, || vec![counter("c", 1)]));
+        let run = pin!(sink.run(&mut flusher, |take| take(&counter("c", 1))));
         assert!(timeout(Duration::from_millis(50), run).await.is_err());
     }
 }
@@ -422,5 +430,5 @@ async fn a_host_that_does_not_exist_is_no_reason_to_end() {
 fn the_server_can_own_the_task() {
     fn check(_: impl Future + Send + 'static) {}
     let sink = sink(Transport::Tcp, 1);
-    check(async move { sink.run(&mut sink.flusher(), Vec::new).await });
+    check(async move { sink.run(&mut sink.flusher(), |_| {}).await });
 }

@@ -1,6 +1,6 @@
 //! Reports one counter as JSON: its descriptor, its rule and limit, and the hits that it holds.
 //!
-//! The types are written by the server and read by the command line. docs/run/counters.md describes the fields. Those
+//! The types are written by the server and read by the command line. docs/openapi.yaml describes the fields. Those
 //! that are `None` are not written.
 
 use std::sync::Arc;

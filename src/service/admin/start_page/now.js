@@ -97,6 +97,7 @@ function tiles({ latency, store, components, loads, residentBytes, counters }, t
   const share = all > 0 ? `${((100 * rates.refused) / all).toFixed(1)} % of all` : "of all: none";
   const failures = totals ? totals.storeFailures + totals.badRequests : 0;
   const hasLatency = totals && totals.calls > 0;
+  const without = all > 0 ? totals.withoutLimit / (totals.ok + totals.overLimit) : 0;
   return [
     tile("Decisions", rates ? rate(all) : "–", "a second"),
     tile(
@@ -104,6 +105,12 @@ function tiles({ latency, store, components, loads, residentBytes, counters }, t
       rates ? rate(rates.refused) : "–",
       rates ? share : "",
       all > 0 && rates.refused > 0 ? "refused" : "",
+    ),
+    tile(
+      "No limit applied",
+      all > 0 ? `${(100 * without).toFixed(without < 0.1 ? 1 : 0)} %` : "–",
+      "of decisions reach no rule",
+      without > 0.5 ? "warn" : "",
     ),
     tile(
       "Latency p99",

@@ -60,7 +60,7 @@ function push(track, at, admitted, refused) {
   track.at.push(at);
   track.admitted.push(Math.max(0, admitted));
   track.refused.push(refused);
-  for (const column of Object.values(track)) {
+  for (const column of [track.at, track.admitted, track.refused]) {
     if (column.length > POINTS) column.splice(0, column.length - POINTS);
   }
 }
@@ -71,8 +71,13 @@ export function update({ atMillis }, { lengthMillis, rules }) {
   const changed = new Map(rules.map((one) => [one.rule, one]));
   changed.forEach((_, path) => trackOf(path));
   for (const [path, track] of tracks) {
-    const { hits = 0, over = 0 } = changed.get(path) ?? {};
-    push(track, atMillis / 1000, each(hits - over), each(over));
+    const { hits = 0, over = 0, withoutStore = 0, refusedByLoss = 0, withoutRoom = 0 } = changed.get(path) ?? {};
+    track.over = each(over);
+    track.withoutStore = each(withoutStore);
+    track.refusedByLoss = each(refusedByLoss);
+    track.withoutRoom = each(withoutRoom);
+    const refused = over + refusedByLoss + withoutRoom;
+    push(track, atMillis / 1000, each(hits - refused), each(refused));
     // A rule that rests takes no memory.
     const isIdle = track.admitted.every((one) => one === 0) && track.refused.every((one) => one === 0);
     if (isIdle && track.at.length === POINTS) tracks.delete(path);
@@ -86,7 +91,13 @@ function show(row, path) {
   const [admitted, refused] = [track.admitted.at(-1) ?? 0, track.refused.at(-1) ?? 0];
   row.rate.textContent = `${rate(admitted + refused)}/s`;
   const word = isSpared(path) ? "would be refused" : "refused";
-  row.refused.textContent = refused > 0 ? `${rate(refused)}/s ${word}` : "";
+  const texts = [
+    track.over > 0 && `${rate(track.over)}/s ${word}`,
+    track.withoutStore > 0 && `${rate(track.withoutStore)}/s not decided by the store`,
+    track.refusedByLoss > 0 && `${rate(track.refusedByLoss)}/s refused by on_store_loss`,
+    track.withoutRoom > 0 && `${rate(track.withoutRoom)}/s refused: no room for their counters`,
+  ];
+  row.refused.textContent = texts.filter(Boolean).join(", ");
   row.refused.classList.toggle("spared", isSpared(path));
   if (!row.isVisible) return;
   row.chart ??= sparkline(row.host, isSpared(path) ? "muted" : "refused");
@@ -196,7 +207,7 @@ function ruleRow(node) {
   return row;
 }
 
-function limits({ unlimited, limits = [], shadowMode, quotaMode, count, onStoreLoss, replaces }) {
+function limits({ unlimited, limits = [], shadowMode, quotaMode, count, reserve, onStoreLoss, replaces }) {
   const chip = (text, kind = "") => make("span", { class: `chip ${kind}` }, text);
   const parts = limits.map(({ rate, algorithm, burst, zone, name }) => {
     const detail = [
@@ -210,7 +221,10 @@ function limits({ unlimited, limits = [], shadowMode, quotaMode, count, onStoreL
   if (unlimited) parts.push(chip("unlimited"));
   if (shadowMode) parts.push(chip("shadow mode", "warn"));
   if (quotaMode) parts.push(chip("quota mode"));
-  if (count) parts.push(chip(`counts ${count}`));
+  if (reserve) {
+    const estimate = reserve.estimate == null ? "of each request" : number(reserve.estimate);
+    parts.push(chip(`tokens, estimate ${estimate}`));
+  } else if (count) parts.push(chip(`counts ${count}`));
   if (onStoreLoss) parts.push(chip(`store loss: ${onStoreLoss}`));
   if (replaces) parts.push(chip(`replaces ${replaces.map((name) => shown(name, 40)).join(", ")}`));
   return parts;

@@ -50,8 +50,10 @@ function changes(now, before) {
   const known = new Map(before.rules.map((one) => [one.rule, one]));
   const rules = now.rules.map((one) => {
     // One that had no room before is not new.
-    const { hits, over } = known.get(one.rule) ?? (before.omittedRules ? one : { hits: 0, over: 0 });
-    return { rule: one.rule, hits: one.hits - hits, over: one.over - over };
+    const old = known.get(one.rule) ?? (before.omittedRules ? one : {});
+    const counts = Object.entries(one).filter(([name]) => name !== "rule");
+    return { rule: one.rule, ...Object.fromEntries(counts.map(([name, count]) => [name, count - (old[name] ?? 0)])) };
   });
-  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter(({ hits, over }) => hits || over) };
+  const isHit = (one) => Object.entries(one).some(([name, count]) => name !== "rule" && count);
+  return { lengthMillis, totals: Object.fromEntries(totals), rules: rules.filter(isHit) };
 }

@@ -22,23 +22,24 @@ export async function loadTalkers() {
   } catch (error) {
     return fill(host, problem(error));
   }
-  find("top-note").textContent = `Values with the most hits over a limit since ${clockTime(top.sinceMillis)}.`;
+  find("top-note").textContent =
+    `Values near a limit or over it since ${clockTime(top.sinceMillis)}: how much of it they used at most, and their refused hits.`;
   const rules = top.rules.toSorted((a, b) => b.hits - a.hits).slice(0, MOST_RULES);
-  if (rules.length === 0) return fill(host, make("p", { class: "empty" }, "No hit was over a limit."));
+  if (rules.length === 0) return fill(host, make("p", { class: "empty" }, "No value came near a limit."));
   fill(host, make("div", { class: "cards" }, rules.map(card)));
 }
 
 function card({ rule, hits, talkers }) {
-  const most = Math.max(1, talkers[0]?.atMost ?? 1);
   const rows = talkers.slice(0, MOST_TALKERS).map((talker) => {
-    const { atLeast, atMost } = talker;
+    const { atLeast, atMost, usedPercent } = talker;
     const range = atLeast === atMost ? number(atMost) : `${number(atLeast)}–${number(atMost)}`;
-    const bar = make("meter", { min: "0", max: String(most), value: String(atMost), "aria-hidden": "true" });
+    const share = usedPercent < 100 ? `${usedPercent} % used` : `${range} refused`;
+    const bar = make("meter", { min: "0", max: "100", value: String(usedPercent), "aria-hidden": "true" });
     return make(
       "li",
       {},
       make("div", { class: "who" }, entries(talker.entries), bar),
-      make("span", { class: "number" }, range),
+      make("span", { class: "number" }, share),
       make("div", { class: "actions" }, buttons(rule, talker)),
     );
   });
@@ -50,7 +51,7 @@ function card({ rule, hits, talkers }) {
     make(
       "p",
       { class: "muted" },
-      `${many(hits, "hit")}${rest > 0 ? ` of ${many(talkers.length, "value")}` : ""}`,
+      `${many(hits, "refused hit")}${rest > 0 ? ` of ${many(talkers.length, "value")}` : ""}`,
       isSpared(rule) && " in shadow mode",
     ),
     make("ol", { class: "talkers" }, rows),
