@@ -260,11 +260,11 @@ const NASTY: &[(&str, Option<usize>)] = &[
     ),
     (
         "domain: d\ndescriptors: [{key: a, value: !!binary aGk=, rate_limits: [5/s]}]\n",
-        None,
+        Some(1),
     ),
     (
         "domain: d\ndescriptors:\n- key: !!binary |\n    aG\n    k=\n  rate_limits: [5/s]\n",
-        None,
+        Some(1),
     ),
     (
         "domain: d\ndescriptors: [{key: a, value: !!binary /w==, rate_limits: [5/s]}]\n",
@@ -449,6 +449,7 @@ fn files_with_random_changes_mean_the_same_to_another_reader() {
         "*a",
         "<<: ",
         "!!str ",
+        "!!binary ",
         "| ",
         "> ",
         "~",
