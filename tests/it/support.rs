@@ -8,8 +8,8 @@ use std::{
 };
 
 pub mod ads;
+pub mod again;
 pub mod ask;
-pub mod attack;
 pub mod busy;
 pub mod caches;
 pub mod certificates;
@@ -17,22 +17,20 @@ pub mod chaos;
 pub mod clients;
 pub mod cluster;
 pub mod demo;
-pub mod doors;
 pub mod envoy;
-pub mod flood;
 pub mod frames;
-pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod in_flight;
 pub mod json;
-pub mod leases;
 pub mod model;
+pub mod mounted;
 pub mod nginx;
 pub mod nutcracker;
 pub mod ports;
 pub mod prometheus;
 pub mod proxy;
+pub mod random;
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;
@@ -45,6 +43,9 @@ pub mod unwritable_log;
 pub mod wall_clock;
 
 pub use ports::free_port;
+// The names of before, which tests still use.
+#[allow(unused_imports, reason = "not all test programs do")]
+pub use self::{random as histories, wall_clock as leases};
 
 /// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -70,6 +71,12 @@ impl Process {
     pub fn start(command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn();
         Self(child.expect("the program is there"))
+    }
+
+    /// Starts a program whose output nobody reads.
+    #[track_caller]
+    pub fn start_quietly(command: &mut Command) -> Self {
+        Self::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
     pub fn id(&self) -> u32 {
