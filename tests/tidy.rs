@@ -561,153 +561,15 @@ fn libraries_are_named_in_their_folders_only() {
     }
 }
 
-/// Types and statics that hold a time of day, which can step, and whether they outlive the request.
-const TIMES_OF_DAY: [(&str, &str, Lives); 26] = [
-    (
-        "core/counter/increment.rs",
-        "IncrementSpec",
-        Lives::InRequest,
-    ),
-    ("core/lease/token.rs", "LeaseToken", Lives::Longer),
-    ("core/lease/order.rs", "DescriptorLease", Lives::InRequest),
-    ("core/lease/settlement.rs", "ChargedHits", Lives::InRequest),
-    ("service/leases/waiting.rs", "WaitingCost", Lives::Longer),
-    ("service/leases.rs", "LatestLeases", Lives::Longer),
-    ("service/limiter/leasing.rs", "Settler", Lives::InRequest),
-    ("store/returns.rs", "SentLease", Lives::InRequest),
-    (
-        "service/explain/writer.rs",
-        "AccountBasis",
-        Lives::InRequest,
-    ),
-    ("core/plan.rs", "PlanBuilder", Lives::InRequest),
-    ("core/window.rs", "Window", Lives::InRequest),
-    ("observe/decision_log.rs", "RequestTimes", Lives::InRequest),
-    (
-        "observe/metrics/config_stats.rs",
-        "RefusedLoad",
-        Lives::Longer,
-    ),
-    (
-        "observe/metrics/config_stats.rs",
-        "TakenLoad",
-        Lives::Longer,
-    ),
-    (
-        "service/admin/counters/look.rs",
-        "CounterAnswer",
-        Lives::InRequest,
-    ),
-    ("service/explain.rs", "LookedAt", Lives::InRequest),
-    ("store/memory.rs", "Locked", Lives::InRequest),
-    ("store/memory/shard.rs", "Counter", Lives::Longer),
-    ("store/memory/shard.rs", "Shard", Lives::Longer),
-    ("store/per_second.rs", "BothStores", Lives::InRequest),
-    ("store/redis/clock.rs", "ProcessClock", Lives::Longer),
-    ("store/redis/batch/pipeline.rs", "Group", Lives::InRequest),
-    (
-        "store/redis/batch/pipeline.rs",
-        "PipelineBuilder",
-        Lives::InRequest,
-    ),
-    (
-        "store/redis/batch/queue.rs",
-        "QueuedRequest",
-        Lives::InRequest,
-    ),
-    ("store/redis/store.rs", "ClusterNodes", Lives::InRequest),
-    ("store/replicas.rs", "Replicas", Lives::Longer),
-];
-
-/// How long a time of day is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lives {
-    /// No longer than the request that it dates, or than one look of a task.
-    InRequest,
-    /// Longer, for a reason that `ARCHITECTURE.md` gives beside the file.
-    Longer,
-}
-
-/// The names of structs, enums and statics of a file that hold a time of day outside of tests.
-fn holders_of_time(file: &File) -> BTreeSet<&str> {
-    let mut found = BTreeSet::new();
-    for kind in ["struct ", "enum ", "static "] {
-        for (at, _) in file.code.match_indices(kind) {
-            if at > 0 && is_word(file.code.as_bytes()[at - 1]) || file.is_test(at) {
-                continue;
-            }
-            let item = &file.code[at + kind.len()..];
-            let is_lifetime = file.code[..at].trim_end().ends_with('&');
-            if is_lifetime || !item.starts_with(|c: char| c.is_ascii_uppercase()) {
-                continue;
-            }
-            let end = item.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            let (name, item) = item.split_at(end.unwrap_or(item.len()));
-            let open = item.find(['{', ';']).unwrap_or(item.len());
-            let item = match item[open..].starts_with('{') {
-                true => &item[..open + block(&item[open..])],
-                false => &item[..open],
-            };
-            let types = match kind {
-                // A variant may be named so.
-                "enum " => &["Timestamp"][..],
-                _ => &["Timestamp", "Window"],
-            };
-            // A function that reads a clock holds no time.
-            let item = item.replace("fn() -> Timestamp", "");
-            let mut words = item.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            if words.any(|word| types.contains(&word)) {
-                found.insert(name);
-            }
-        }
-    }
-    found
-}
-
-/// A time of day that outlives a request is wrong after a step of the clock: what is remembered for a while is
-/// remembered by `SteadyTime`.
-#[test]
-fn no_time_of_day_outlives_a_request_but_where_the_list_says_why() {
-    let files = read_all();
-    let found: BTreeSet<_> = files
-        .iter()
-        .flat_map(|file| {
-            holders_of_time(file)
-                .into_iter()
-                .map(|name| (&*file.name, name))
-        })
-        .collect();
-    let listed: BTreeSet<_> = TIMES_OF_DAY
-        .iter()
-        .map(|(file, name, _)| (*file, *name))
-        .collect();
-    let unlisted: Vec<_> = found.difference(&listed).collect();
-    assert!(unlisted.is_empty(), "not listed: {unlisted:#?}");
-    let gone: Vec<_> = listed.difference(&found).collect();
-    assert!(gone.is_empty(), "listed in vain: {gone:#?}");
-    let paper = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    for (file, name, lives) in TIMES_OF_DAY {
-        assert!(
-            lives == Lives::InRequest || paper.contains(&format!("`{file}`")),
-            "{name} in {file} outlives requests, and ARCHITECTURE.md does not say why"
-        );
-    }
-}
-
 /// The files that write to standard error and standard output: both can fail, and the macros of the standard library panic
 /// then.
 const STREAM_FILES: [&str; 2] = ["cli/print.rs", "observe/log_lines.rs"];
 
 #[test]
 fn standard_streams_are_written_where_their_failure_is_expected() {
+    #[rustfmt::skip]
     const NAMES: [&str; 7] = [
-        "stderr()",
-        "stdout()",
-        "print!",
-        "println!",
-        "eprint!",
-        "eprintln!",
-        "dbg!",
+        "stderr()", "stdout()", "print!", "println!", "eprint!", "eprintln!", "dbg!",
     ];
     let mut found = BTreeSet::new();
     let mut astray = Vec::new();
@@ -731,40 +593,11 @@ fn standard_streams_are_written_where_their_failure_is_expected() {
 }
 
 /// Words of our own that `docs/glossary.md` has a word of the field for, as parts of identifiers.
+#[rustfmt::skip]
 const OWN_WORDS: [&str; 34] = [
-    "arrivals",
-    "desk",
-    "detour",
-    "door",
-    "doors",
-    "guess",
-    "guide",
-    "handed_back",
-    "house",
-    "lane",
-    "lanes",
-    "lendable",
-    "lent",
-    "made_up",
-    "manner",
-    "mended",
-    "meter",
-    "meters",
-    "news",
-    "noted",
-    "partings",
-    "quick",
-    "rare",
-    "refused_fast",
-    "seat",
-    "seats",
-    "somebody",
-    "terms",
-    "told",
-    "trouble",
-    "under_way",
-    "verdict",
-    "voice",
+    "arrivals", "desk", "detour", "door", "doors", "guess", "guide", "handed_back", "house", "lane", "lanes",
+    "lendable", "lent", "made_up", "manner", "mended", "meter", "meters", "news", "noted", "partings", "quick",
+    "rare", "refused_fast", "seat", "seats", "somebody", "terms", "told", "trouble", "under_way", "verdict", "voice",
     "went",
 ];
 
@@ -793,29 +626,10 @@ fn identifiers_are_words_of_the_field() {
 }
 
 /// Words that comments and texts do not use either.
+#[rustfmt::skip]
 const NOT_SAID: [&str; 22] = [
-    "desk",
-    "detour",
-    "door",
-    "doors",
-    "everybody",
-    "guide",
-    "house",
-    "lane",
-    "lanes",
-    "lent",
-    "manner",
-    "mended",
-    "meters",
-    "news",
-    "nobody",
-    "seat",
-    "seats",
-    "somebody",
-    "told",
-    "trouble",
-    "verdict",
-    "voice",
+    "desk", "detour", "door", "doors", "everybody", "guide", "house", "lane", "lanes", "lent", "manner", "mended",
+    "meters", "news", "nobody", "seat", "seats", "somebody", "told", "trouble", "verdict", "voice",
 ];
 
 #[test]
@@ -920,7 +734,7 @@ const CEILINGS: [(&str, usize); 4] = [
     ("lines of code in src", 37_974),
     ("files in src", 265),
     ("flags of serve", 114),
-    ("files in tests and fuzz", 233),
+    ("files in tests and fuzz", 220),
 ];
 
 #[test]
@@ -979,7 +793,7 @@ fn every_exported_name_has_a_user() {
 
     let mut paths = vec![root().join("src/main.rs")];
     sources(&root().join("benches"), &mut paths);
-    for folder in ["attack", "chaos", "histories", "it"] {
+    for folder in ["load", "it"] {
         sources(&root().join("tests").join(folder), &mut paths);
     }
     let users = paths

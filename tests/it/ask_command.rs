@@ -1,11 +1,6 @@
-//! `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer.
+//! `tollgate ask`: its exit codes, leases, and servers that do not answer.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpListener,
-    process::Output,
-    thread,
-};
+use std::{net::TcpListener, process::Output};
 
 use crate::support::{
     certificates::{Authority, Pair, Secret, self_signed},
@@ -20,23 +15,6 @@ domain: d
 descriptors:
   - key: few
     rate_limits: [{ name: yearly, unit: year, requests_per_unit: 2 }, 100/3y]
-  - key: plan
-    value: secret-plan
-    rate_limit: { unit: year, requests_per_unit: 5 }
-    descriptors:
-      - key: user
-        rate_limit: { unit: year, requests_per_unit: 5 }
-  - key: path
-    descriptors:
-      - key: deep
-        rate_limit: { unit: year, requests_per_unit: 5 }
-  - key: free
-    rate_limit: { unlimited: true }
-  - key: bare
-  - key: other
-    rate_limit: { unit: year, requests_per_unit: 5, replaces: [{ name: gone }] }
-  - key: replaced
-    rate_limit: { unit: year, requests_per_unit: 5, name: gone }
 ";
 
 /// Runs `ask` with these arguments; returns its exit code, its output and its errors.
@@ -55,10 +33,6 @@ fn url(server: &Tollgate) -> String {
     format!("http://{}", server.grpc)
 }
 
-fn debug_url(server: &Tollgate) -> String {
-    format!("http://{}", server.debug)
-}
-
 // --- decisions -----------------------------------------------------------------------------------
 
 #[test]
@@ -75,89 +49,6 @@ fn the_exit_code_is_the_decision() {
     assert_eq!(ask(&["--any-decision"]), Some(0));
     assert_eq!(ask(&["--domain", ""]), Some(2), "twice");
     assert_eq!(ask(&["--no-such-flag"]), Some(2));
-}
-
-/// `ask` says `expected` of the first of these descriptors of domain `d`.
-#[track_caller]
-fn check_cause(server: &Tollgate, descriptors: &[&str], expected: &str) {
-    let (url, debug) = (url(server), debug_url(server));
-    let mut args = vec![
-        "--server",
-        &url,
-        "--debug-server",
-        &debug,
-        "--why",
-        "--domain",
-        "d",
-    ];
-    for descriptor in descriptors {
-        args.extend(["-d", descriptor]);
-    }
-    let (code, said, errors) = run(&args);
-    assert_eq!(code, Some(0), "{errors}");
-    let (_, explained) = said.split_once("descriptor 1: ").unwrap();
-    let start = format!("{}\n  OK, no limit: {expected}\n", descriptors[0]);
-    assert!(explained.starts_with(&start), "{said}");
-}
-
-#[test]
-fn each_cause_of_no_limit_is_told_apart() {
-    let server = tollgate::with_rules(RULES)
-        .file("empty.yaml", "domain: empty\n")
-        .start();
-    for (descriptors, expected) in [
-        (&["colour=x"][..], "`colour` is no key here (entry 1)"),
-        (
-            &["feww=x"],
-            "`feww` is no key here (entry 1); did you mean `few`?",
-        ),
-        (
-            &["path=x,dep=y"],
-            "`dep` is no key here (entry 2); did you mean `deep`?",
-        ),
-        (
-            &["plan=gold"],
-            "no rule is for this value of `plan` (entry 1)",
-        ),
-        (
-            &["few=x,user=y"],
-            "the rules end at entry 1; leave out the entries after it, or add rules below",
-        ),
-        (
-            &["path=x"],
-            "the limits are deeper; the descriptor needs more entries after entry 1",
-        ),
-        (&["bare=x"], "the rule has no limit"),
-        (&["free=x"], "the rule is `unlimited`"),
-        (
-            &["replaced=x", "other=x"],
-            "the rule of another descriptor in the request replaces its limits",
-        ),
-    ] {
-        check_cause(&server, descriptors, expected);
-    }
-    for (domain, expected) in [
-        ("elsewhere", "no rules are for this domain"),
-        ("empty", "the domain has no rules"),
-    ] {
-        let (url, debug) = (url(&server), debug_url(&server));
-        let ask = [
-            "--server",
-            &url,
-            "--debug-server",
-            &debug,
-            "--domain",
-            domain,
-            "-d",
-            "a=b",
-        ];
-        let (_, said, _) = run(&ask);
-        assert_eq!(said, "OK\n  a=b: OK, no limit (--why says why)\n");
-        let (_, said, _) = run(&[&ask[..], &["--why"]].concat());
-        assert!(said.starts_with("OK\n  a=b: OK, no limit\n"), "{said}");
-        let cause = format!("\n  OK, no limit: {expected}");
-        assert!(said.contains(&cause), "{said}");
-    }
 }
 
 #[test]
@@ -306,24 +197,6 @@ fn a_server_without_an_answer_is_told_with_what_to_try() {
     check_hint(
         &["--server", &silent_url, "--timeout", "50ms"],
         "did not answer within --timeout",
-    );
-}
-
-/// A server of HTTP/1 that answers to the preface of HTTP/2.
-#[test]
-fn a_server_of_http_1_is_recognised_by_its_answer() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let _ = stream.read(&mut [0; 1024]);
-            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n");
-        }
-    });
-    check_hint(
-        &["--server", &url],
-        "the server speaks HTTP/1 at this port, not gRPC",
     );
 }
 

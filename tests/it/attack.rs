@@ -23,7 +23,7 @@ fn others_are_answered_during_every_attack() {
     }
 }
 
-/// Those by way of proxies, files, Redis and the control plane.
+/// Those by way of Redis and the control plane.
 #[test]
 fn nothing_is_gained_at_any_door() {
     for attack in doors::all() {

@@ -3,9 +3,7 @@
 use std::{fs, net::SocketAddr, process::Command};
 
 use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::{
-        RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
-    },
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
     service::ratelimit::v3::RateLimitRequest,
 };
 use prost::Message as _;
@@ -13,7 +11,7 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::support::{
-    ask::{ask, connect, descriptor, is_ok, request, send},
+    ask::{ask, connect, descriptor, is_ok, request, send, with_hits},
     eventually, finish,
     raw::{PATH, RawClient},
     tollgate::{self, Tollgate},
@@ -41,119 +39,6 @@ fn check_refused(files: &[(&str, &str)], problems: &[&str]) {
             .zip(problems)
             .all(|(line, problem)| line.starts_with(problem));
     assert!(is_as_expected, "{text}");
-}
-
-#[test]
-fn broken_yaml_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: d\ndescriptors: [\n")],
-        &["a.yaml:2:14: this `[` is not closed"],
-    );
-}
-
-#[test]
-fn an_unknown_key_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limt: {}\n",
-        )],
-        &["a.yaml:4:5: d.k: unknown key 'rate_limt' (expected `rate_limit`)"],
-    );
-}
-
-#[test]
-fn an_unknown_unit_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: fortnight, requests_per_unit: 1}\n",
-        )],
-        &[
-            "a.yaml:4:18: d.k: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
-        ],
-    );
-}
-
-#[test]
-fn an_empty_key_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: d\ndescriptors:\n  - key: ''\n")],
-        &["a.yaml:3:11: d: descriptor has empty key; write `key: NAME`"],
-    );
-}
-
-#[test]
-fn a_multiplier_of_zero_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, unit_multiplier: 0, requests_per_unit: 1}\n",
-        )],
-        &["a.yaml:4:46: d.k: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0"],
-    );
-}
-
-#[test]
-fn a_duplicate_descriptor_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - {key: k, value: v}\n  - {key: k, value: v}\n",
-        )],
-        &[
-            "a.yaml:4:11: d.k_v: duplicate descriptor composite key 'd.k_v', already defined at a.yaml:3:11",
-        ],
-    );
-}
-
-#[test]
-fn both_forms_of_limits_on_one_descriptor_are_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n    rate_limits: [1/h]\n",
-        )],
-        &[
-            "a.yaml:5:19: d.k: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
-        ],
-    );
-}
-
-#[test]
-fn an_empty_domain_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: ''\n")],
-        &["a.yaml:1:10: config file cannot have empty domain; write `domain: NAME` at the top"],
-    );
-    check_refused(&[("a.yaml", "")], &["a.yaml: the file is empty"]);
-}
-
-#[test]
-fn files_of_another_kind_are_named_in_one_line_each() {
-    check_refused(
-        &[
-            (
-                "a.yaml",
-                "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  shop.yaml: |\n    domain: shop\n",
-            ),
-            ("b.yaml", "static_resources:\n  clusters: []\nadmin: {}\n"),
-            ("kustomization.yaml", "resources: [a.yaml]\n"),
-        ],
-        &[
-            "a.yaml:1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
-            "b.yaml:1:1: this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it",
-            "kustomization.yaml:1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
-        ],
-    );
-}
-
-#[test]
-fn two_files_with_one_domain_are_refused() {
-    check_refused(
-        &[("a.yaml", RULES), ("b.yaml", RULES)],
-        &["b.yaml:1:9: duplicate domain 'd' in config file, already defined in a.yaml"],
-    );
 }
 
 #[test]
@@ -231,15 +116,6 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&[0], &length.to_be_bytes()[..], message].concat()
 }
 
-fn nasty(name: &'static str, message: &RateLimitRequest, says: &'static str) -> Nasty {
-    Nasty {
-        name,
-        body: framed(&message.encode_to_vec()),
-        code: Code::InvalidArgument,
-        says,
-    }
-}
-
 /// A protobuf field with bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
@@ -249,150 +125,93 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn all_nasties() -> Vec<Nasty> {
-    let one = || request("d", vec![descriptor(&[("k", "v")])]);
-    let overridden = |unit, unit_multiplier| {
-        let limit = RateLimitOverride {
-            requests_per_unit: 1,
-            unit,
-            unit_multiplier,
-        };
-        request(
-            "d",
-            vec![RateLimitDescriptor {
-                limit: Some(limit),
-                ..descriptor(&[("k", "v")])
-            }],
-        )
-    };
+    use Code::{Internal, InvalidArgument, OutOfRange};
+    const UNREADABLE: &str = "not a readable message";
+    const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    const PERIOD: &str =
+        "the period of a limit override must be at least 1 unit and at most 10,000 years";
     let garbage: Vec<u8> = (0..10_000_u32)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
         .collect();
-    let whole = one().encode_to_vec();
+    let one = || descriptor(&[("k", "v")]);
+    let whole = request("d", vec![one()]).encode_to_vec();
+    let huge = field(1, &vec![b'x'; 5_000_000]);
+    let endless = b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
+    let odd = [&[9], &framed(&whole)[1..]].concat();
     let raw = |name, body, code, says| Nasty {
         name,
         body,
         code,
         says,
     };
-    const UNREADABLE: &str = "not a readable message";
-    const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    let unreadable = |name, message: &[u8]| raw(name, framed(message), InvalidArgument, UNREADABLE);
+    let nasty = |name, domain: &str, all, says| {
+        let message = request(domain, all).encode_to_vec();
+        raw(name, framed(&message), InvalidArgument, says)
+    };
+    let overridden = |name, unit, unit_multiplier, says| {
+        let limit = RateLimitOverride {
+            requests_per_unit: 1,
+            unit,
+            unit_multiplier,
+        };
+        let mut one = one();
+        one.limit = Some(limit);
+        nasty(name, "d", vec![one], says)
+    };
+    let long = "x".repeat(100_000);
+    let (value, key) = (descriptor(&[("k", &long)]), descriptor(&[(&long, "v")]));
+    let entries = vec![descriptor(&[("k", "v"); 10_000])];
+    let half = framed(&whole)[..10].to_vec();
+    let domain = "rate limit domain must not be empty";
+    let of_unit = |name, unit, says| overridden(name, unit, None, says);
     vec![
-        raw(
-            "garbage",
-            framed(&garbage),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "0xff",
-            framed(&[0xff; 64]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a truncated message",
-            framed(&whole[..whole.len() - 1]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a domain that is no text",
-            framed(&field(1, b"\xff")),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a length beyond all memory",
-            framed(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "groups in groups",
-            framed(&[0x0b; 100_000]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "an empty message",
-            framed(&[]),
-            Code::InvalidArgument,
-            "rate limit domain must not be empty",
-        ),
-        raw(
-            "no message",
-            vec![],
-            Code::Internal,
-            "Missing request message",
-        ),
+        unreadable("garbage", &garbage),
+        unreadable("0xff", &[0xff; 64]),
+        unreadable("a truncated message", &whole[..whole.len() - 1]),
+        unreadable("a domain that is no text", &field(1, b"\xff")),
+        unreadable("a length beyond all memory", endless),
+        unreadable("groups in groups", &[0x0b; 100_000]),
+        raw("an empty message", framed(&[]), InvalidArgument, domain),
+        raw("no message", vec![], Internal, "Missing request message"),
         raw(
             "half a frame",
-            framed(&whole)[..10].to_vec(),
-            Code::Internal,
+            half,
+            Internal,
             "Unexpected EOF decoding stream",
         ),
         raw(
             "a frame of an unknown kind",
-            [&[9], &framed(&whole)[1..]].concat(),
-            Code::Internal,
+            odd,
+            Internal,
             "invalid compression flag",
         ),
         raw(
             "five megabytes",
-            framed(&field(1, &vec![b'x'; 5_000_000])),
-            Code::OutOfRange,
+            framed(&huge),
+            OutOfRange,
             "the limit is: 262144 bytes",
         ),
+        nasty("too much of a value", "d", vec![value], TOO_LONG),
+        nasty("too much of a key", "d", vec![key], TOO_LONG),
+        nasty("too much of a domain", &long, vec![one()], TOO_LONG),
         nasty(
-            "too much of a value",
-            &request("d", vec![descriptor(&[("k", &"x".repeat(100_000))])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "too much of a key",
-            &request("d", vec![descriptor(&[(&"x".repeat(100_000), "v")])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "too much of a domain",
-            &request(&"x".repeat(100_000), vec![descriptor(&[("k", "v")])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "ten thousand descriptors",
-            &request("d", vec![descriptor(&[("k", "v")]); 10_000]),
+            "10,000 descriptors",
+            "d",
+            vec![one(); 10_000],
             "more than 1000 descriptors",
         ),
         nasty(
-            "ten thousand entries",
-            &request("d", vec![descriptor(&[("k", "v"); 10_000])]),
+            "10,000 entries",
+            "d",
+            entries,
             "a descriptor has more than 100 entries",
         ),
-        nasty(
-            "a limit without a unit",
-            &overridden(0, None),
-            "unknown unit 0 in a limit override",
-        ),
-        nasty(
-            "a unit of 99",
-            &overridden(99, None),
-            "unknown unit 99 in a limit override",
-        ),
-        nasty(
-            "a unit of -1",
-            &overridden(-1, None),
-            "unknown unit -1 in a limit override",
-        ),
-        nasty(
-            "a period of nothing",
-            &overridden(6, Some(0)),
-            "the period of a limit override must be at least 1 unit and at most 10,000 years",
-        ),
-        nasty(
-            "a period of 4294967295 years",
-            &overridden(6, Some(u32::MAX)),
-            "the period of a limit override must be at least 1 unit and at most 10,000 years",
-        ),
+        of_unit("no unit", 0, "unknown unit 0 in a limit override"),
+        of_unit("a unit of 99", 99, "unknown unit 99 in a limit override"),
+        of_unit("a unit of -1", -1, "unknown unit -1 in a limit override"),
+        overridden("a period of nothing", 6, Some(0), PERIOD),
+        overridden("a period of 4294967295 years", 6, Some(u32::MAX), PERIOD),
     ]
 }
 
@@ -554,13 +373,33 @@ async fn what_is_just_within_the_bounds_is_answered() {
 }
 
 #[tokio::test]
+async fn values_that_are_no_text_have_counters_of_their_own() {
+    const RULES: &str = "domain: d
+descriptors: [{key: k, rate_limits: [1/10000years]}, {key: w, value: 'a*z', rate_limits: [1/10000years]}]";
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    for (key, value, passes) in [
+        ("k", &b"\xff"[..], true),
+        ("k", b"\xfe", true),
+        ("k", b"\xff", false),
+        ("k", b"\xef\xbf\xbd", true),
+        ("k", b"", true),
+        ("w", b"a\xff\0z", true),
+        ("w", b"a\xffz", true),
+    ] {
+        let mut one = descriptor(&[(key, "")]);
+        one.entries[0].value = value.into();
+        let reply = send(&mut client, request("d", vec![one])).await;
+        assert!(reply.as_ref().unwrap().statuses[0].current_limit.is_some());
+        assert_eq!(is_ok(&reply), passes, "{key} {value:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
-    let huge = RateLimitDescriptor {
-        hits_addend: Some(u64::MAX),
-        ..descriptor(&[("k", "v")])
-    };
+    let huge = with_hits(&[("k", "v")], u64::MAX);
     for _ in 0..3 {
         assert!(!is_ok(
             &send(&mut client, request("d", vec![huge.clone()])).await

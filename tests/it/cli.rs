@@ -99,20 +99,6 @@ descriptors:
 }
 
 #[test]
-fn check_warns_of_what_it_accepts() {
-    let text = "domain: d\ndescriptors:\n  - key: x\n    rate_limit: { unit: day }\n";
-    let rules = files(&[("a.yaml", text)]);
-    let expected = "\
-a.yaml:4:19: d.x: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included
-ok: 1 rule with 1 limit in 1 domain, 1 warning
-";
-    assert_eq!(
-        run(&["check", path(&rules)]),
-        (Some(0), expected.to_owned())
-    );
-}
-
-#[test]
 fn check_merges_domains_only_if_told() {
     let other = RULES.replace("one", "other");
     let rules = files(&[("a.yaml", RULES), ("b.yaml", &other)]);
@@ -270,55 +256,6 @@ fn ask_says_what_is_wrong_and_fails() {
 
 // --- settings ------------------------------------------------------------------------------------
 
-#[test]
-fn help_tells_of_every_flag_and_its_variable() {
-    let cli = Cli::command();
-    for command in cli.get_subcommands() {
-        let (code, help) = run(&[command.get_name(), "--help"]);
-        assert_eq!(code, Some(0));
-        let words: Vec<_> = help
-            .split(|next: char| next.is_whitespace() || "[=]".contains(next))
-            .filter(|word| !word.is_empty())
-            .collect();
-        for flag in command.get_arguments().filter(|flag| !flag.is_positional()) {
-            let name = format!("--{}", flag.get_long().expect("all have a long form"));
-            assert!(words.contains(&name.as_str()), "{name}: {help}");
-            if let Some(variable) = variable(flag) {
-                let is_told = words.windows(2).any(|pair| pair == ["env:", variable]);
-                assert!(is_told, "{variable} of {name}: {help}");
-            }
-        }
-    }
-    let (code, help) = run(&["--help"]);
-    assert_eq!(code, Some(0));
-    for command in cli.get_subcommands() {
-        assert!(help.contains(command.get_name()), "{help}");
-    }
-    for part in ["tollgate ask --domain", "README.md", "variable"] {
-        assert!(help.contains(part), "{help}");
-    }
-    let changes = cli
-        .find_subcommand("counters")
-        .unwrap()
-        .get_about()
-        .unwrap();
-    assert!(changes.to_string().contains("reset"), "{changes}");
-}
-
-#[test]
-fn flags_alone_mean_serve() {
-    let builder = tollgate::bare().file("rules.yaml", RULES);
-    let folder = builder.rules().display().to_string();
-    let mut server = builder
-        .args(["--config-dir", &folder, "--log-format", "json"])
-        .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
-        .args(["--port", "0", "--debug-port", "0", "--drain-delay", "0"])
-        .start();
-    assert_eq!(get(server.http, "/healthcheck").status, 200);
-    server.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(server.wait().code(), Some(0));
-}
-
 #[tokio::test]
 async fn the_environment_alone_is_enough() {
     let redis = Redis::start();
@@ -368,24 +305,6 @@ fn a_flag_wins_over_its_variable() {
         .env("TOLLGATE_CONFIG_DIR", "/nowhere")
         .start();
     assert_eq!(get(server.http, "/healthcheck").status, 200);
-}
-
-#[test]
-fn an_unknown_flag_is_a_bad_command_line() {
-    for arguments in [
-        &["--no-such-flag"][..],
-        &["serve", "--no-such-flag"],
-        &["check", "--no-such-flag", "."],
-        &["ask", "--no-such-flag"],
-    ] {
-        let output = finish(program().args(arguments));
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = error(&output);
-        assert!(said.contains("'--no-such-flag'"), "{said}");
-    }
-    let output = finish(program().arg("no-such-command"));
-    assert_eq!(output.status.code(), Some(2));
-    assert!(error(&output).contains("'no-such-command'"));
 }
 
 /// A folder may contain files with names that are not text.
@@ -461,21 +380,6 @@ fn a_bad_redis_address_is_refused_without_showing_its_password() {
     assert_eq!(status.code(), Some(1));
     assert!(said.contains("redis://[user:password@]host:port"), "{said}");
     assert!(!said.contains("secret"), "{said}");
-}
-
-#[test]
-fn bad_rules_are_all_told_and_nothing_starts() {
-    let (status, said) = tollgate::builder()
-        .file("a.yaml", "domain: d\ndescriptors:\n  - value: x\n")
-        .file("b.yaml", "descriptors: []\n")
-        .fail();
-    assert_eq!(status.code(), Some(1));
-    for problem in [
-        "a.yaml:3:5: d: descriptor has empty key; write `key: NAME`",
-        "b.yaml:1:1: config file cannot have empty domain",
-    ] {
-        assert!(said.contains(problem), "{said}");
-    }
 }
 
 /// The command is run as it stands.

@@ -239,35 +239,6 @@ async fn counters_in_redis_are_shown_and_reset_as_in_memory() {
     assert!(errors.contains("503"), "{errors}");
 }
 
-#[tokio::test]
-async fn counters_of_all_masters_of_a_cluster_are_shown_and_reset() {
-    let cluster = Cluster::start(0);
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&cluster.url(), "10s")
-        .start();
-    let values: Vec<_> = (0..30).map(|value| value.to_string()).collect();
-    let used: Vec<_> = values.iter().map(|value| ("log", &**value)).collect();
-    eventually("calls are answered for all values", async || {
-        let mut client = connect(server.grpc).await;
-        for (key, value) in &used {
-            if ask(&mut client, "d", &[(*key, *value)]).await.is_err() {
-                return false;
-            }
-        }
-        true
-    })
-    .await;
-    for value in &values {
-        let descriptor = format!("log={value}");
-        assert!(
-            counter(&server, &descriptor)["hits"].as_u64() > Some(0),
-            "{value}"
-        );
-        run_json(&server, &["reset", "--domain", "d", "-d", &descriptor]);
-        assert_eq!(counter(&server, &descriptor)["hits"], 0, "{value}");
-    }
-}
-
 /// Refused hits that a replica has not added to Redis yet would fill the counter again.
 #[tokio::test]
 async fn a_reset_through_one_replica_frees_a_client_of_the_others() {

@@ -1,12 +1,10 @@
 //! The log of decisions: which are in it, and what a line says.
 
-use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, request, send},
+    ask::{Client, ask, connect, descriptor, request, send, with_hits},
     tollgate::{self, Tollgate},
 };
 
@@ -82,10 +80,7 @@ async fn ask_all(client: &mut Client, descriptors: &[&[(&str, &str)]]) {
 
 /// Asks for something that is always logged as refused, so that all lines before it have been written.
 async fn end(server: &Tollgate, client: &mut Client) {
-    let many = RateLimitDescriptor {
-        hits_addend: Some(99),
-        ..descriptor(&[("few", "end")])
-    };
+    let many = with_hits(&[("few", "end")], 99);
     send(client, request("shop", vec![many])).await.unwrap();
     server.log().with("\\\"hits\\\":99");
 }
@@ -132,10 +127,7 @@ async fn a_line_has_the_rule_s_place_all_limits_and_the_latency() {
     let mut client = connect(server.grpc).await;
     let few: &[(&str, &str)] = &[("few", "v")];
     ask_all(&mut client, &[few, few, few]).await;
-    let own_hits = RateLimitDescriptor {
-        hits_addend: Some(5),
-        ..descriptor(&[("free", "x")])
-    };
+    let own_hits = with_hits(&[("free", "x")], 5);
     let unknown = descriptor(&[("fwe", "x"), ("more", "y")]);
     send(&mut client, request("shop", vec![own_hits, unknown]))
         .await
@@ -197,30 +189,6 @@ async fn the_last_lines_are_written_at_the_end() {
     assert!(counts.eq((3..=22).map(Some)));
 }
 
-#[tokio::test]
-async fn a_value_cannot_forge_a_line_and_a_long_one_is_cut() {
-    let server = server(&["--log-decisions", "all"]);
-    let mut client = connect(server.grpc).await;
-    let forged = [
-        "a\"}\nINFO c",
-        "\"}\n{\"code\":\"OK\"}",
-        "\r\u{b}\u{c}\u{85}\u{2028}\u{2029}",
-        "<script>alert(1)</script>\u{202e}😀\0\u{1b}[31m",
-    ];
-    for value in forged {
-        ask_all(&mut client, &[&[("few", value)]]).await;
-    }
-    ask_all(&mut client, &[&[("few", &"x".repeat(4000))]]).await;
-    end(&server, &mut client).await;
-    let decisions = decisions(&server);
-    let entry = |line: usize| &decisions[line]["descriptors"][0]["entries"][0];
-    for (line, value) in forged.iter().enumerate() {
-        assert_eq!(entry(line)["value"], *value);
-    }
-    assert_eq!(entry(4)["value"], "x".repeat(1024));
-    assert_eq!(entry(4)["value_bytes"], 4000);
-}
-
 /// The number of lines for one decision within its limits and two refused ones, of which shadow mode lets one pass.
 async fn check(args: &[&str], expected: usize) {
     let server = server(args);
@@ -256,14 +224,4 @@ async fn the_choice_decides_at_every_level() {
     check(&["--log-decisions", "refused"], 2).await;
     check(&["--log-decisions", "sampled=1"], 4).await;
     check(&["--log-decisions", "all"], 4).await;
-}
-
-#[test]
-fn another_choice_is_refused_with_those_there_are() {
-    let (status, text) = tollgate::with_rules(RULES)
-        .env("TOLLGATE_LOG_DECISIONS", "some")
-        .fail();
-    assert_eq!(status.code(), Some(2));
-    let expected = "expected off, refused, sampled=SHARE with a share from 0 to 1, or all";
-    assert!(text.contains(expected), "{text}");
 }

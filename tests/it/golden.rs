@@ -2,15 +2,12 @@
 //! description, in which each case is a document of YAML with a name.
 //!
 //! ```yaml
-//! --- # hits-of-a-descriptor
-//! about: 2.2 a descriptor's own hits win over those of the request
+//! --- # hits-of-a-descriptor: a descriptor's own hits win over those of the request
 //! rules: |            # one rule file, or a map of names and texts
-//!   domain: ${domain} # a name that only this case uses
-//!   descriptors:
-//!     - key: k
-//!       rate_limit: { unit: year, requests_per_unit: 10 }
+//!   domain: ${domain} # a name that only this case uses; one that begins with `descriptors` gets this line
+//!   descriptors: [{ key: k, rate_limits: [10/year] }]
 //! env: {}             # the server's environment
-//! stores: [memory]    # memory (the default), redis or both
+//! stores: [memory]    # memory or redis, by default both
 //! steps:
 //!   - ask:            # the descriptors: maps of entries, or `entries` with options
 //!       - k: v
@@ -79,11 +76,10 @@ const UNITS: [(&str, u64); 7] = [
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {
-    about: String,
     rules: Rules,
     #[serde(default)]
     env: BTreeMap<String, String>,
-    #[serde(default = "memory")]
+    #[serde(default = "both")]
     stores: BTreeSet<Store>,
     #[serde(default)]
     steps: Vec<Step>,
@@ -105,8 +101,8 @@ enum Store {
     Redis,
 }
 
-fn memory() -> BTreeSet<Store> {
-    BTreeSet::from([Store::Memory])
+fn both() -> BTreeSet<Store> {
+    BTreeSet::from([Store::Memory, Store::Redis])
 }
 
 #[derive(Debug, Deserialize)]
@@ -190,7 +186,8 @@ pub fn cases() -> BTreeMap<String, String> {
         let section = path.file_stem().unwrap().to_str().unwrap();
         let text = fs::read_to_string(&path).unwrap();
         for case in text.split("--- # ").skip(1) {
-            let (name, text) = case.split_once('\n').unwrap();
+            let (title, text) = case.split_once('\n').unwrap();
+            let (name, _) = title.split_once(": ").expect("a name and its claim");
             let before = cases.insert(format!("{section}-{name}"), text.to_owned());
             assert!(before.is_none(), "{section} has two cases {name}");
         }
@@ -212,6 +209,8 @@ pub fn rule_texts() -> Vec<(String, String)> {
 
 /// A case for the `attempt`th attempt.
 fn case(name: &str, text: &str, attempt: usize) -> Case {
+    let whole = "rules: |\n  domain: ${domain}\n  descriptors:";
+    let text = text.replace("rules: |\n  descriptors:", whole);
     let text = text.replace("${domain}", &domain(name, attempt));
     let case: Case = serde_yaml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
     let kinds = [
@@ -223,10 +222,6 @@ fn case(name: &str, text: &str, attempt: usize) -> Case {
     assert!(
         case.rejected.is_none() || case.steps.is_empty(),
         "{name} asks by rules that cannot be used"
-    );
-    assert!(
-        name.split('-').next() == case.about.split(' ').next(),
-        "{name} is about another section"
     );
     case
 }
@@ -323,10 +318,7 @@ async fn run_once(
     redis: &Redis,
 ) -> Result<(), String> {
     for (number, step) in case.steps.iter().enumerate() {
-        let in_step = |failure| {
-            let about = &case.about;
-            format!("{about}\n  step {}: {failure}", number + 1)
-        };
+        let in_step = |failure| format!("step {}: {failure}", number + 1);
         if let Some(unit) = &step.next {
             wait_for_next(unit).await;
             continue;
@@ -640,7 +632,7 @@ fn every_case_is_checked_as_written() {
     for (name, text) in cases() {
         let case = case(&name, &text, 0);
         if let Err(failure) = check(&case) {
-            failures.push(format!("{name}: {}\n  {failure}", case.about));
+            failures.push(format!("{name}: {failure}"));
         }
     }
     assert!(

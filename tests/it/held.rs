@@ -7,10 +7,7 @@ use tonic::Code;
 use crate::support::{
     ask::{ask, connect, descriptor, is_ok, request},
     frames::{beginnings, headers},
-    hoard::{
-        Hoarder, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
-        unread_replies,
-    },
+    hoard::{Hoarder, calls_without_end, framed, made_up_names},
     http::get,
     json,
     raw::RawClient,
@@ -70,9 +67,6 @@ fn check_bounded<T>(server: &Tollgate, hoard: impl FnOnce() -> T) -> T {
     hoarders
 }
 
-/// Almost the largest message that is let in.
-const MESSAGE: usize = 250_000;
-
 /// Each connection holds little.
 #[test]
 fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
@@ -80,40 +74,6 @@ fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
     check_bounded(&server, || {
         let calls = |_| calls_without_end(server.grpc, 4, 200 << 10);
         (0..300).map(calls).collect::<Vec<_>>()
-    });
-}
-
-#[test]
-fn bodies_that_do_not_end_are_bounded_in_sum() {
-    let server = start(&[]);
-    check_bounded(&server, || slow_bodies(server.http, 976, MESSAGE));
-}
-
-#[test]
-fn replies_that_are_not_read_are_bounded_in_sum() {
-    let server = start(&[]);
-    check_bounded(&server, || {
-        unread_replies(server.grpc, 80, 128, &many_descriptors(1000, b"v"))
-    });
-}
-
-#[test]
-fn replies_with_metadata_that_are_not_read_are_bounded_in_sum() {
-    let server = start(&["--dynamic-metadata"]);
-    let message = many_descriptors(4, &[0xff; 60_000]);
-    check_bounded(&server, || unread_replies(server.grpc, 4, 200, &message));
-}
-
-/// Unused memory is returned even without traffic.
-#[test]
-fn memory_goes_back_after_a_peak() {
-    let server = start(&[]);
-    let before = server.resident_bytes();
-    drop(calls_without_end(server.grpc, 100, MESSAGE));
-    let peak = server.peak_bytes();
-    assert!(peak > before + (16 << 20), "{} MB", peak >> 20);
-    wait_until("most of it went back", || {
-        server.resident_bytes() < before + (peak - before) / 4
     });
 }
 

@@ -3,11 +3,10 @@
 //!
 //! - `cli`: the command line: `serve`, `check`, `ask` and their settings
 //! - `check`: rule files and manifests in pipelines: forms of the report and exit codes
-//! - `ask_command`: `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer
+//! - `ask_command`: `tollgate ask`: its exit codes, leases, and servers that do not answer
 //! - `healthcheck`: `tollgate healthcheck`, which probes run
 //! - `explain`: `tollgate explain`: its account and the decision agree, and its page
 //! - `environment`: variables that are wrong, unknown or set by Kubernetes, and errors before the log begins
-//! - `rls`: requests and replies over gRPC
 //! - `refusals`: bodies of refused responses
 //! - `bad_input`: inputs that the server refuses, at its start and on the wire
 //! - `store`: laws that every store keeps, in memory and in Redis
@@ -124,7 +123,6 @@ mod redis_tls;
 mod refusals;
 mod reload;
 mod reservations;
-mod rls;
 mod schema;
 mod seams;
 mod second_reader;

@@ -15,16 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::RateLimitResponse,
-};
+use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 
 use crate::support::{
     PATIENCE,
-    ask::{Client, ask, connect, descriptor, request, send},
+    ask::{Client, ask, connect, request, send, with_hits},
     eventually, finish,
     tollgate::{self, Builder, Tollgate},
     wait_until,
@@ -42,10 +39,7 @@ fn limit_of(response: &RateLimitResponse) -> Option<u32> {
 
 /// The limit in force in `domain`, if there is one.
 async fn limit(server: &Tollgate, domain: &str) -> Option<u32> {
-    let look = RateLimitDescriptor {
-        hits_addend: Some(0),
-        ..descriptor(&[("k", "v")])
-    };
+    let look = with_hits(&[("k", "v")], 0);
     let mut client = connect(server.grpc).await;
     let response = send(&mut client, request(domain, vec![look])).await;
     limit_of(&response.unwrap())
@@ -73,72 +67,55 @@ fn one_file() -> Builder {
     tollgate::builder().file("a.yaml", &rules("a", 1))
 }
 
+/// A file that is written over or renamed into place, in an old folder or a new one; and one that is gone.
 #[tokio::test]
-async fn a_file_that_is_written_over_is_reloaded() {
-    check(
-        one_file(),
-        |folder| fs::write(folder.join("a.yaml"), rules("a", 2)).unwrap(),
-        [Some(2), None],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_file_that_is_renamed_into_place_is_reloaded() {
-    check(
-        one_file(),
-        |folder| {
-            fs::write(folder.join(".a.yaml.swp"), rules("a", 2)).unwrap();
-            fs::rename(folder.join(".a.yaml.swp"), folder.join("a.yaml")).unwrap();
-        },
-        [Some(2), None],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_file_in_a_new_folder_is_loaded() {
-    check(
-        one_file(),
-        |folder| {
-            fs::create_dir(folder.join("more")).unwrap();
-            fs::write(folder.join("more/b.yaml"), rules("b", 2)).unwrap();
-        },
-        [Some(1), Some(2)],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_file_in_an_old_folder_is_reloaded() {
-    let builder = one_file();
-    fs::create_dir(builder.rules().join("more")).unwrap();
-    check(
-        builder.file("more/b.yaml", &rules("b", 2)),
-        |folder| fs::write(folder.join("more/b.yaml"), rules("b", 3)).unwrap(),
-        [Some(1), Some(3)],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn the_rules_of_a_deleted_file_are_gone() {
-    check(
-        one_file().file("b.yaml", &rules("b", 2)),
-        |folder| fs::remove_file(folder.join("b.yaml")).unwrap(),
-        [Some(1), None],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_file_that_is_renamed_away_is_gone() {
-    check(
-        one_file().file("b.yaml", &rules("b", 2)),
-        |folder| fs::rename(folder.join("b.yaml"), folder.join("b.yaml.off")).unwrap(),
-        [Some(1), None],
-    )
-    .await;
+async fn every_change_of_a_file_is_taken() {
+    let two = || {
+        let builder = one_file();
+        fs::create_dir(builder.rules().join("more")).unwrap();
+        builder.file("more/b.yaml", &rules("b", 2))
+    };
+    type Change = fn(&Path);
+    let of_one: [(Change, _); 3] = [
+        (
+            |folder| fs::write(folder.join("a.yaml"), rules("a", 2)).unwrap(),
+            [Some(2), None],
+        ),
+        (
+            |folder| {
+                fs::write(folder.join(".a.yaml.swp"), rules("a", 2)).unwrap();
+                fs::rename(folder.join(".a.yaml.swp"), folder.join("a.yaml")).unwrap();
+            },
+            [Some(2), None],
+        ),
+        (
+            |folder| {
+                fs::create_dir(folder.join("more")).unwrap();
+                fs::write(folder.join("more/b.yaml"), rules("b", 2)).unwrap();
+            },
+            [Some(1), Some(2)],
+        ),
+    ];
+    let of_two: [(Change, _); 3] = [
+        (
+            |folder| fs::write(folder.join("more/b.yaml"), rules("b", 3)).unwrap(),
+            [Some(1), Some(3)],
+        ),
+        (
+            |folder| fs::remove_file(folder.join("more/b.yaml")).unwrap(),
+            [Some(1), None],
+        ),
+        (
+            |folder| fs::rename(folder.join("more/b.yaml"), folder.join("more/b.off")).unwrap(),
+            [Some(1), None],
+        ),
+    ];
+    for (change, expected) in of_one {
+        check(one_file(), change, expected).await;
+    }
+    for (change, expected) in of_two {
+        check(two(), change, expected).await;
+    }
 }
 
 /// Writes a ConfigMap as the kubelet does: the files are links through `..data` into the folder of a version, and a
@@ -278,67 +255,40 @@ async fn check_refused(change: impl FnOnce(&Path), said: &[&str]) {
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 2);
 }
 
+/// One beside a good file keeps both out. A domain that had rules and is there without any was probably cut off or
+/// misspelt; the domain of a file that is gone was removed on purpose, unless it is the last.
 #[tokio::test]
 async fn a_bad_file_changes_nothing_and_the_log_says_where_and_what_would_be_right() {
-    check_refused(
-        |folder| {
-            let text = "domain: a\ndescriptors:\n  - key: k\n    rate_limits: [5/fortnight]\n";
-            fs::write(folder.join("a.yaml"), text).unwrap();
-        },
-        &["a.yaml:4:19: a.k: cannot read the limit '5/fortnight'; write NUMBER/UNIT"],
-    )
-    .await;
-}
-
-/// The parser of YAML sees two lines in it, and all else sees one.
-#[tokio::test]
-async fn a_bad_file_with_other_ends_of_lines_changes_nothing() {
-    let text = "domain: d\r  key: e\r";
-    check_refused(
-        |folder| fs::write(folder.join("a.yaml"), text).unwrap(),
-        &["a.yaml:2:6: a second `: ` in one line"],
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_bad_file_beside_a_good_one_keeps_both_out() {
-    check_refused(
-        |folder| {
-            fs::write(folder.join("b.yaml"), "domain: b\nwhat: 1\n").unwrap();
-        },
-        &["b.yaml:2:1: b: unknown key 'what' (expected "],
-    )
-    .await;
-}
-
-/// A domain that had rules and is there without any was probably cut off or misspelt; the domain of a file that is gone
-/// was removed on purpose.
-#[tokio::test]
-async fn a_domain_that_would_lose_all_its_rules_keeps_them() {
-    for text in [
-        "domain: a\n",
-        "domain: a\ndescriptors: []\n",
-        "domain: a\ndescriptors: [{key: k}]\n",
+    const LOST: &str = "a.yaml:1:9: domain 'a' has lost all its rules, so nothing in it would be limited; write a rule, \
+                        remove the domain, or allow it (--empty-reload allow)";
+    for (file, text, said) in [
+        (
+            "a.yaml",
+            "domain: a\ndescriptors:\n  - key: k\n    rate_limits: [5/fortnight]\n",
+            "a.yaml:4:19: a.k: cannot read the limit '5/fortnight'; write NUMBER/UNIT",
+        ),
+        (
+            "b.yaml",
+            "domain: b\nwhat: 1\n",
+            "b.yaml:2:1: b: unknown key 'what' (expected ",
+        ),
+        // The parser of YAML sees two lines in it, and all else sees one.
+        (
+            "a.yaml",
+            "domain: d\r  key: e\r",
+            "a.yaml:2:6: a second `: ` in one line",
+        ),
+        ("a.yaml", "domain: a\n", LOST),
+        ("a.yaml", "domain: a\ndescriptors: []\n", LOST),
+        ("a.yaml", "domain: a\ndescriptors: [{key: k}]\n", LOST),
+        ("a.yaml", "", "a.yaml: the file is empty"),
     ] {
         check_refused(
-            |folder| fs::write(folder.join("a.yaml"), text).unwrap(),
-            &[
-                "a.yaml:1:9: domain 'a' has lost all its rules, so nothing in it would be limited; write a rule, remove the \
-                     domain, or allow it (--empty-reload allow)",
-            ],
+            |folder| fs::write(folder.join(file), text).unwrap(),
+            &[said],
         )
         .await;
     }
-}
-
-#[tokio::test]
-async fn an_emptied_file_changes_nothing() {
-    check_refused(
-        |folder| fs::write(folder.join("a.yaml"), "").unwrap(),
-        &["a.yaml: the file is empty"],
-    )
-    .await;
 }
 
 #[tokio::test]

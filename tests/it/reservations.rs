@@ -17,7 +17,7 @@ use prost_types::value::Kind;
 use tokio::time::sleep;
 
 use crate::support::{
-    ask::{Client, connect, descriptor, is_ok, request, send},
+    ask::{Client, connect, descriptor, is_ok, request, send, token},
     cluster::Cluster,
     demo::Demo,
     envoy::Envoy,
@@ -66,19 +66,8 @@ fn bootstrap() -> String {
 fn envoy(grpc: SocketAddr, model: &Model) -> Envoy {
     // A busy machine must not look like a service that is away.
     let page = bootstrap();
-    envoy_of(&page.replace("timeout: 0.1s", "timeout: 10s"), grpc, model)
-}
-
-fn envoy_of(page: &str, grpc: SocketAddr, model: &Model) -> Envoy {
-    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
-    let mut page = page.to_owned();
-    for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, model.address.port())] {
-        page = page.replace(
-            &format!("port_value: {known}"),
-            &format!("port_value: {own}"),
-        );
-    }
-    Envoy::start(|| format!("{admin}{page}"))
+    let page = page.replace("timeout: 0.1s", "timeout: 10s");
+    Envoy::of_page(&page, grpc, model.address)
 }
 
 /// The bodies of a request for a whole answer, and for a stream of events.
@@ -205,7 +194,7 @@ fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
         entry["hits_addend"] = filter["hits_addend"].clone();
     }
     let page = serde_yaml::to_string(&bootstrap).unwrap();
-    let envoy = envoy_of(&page, server.grpc, &model);
+    let envoy = Envoy::of_page(&page, server.grpc, model.address);
     for (tenant, body) in ["whole", "streamed"].into_iter().zip(BODIES) {
         assert_eq!(ask(envoy.listener("front"), tenant, body), 200);
         wait_until("the cost is counted", || held(&server, tenant) == COST);
@@ -242,10 +231,10 @@ fn a_reservation_can_end_without_its_token() {
     let route = &mut manager["route_config"]["virtual_hosts"][0]["routes"][0];
     let filter = &mut route["typed_per_filter_config"]["envoy.filters.http.ratelimit"];
     filter["rate_limits"] = entries["rate_limits"].clone();
-    let envoy = envoy_of(
+    let envoy = Envoy::of_page(
         &serde_yaml::to_string(&bootstrap).unwrap(),
         server.grpc,
-        &model,
+        model.address,
     );
     for answers in 1..=4 {
         assert_eq!(ask(envoy.listener("front"), "a", BODIES[0]), 200);
@@ -266,7 +255,7 @@ fn the_cost_of_a_request_that_passed_without_a_decision_is_counted() {
     let page = bootstrap()
         .replace("timeout: 0.1s", "timeout: 0.001s")
         .replace("failure_mode_deny: true", "failure_mode_deny: false");
-    let envoy = envoy_of(&page, server.grpc, &model);
+    let envoy = Envoy::of_page(&page, server.grpc, model.address);
     redis.freeze();
     assert_eq!(ask(envoy.listener("front"), "late", BODIES[0]), 200);
     redis.thaw();
@@ -337,14 +326,6 @@ async fn ask_for(client: &mut Client, parts: Vec<RateLimitDescriptor>) -> RateLi
 async fn reserve(client: &mut Client, tenant: &str) -> Option<String> {
     let reply = ask_for(client, vec![part(&[("tenant", tenant)], None)]).await;
     token(&reply)
-}
-
-fn token(reply: &RateLimitResponse) -> Option<String> {
-    let metadata = reply.dynamic_metadata.as_ref()?;
-    match metadata.fields.get("reservation")?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text.clone()),
-        other => panic!("{other:?}"),
-    }
 }
 
 fn reserved(reply: &RateLimitResponse) -> Option<f64> {

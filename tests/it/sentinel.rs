@@ -101,21 +101,6 @@ async fn the_reference_s_variables_and_our_address_mean_the_same() {
     check_counts(per_second).await;
 }
 
-#[test]
-fn a_wrong_password_for_the_sentinels_is_told_without_it() {
-    let watched = Watched::with_passwords(None, Some("watch-sesame"));
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&watched.url(), "100ms")
-        .args(["--redis-sentinel-auth", "not-sesame"])
-        .start();
-    wait_until("the reason is told", || {
-        let page = http::get(server.http, "/healthcheck?verbose").body;
-        assert!(!page.contains("sesame"), "{page}");
-        page.contains("redis sentinels: ") && page.contains("WRONGPASS")
-    });
-    assert!(!server.log().text().contains("sesame"));
-}
-
 /// A server that changes its role breaks connections, including that of redis-cli.
 fn has_role(server: &Redis, role: &str) -> bool {
     let info = server.cli_if_there(&["INFO", "replication"]);

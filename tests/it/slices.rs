@@ -11,10 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::RateLimitResponse,
-};
+use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use nix::sys::signal::Signal;
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -22,15 +19,15 @@ use tokio::{
 };
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    ask::{Client, ask, connect, descriptor, is_ok, request, send, with_hits},
     cluster::Cluster,
-    eventually, finish,
+    eventually,
     histories::Random,
     http::post_json,
     leases::true_time,
     proxy::{Fault, Proxy},
     redis::Redis,
-    tollgate::{self, Tollgate, program},
+    tollgate::{self, Tollgate},
 };
 
 fn rules(limits: &str) -> String {
@@ -45,12 +42,25 @@ descriptors:
     )
 }
 
+/// A server with one worker and these limits.
+fn serve(url: &str, limits: &str) -> Tollgate {
+    let builder = tollgate::with_rules(&rules(limits)).redis_at(url, "10s");
+    builder.args(["--workers=1"]).start()
+}
+
+async fn slices_pass(server: &Tollgate, more_than: u64) {
+    let passes = async || metric(server, "slice_passes_total") > more_than;
+    eventually("slices are taken", passes).await;
+}
+
+async fn nothing_is_free(server: &Tollgate) {
+    let is_free = async || metric(server, "slice_free_hits") == 0;
+    eventually("nothing is free", is_free).await;
+}
+
 /// The reply to one call for so many hits of a value.
 async fn reply(client: &mut Client, value: &str, hits: u64) -> RateLimitResponse {
-    let asked = RateLimitDescriptor {
-        hits_addend: Some(hits),
-        ..descriptor(&[("api", value)])
-    };
+    let asked = with_hits(&[("api", value)], hits);
     let reply = send(client, request("shop", vec![asked])).await;
     reply.expect("a decision")
 }
@@ -70,14 +80,6 @@ async fn reload(server: &Tollgate, requests_per_unit: u32) {
         limit.is_some_and(|limit| limit.requests_per_unit == requests_per_unit)
     })
     .await;
-}
-
-/// How often Redis ran a command.
-fn ran(redis: &Redis, command: &str) -> u64 {
-    let stats = redis.cli(&["INFO", "commandstats"]);
-    let name = format!("cmdstat_{command}:calls=");
-    let line = stats.lines().find_map(|line| line.strip_prefix(&*name));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
 }
 
 /// Clients that ask for one value without a pause.
@@ -181,10 +183,7 @@ async fn hammered(redis: &Redis, passes: u64) -> (Tollgate, Hammer) {
         .redis(redis)
         .start();
     let hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > passes
-    })
-    .await;
+    slices_pass(&server, passes).await;
     (server, hammer)
 }
 
@@ -212,10 +211,7 @@ async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost
     })
     .await;
     let (admitted, _) = hammer.stop().await;
-    eventually("nothing is free", async || {
-        metric(&first, "slice_free_hits") == 0
-    })
-    .await;
+    nothing_is_free(&first).await;
     let held = count(&redis);
     assert!(
         held >= admitted,
@@ -302,12 +298,7 @@ async fn check_windows(start: impl Fn() -> Tollgate, counts: impl Fn() -> HashMa
 #[tokio::test]
 async fn no_window_admits_more_than_its_limit() {
     let redis = Redis::start();
-    let start = || {
-        tollgate::with_rules(&rules("2000/4seconds"))
-            .redis(&redis)
-            .args(["--workers=1"])
-            .start()
-    };
+    let start = || serve(&redis.url(), "2000/4seconds");
     check_windows(start, || counts(&redis)).await;
 }
 
@@ -315,12 +306,7 @@ async fn no_window_admits_more_than_its_limit() {
 async fn so_it_is_in_a_cluster() {
     let cluster = Cluster::start(0);
     let url = cluster.url();
-    let start = || {
-        tollgate::with_rules(&rules("2000/4seconds"))
-            .redis_at(&url, "10s")
-            .args(["--workers=1"])
-            .start()
-    };
+    let start = || serve(&url, "2000/4seconds");
     let all = || cluster.nodes.iter().flat_map(counts).collect();
     check_windows(start, all).await;
 }
@@ -338,20 +324,18 @@ async fn so_it_is_with_seconds_in_a_redis_of_their_own() {
     check_windows(start, || counts(&seconds)).await;
 }
 
-/// While Redis is away slices are used up, and the answer to one that is on its way comes too late for every call. `stall` begins
-/// and ends that.
-async fn check_late_answers(redis: &Redis, url: &str, stall: impl Fn(bool)) {
+/// While Redis is away slices are used up, and the answer to one that is on its way comes too late for every call.
+#[tokio::test]
+async fn a_slice_that_comes_late_is_used_or_returned() {
+    let redis = Redis::start();
     let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis_at(url, "100ms")
+        .redis_at(&redis.url(), "100ms")
         .args(["--workers=1"])
         .start();
     let mut hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > 2_000
-    })
-    .await;
+    slices_pass(&server, 2_000).await;
     let before = hammer.admitted();
-    stall(true);
+    redis.freeze();
     eventually("every client gets an error", async || {
         while hammer.clients.try_join_next().is_some() {}
         hammer.clients.is_empty()
@@ -359,41 +343,15 @@ async fn check_late_answers(redis: &Redis, url: &str, stall: impl Fn(bool)) {
     .await;
     let (admitted, _) = hammer.stop().await;
     assert!(admitted > before + 20, "{before} {admitted}");
-    stall(false);
+    redis.thaw();
     // One hit of each client can be charged, and its answer was late.
     let mut charged = 0;
     eventually("all is back but what late calls charged", async || {
-        charged = count(redis);
+        charged = count(&redis);
         charged <= admitted + 4 && metric(&server, "slice_free_hits") == 0
     })
     .await;
     assert!(charged >= admitted, "{charged} {admitted}");
-}
-
-#[tokio::test]
-async fn a_slice_that_comes_late_is_used_or_returned() {
-    let redis = Redis::start();
-    let stall = |begins| {
-        if begins {
-            redis.freeze();
-        } else {
-            redis.thaw();
-        }
-    };
-    check_late_answers(&redis, &redis.url(), stall).await;
-}
-
-#[tokio::test]
-async fn so_it_is_if_the_network_holds_back_replies() {
-    let redis = Redis::start();
-    let proxy = Proxy::to(redis.address());
-    let stall = |begins| {
-        proxy.set(Fault {
-            latency: Duration::from_millis(if begins { 400 } else { 0 }),
-            ..Fault::default()
-        });
-    };
-    check_late_answers(&redis, &proxy.url(), stall).await;
 }
 
 /// Ends a process while slices are on their way to it. Clients go on or leave. Returns the hits that Redis counted, and
@@ -401,15 +359,9 @@ async fn so_it_is_if_the_network_holds_back_replies() {
 async fn drained(is_called: bool) -> (u64, u64) {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let mut server = tollgate::with_rules(&rules("1000000/year"))
-        .redis_at(&proxy.url(), "10s")
-        .args(["--workers=1"])
-        .start();
+    let mut server = serve(&proxy.url(), "1000000/year");
     let mut hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > 2_000
-    })
-    .await;
+    slices_pass(&server, 2_000).await;
     proxy.set(Fault {
         latency: Duration::from_millis(100),
         ..Fault::default()
@@ -444,14 +396,11 @@ async fn a_drain_waits_for_slices_and_gives_them_back() {
 }
 
 /// Two processes use a part of a limit, and one is asked for more than there is.
-async fn check_greed(url: &str, count: impl Fn() -> u64) {
+#[tokio::test]
+async fn hits_that_are_refused_take_no_slice() {
     const LIMIT: u64 = 2_000;
-    let start = || {
-        tollgate::with_rules(&rules("2000/year"))
-            .redis_at(url, "10s")
-            .args(["--workers=1"])
-            .start()
-    };
+    let redis = Redis::start();
+    let start = || serve(&redis.url(), "2000/year");
     let servers = [start(), start()];
     let [mut first, mut second] = [
         connect(servers[0].grpc).await,
@@ -468,26 +417,10 @@ async fn check_greed(url: &str, count: impl Fn() -> u64) {
             assert!(passes(client, "hot", 1).await, "{round}");
         }
     }
-    eventually("nothing is free", async || {
-        servers
-            .iter()
-            .all(|server| metric(server, "slice_free_hits") == 0)
-    })
-    .await;
-    assert_eq!(count(), 800);
-}
-
-#[tokio::test]
-async fn hits_that_are_refused_take_no_slice() {
-    let redis = Redis::start();
-    check_greed(&redis.url(), || count(&redis)).await;
-}
-
-#[tokio::test]
-async fn so_it_is_with_greed_in_a_cluster() {
-    let cluster = Cluster::start(0);
-    let all = || cluster.nodes.iter().map(count).sum();
-    check_greed(&cluster.url(), all).await;
+    for server in &servers {
+        nothing_is_free(server).await;
+    }
+    assert_eq!(count(&redis), 800);
 }
 
 /// A slice is charged under one limit, and no call under another one uses it.
@@ -495,15 +428,9 @@ async fn so_it_is_with_greed_in_a_cluster() {
 async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
     const LIMIT: u64 = 20_000;
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("20000/year"))
-        .redis(&redis)
-        .args(["--workers=1"])
-        .start();
+    let server = serve(&redis.url(), "20000/year");
     let hammer = Hammer::start(&[&server], 4);
-    eventually("slices are taken", async || {
-        metric(&server, "slice_passes_total") > 1_000
-    })
-    .await;
+    slices_pass(&server, 1_000).await;
     let (mut admitted, _) = hammer.stop().await;
     let passed = metric(&server, "slice_passes_total");
     reload(&server, 200).await;
@@ -531,10 +458,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
 async fn a_hot_value_beside_new_ones_takes_no_slice() {
     const CALLS: u64 = 1_000;
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis(&redis)
-        .args(["--workers=1"])
-        .start();
+    let server = serve(&redis.url(), "1000000/year");
     let mut client = connect(server.grpc).await;
     for call in 0..CALLS {
         let new = call.to_string();
@@ -543,7 +467,7 @@ async fn a_hot_value_beside_new_ones_takes_no_slice() {
     }
     assert_eq!(metric(&server, "slices_asked_total"), 0);
     assert_eq!(count(&redis), 2 * CALLS);
-    assert_eq!((ran(&redis, "evalsha"), ran(&redis, "eval")), (0, 0));
+    assert_eq!((redis.calls("evalsha"), redis.calls("eval")), (0, 0));
     // Two that are hot together take slices.
     eventually("both are used", async || {
         let both = vec![descriptor(&[("api", "one")]), descriptor(&[("api", "two")])];
@@ -557,21 +481,20 @@ async fn a_hot_value_beside_new_ones_takes_no_slice() {
 #[tokio::test]
 async fn without_a_slice_a_call_is_an_increment() {
     let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/minute, 2000000/year"))
-        .redis(&redis)
-        .args(["--workers=1"])
-        .start();
+    let server = serve(&redis.url(), "1000000/minute, 2000000/year");
     let mut client = connect(server.grpc).await;
     for call in 0..300 {
         assert!(passes(&mut client, &format!("v{}", call % 100), 1 + call % 3).await);
     }
     assert_eq!(metric(&server, "slices_asked_total"), 0);
-    assert_eq!((ran(&redis, "evalsha"), ran(&redis, "eval")), (0, 0));
+    assert_eq!((redis.calls("evalsha"), redis.calls("eval")), (0, 0));
 }
 
 /// Two processes, of which one does not know how full the counters are. All replies are those of `count: admitted`, and
 /// nothing that is refused stays charged.
-async fn check_refused(url: &str, count: impl Fn() -> u64) {
+#[tokio::test]
+async fn what_is_refused_is_answered_and_charged_as_by_count_admitted() {
+    let redis = Redis::start();
     let text = "
 domain: shop
 descriptors:
@@ -580,7 +503,7 @@ descriptors:
 ";
     let start = || {
         tollgate::with_rules(text)
-            .redis_at(url, "10s")
+            .redis(&redis)
             .args(["--workers=1"])
             .start()
     };
@@ -606,10 +529,7 @@ descriptors:
     ] {
         let mut replies = Vec::new();
         for key in ["api", "one"] {
-            let asked = RateLimitDescriptor {
-                hits_addend: Some(hits),
-                ..descriptor(&[(key, "v")])
-            };
+            let asked = with_hits(&[(key, "v")], hits);
             let reply = send(&mut clients[server], request("shop", vec![asked])).await;
             replies.push(reply.unwrap());
         }
@@ -621,21 +541,11 @@ descriptors:
         assert_eq!(sliced.code, exact.code);
         assert_eq!(sliced.limit_remaining, exact.limit_remaining);
         // Two limits.
-        eventually("refused hits are given back", async || count() == 2 * held).await;
+        eventually("refused hits are given back", async || {
+            count(&redis) == 2 * held
+        })
+        .await;
     }
-}
-
-#[tokio::test]
-async fn what_is_refused_is_answered_and_charged_as_by_count_admitted() {
-    let redis = Redis::start();
-    check_refused(&redis.url(), || count(&redis)).await;
-}
-
-#[tokio::test]
-async fn so_it_is_with_refused_hits_in_a_cluster() {
-    let cluster = Cluster::start(0);
-    let all = || cluster.nodes.iter().map(count).sum();
-    check_refused(&cluster.url(), all).await;
 }
 
 /// A slice is of all limits of its descriptor.
@@ -670,60 +580,8 @@ async fn a_reset_counter_gets_no_slice_back() {
     let held = count(&redis);
     let mut client = connect(server.grpc).await;
     assert!(is_ok(&ask(&mut client, "shop", &[("api", "hot")]).await));
-    eventually("nothing is free", async || {
-        metric(&server, "slice_free_hits") == 0
-    })
-    .await;
+    nothing_is_free(&server).await;
     assert_eq!(count(&redis), held + 1);
-}
-
-#[tokio::test]
-async fn explain_tells_how_many_hits_are_a_slice() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(&rules("1000000/year"))
-        .redis(&redis)
-        .start();
-    let hammer = Hammer::start(&[&server], 4);
-    let port = format!("http://{}", server.debug);
-    let asked = [
-        "explain", "--domain", "shop", "-d", "api=hot", "--server", &port,
-    ];
-    eventually("a slice is explained", async || {
-        let output = finish(program().args(asked));
-        let explained = String::from_utf8(output.stdout).unwrap();
-        explained.contains(" are a slice of this process, ")
-    })
-    .await;
-    hammer.stop().await;
-    // A few calls, so that the slice lasts while it is looked at.
-    let mut callers = JoinSet::new();
-    let mut client = connect(server.grpc).await;
-    callers.spawn(async move {
-        loop {
-            sleep(Duration::from_millis(20)).await;
-            _ = ask(&mut client, "shop", &[("api", "hot")]).await;
-        }
-    });
-    let key = redis.keys().pop().unwrap();
-    let asked = [asked.as_slice(), &["--hits", "20"]].concat();
-    eventually("what a slice admits is explained so", async || {
-        let is_free = async || metric(&server, "slice_free_hits") > 40;
-        eventually("hits are free", is_free).await;
-        let others = (999_990 - count(&redis)).to_string();
-        redis.cli(&["INCRBY", &key, &others]);
-        let output = spawn_blocking({
-            let asked = asked
-                .iter()
-                .map(|&text| text.to_owned())
-                .collect::<Vec<_>>();
-            move || finish(program().args(asked))
-        });
-        let output = output.await.unwrap();
-        let is_full = count(&redis) >= 999_990;
-        redis.cli(&["DECRBY", &key, &others]);
-        is_full && output.stdout.starts_with(b"would pass")
-    })
-    .await;
 }
 
 #[test]

@@ -17,11 +17,10 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
 };
-use prost_types::value::Kind;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
-    ask::{Client, connect, descriptor, request, send},
+    ask::{Client, connect, descriptor, give_back, request, send, token, with_hits},
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,
@@ -51,17 +50,7 @@ descriptors:
 /// The page's Envoy, with other ports, a shorter timeout of the route, a retry, and a header that tells the slot.
 fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/concurrency.yaml");
-    let mut page = fs::read_to_string(path).unwrap();
-    for (known, own) in [
-        (8000, 0),
-        (8081, grpc.port()),
-        (9000, service.address.port()),
-    ] {
-        page = page.replace(
-            &format!("port_value: {known}"),
-            &format!("port_value: {own}"),
-        );
-    }
+    let page = fs::read_to_string(path).unwrap();
     let route = "route: { cluster: service, timeout: 60s }";
     assert!(page.contains(route));
     let indent = " ".repeat(26);
@@ -70,9 +59,7 @@ fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
         "route: {{ cluster: service, timeout: 0.3s, retry_policy: {{ retry_on: \"5xx,reset\", num_retries: 1 }} }}\n\
          {indent}request_headers_to_add: [{{ header: {{ key: x-slot, value: \"{slot}\" }} }}]"
     );
-    let page = page.replace(route, &more);
-    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
-    Envoy::with_workers(4, || format!("{admin}{page}"))
+    Envoy::of_page(&page.replace(route, &more), grpc, service.address)
 }
 
 /// Sends a request of user `a`. Returns its connection.
@@ -217,14 +204,6 @@ async fn take(client: &mut Client) -> (Option<String>, RateLimitResponse) {
     (token(&reply), reply)
 }
 
-fn token(reply: &RateLimitResponse) -> Option<String> {
-    let metadata = reply.dynamic_metadata.as_ref()?;
-    match metadata.fields.get("reservation")?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text.clone()),
-        other => panic!("{other:?}"),
-    }
-}
-
 async fn free(client: &mut Client, token: &str) {
     let entries = [("user", "a"), ("tollgate.release", token)];
     let reply = send_parts(client, vec![descriptor(&entries)]).await;
@@ -280,11 +259,7 @@ async fn a_slot_is_freed_once_and_only_by_its_own_token() {
             assert_eq!(held(&server), 4, "{store}");
         }
         // Negative hits are of no request.
-        let back = RateLimitDescriptor {
-            hits_addend: Some(2),
-            is_negative_hits: true,
-            ..descriptor(&[("user", "a")])
-        };
+        let back = give_back(&[("user", "a")], 2);
         send_parts(&mut client, vec![back]).await;
         assert_eq!(held(&server), 4, "{store}");
         // Both orders of one message, as Envoy sends them for a rule with a budget and one with slots.
@@ -383,10 +358,7 @@ async fn check_twice(server: Builder, store: &str) {
     let server = server.start();
     let mut client = connect(server.grpc).await;
     let twice = |hits: [u64; 2]| {
-        let part = |hits| RateLimitDescriptor {
-            hits_addend: Some(hits),
-            ..descriptor(&[("user", "a")])
-        };
+        let part = |hits| with_hits(&[("user", "a")], hits);
         hits.map(part).into()
     };
     let reply = send_parts(&mut client, twice([3, 3])).await;
@@ -433,10 +405,7 @@ async fn check_history(server: &Tollgate, seed: u64) {
         match random.below(5) {
             0 | 1 => {
                 let slots = 1 + random.below(3);
-                let part = RateLimitDescriptor {
-                    hits_addend: Some(slots),
-                    ..descriptor(&[("user", "a")])
-                };
+                let part = with_hits(&[("user", "a")], slots);
                 let reply = send_parts(&mut client, vec![part]).await;
                 let slots = u32::try_from(slots).unwrap();
                 let passes = held_before + slots <= LIMIT;

@@ -1,25 +1,21 @@
 //! TLS on the gRPC port: verified clients, and certificates that change under load.
 
 use std::{
-    fs,
     io::Write as _,
     net::{Shutdown, TcpStream},
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
 
-use rcgen::KeyPair;
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 
 use crate::support::{
     ask::{self, is_ok},
     certificates::{Authority, Pair, Secret, der, self_signed},
-    eventually, finish, tollgate, tool,
+    eventually, finish, tollgate,
 };
 
 const RULES: &str = "
@@ -174,25 +170,6 @@ async fn a_handshake_that_never_ends_is_counted_and_one_that_never_begins_is_not
     assert_eq!(server.metric(&failed("timeout")), 1);
 }
 
-/// Stricter than the reference: a certificate for everything under one top-level label proves no name.
-#[tokio::test]
-async fn a_wildcard_right_below_the_top_proves_no_name() {
-    let ours = Authority::new("ours");
-    let pair = ours.issue(WILDCARD);
-    let mut files = mounted(&pair).to_vec();
-    files.push(("ca.crt", &ours.certificate));
-    let secret = Secret::mount(&files);
-    let server = builder(&secret)
-        .args(["--grpc-client-ca", &secret.at("ca.crt")])
-        .args(["--grpc-client-san", "envoy.mesh"])
-        .start();
-    for (name, expected) in [("*.mesh", false), ("envoy.mesh", true)] {
-        let tls = ours.client(&TLS12, Some(&ours.issue(name)));
-        let is_let_in = tls.connect(server.grpc, NAME).await.is_ok();
-        assert_eq!(is_let_in, expected, "{name}");
-    }
-}
-
 #[test]
 fn ask_names_the_rule_of_wildcards_that_it_refuses_a_server_by() {
     let ours = Authority::new("ours");
@@ -239,59 +216,6 @@ async fn another_authority_of_clients_holds_for_new_connections() {
     secret.update(&files);
     eventually("the new authority holds", async || is_let_in(&new).await).await;
     assert!(!is_let_in(&old).await);
-}
-
-/// Keys in the two formats of older tools, written by `openssl`. RSA with PKCS#1 is the format of Envoy Gateway.
-/// grpcurl uses TLS 1.3, with a client certificate.
-#[test]
-fn keys_of_older_tools_serve_grpcurl() {
-    let authority = Authority::new("ours");
-    let folder = TempDir::new().unwrap();
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let openssl = |args: &str| {
-        let mut openssl = Command::new(tool("openssl"));
-        let output = finish(openssl.args(args.split(' ')).current_dir(folder.path()));
-        assert!(output.status.success(), "{args}: {output:?}");
-    };
-    openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out rsa.pkcs8");
-    openssl("rsa -in rsa.pkcs8 -traditional -out rsa.key");
-    openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out ec.pkcs8");
-    openssl("ec -in ec.pkcs8 -out ec.key");
-    for (kind, title) in [("rsa", "RSA"), ("ec", "EC")] {
-        let key = KeyPair::from_pem(&fs::read_to_string(path(&format!("{kind}.pkcs8"))).unwrap());
-        let pair = Pair {
-            certificate: authority.issue_for("*.envoy-gateway-system", &key.unwrap()),
-            key: fs::read_to_string(path(&format!("{kind}.key"))).unwrap(),
-        };
-        let head = format!("-----BEGIN {title} PRIVATE KEY-----");
-        assert!(pair.key.starts_with(&head), "{}", pair.key);
-        let mut files = mounted(&pair).to_vec();
-        files.push(("ca.crt", &authority.certificate));
-        let secret = Secret::mount(&files);
-        let server = builder(&secret)
-            .args(["--grpc-client-ca", &secret.at("ca.crt")])
-            .start();
-        let health = |with: &[&str]| {
-            let mut grpcurl = Command::new(tool("grpcurl"));
-            grpcurl
-                .args(["-cacert", &secret.at("ca.crt")])
-                .args(["-authority", "envoy-ratelimit.envoy-gateway-system"])
-                .args(with)
-                .arg(server.grpc.to_string())
-                .arg("grpc.health.v1.Health/Check");
-            finish(&mut grpcurl)
-        };
-        let own = [
-            "-cert",
-            &secret.at("tls.crt"),
-            "-key",
-            &secret.at("tls.key"),
-        ];
-        let output = health(&own);
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(said.contains("\"SERVING\""), "{kind}: {output:?}");
-        assert!(!health(&[]).status.success(), "{kind}: no certificate");
-    }
 }
 
 /// Old and new clients continue while the certificate changes repeatedly; no call fails, and later connections see

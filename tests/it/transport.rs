@@ -19,8 +19,8 @@ use crate::support::{
     certificates::{Authority, Secret},
     finish,
     frames::{
-        DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, calls_to_reset,
-        cancelled_calls, data, endless_headers, frame, headers, headers_with_timeout, streams,
+        DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, data, frame, headers,
+        headers_with_timeout, streams,
     },
     http,
     redis::Redis,
@@ -130,14 +130,6 @@ fn two_colons_are_every_address_of_both_families() {
     }
 }
 
-#[test]
-fn a_port_in_use_is_an_error() {
-    let first = listening("127.0.0.1", 0).start();
-    let (status, said) = listening("127.0.0.1", first.grpc.port()).fail();
-    assert_eq!(status.code(), Some(1));
-    assert!(said.contains("Address already in use"), "{said}");
-}
-
 // --- ask -----------------------------------------------------------------------------------------
 
 #[test]
@@ -220,82 +212,6 @@ fn ask_says_what_is_wrong_with_an_address() {
 
 /// The flag of a PING that answers another one (RFC 9113, section 6.7).
 const ACK: u8 = 1;
-
-/// "Rapid reset", CVE-2023-44487: each call is cancelled right after its headers.
-#[test]
-fn a_flood_of_resets_is_told_to_go() {
-    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
-    let ping = frame(PING, 0, 0, &[0; 8]);
-    let flood = [cancelled_calls(20_000), ping].concat();
-    let mut reported = None;
-    // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
-    for _ in 0..100 {
-        let mut client = Frames::connect(server.grpc);
-        let mut writing = client.0.try_clone().unwrap();
-        reported = std::thread::scope(|scope| {
-            // The server may close before everything is written.
-            scope.spawn(|| writing.write_all(&flood));
-            loop {
-                match client.try_read().expect("it is told why") {
-                    (GO_AWAY, _, _, payload) => break Some(payload),
-                    (PING, ACK, _, _) => break None,
-                    _ => {}
-                }
-            }
-        });
-        if reported.is_some() {
-            break;
-        }
-    }
-    // ENHANCE_YOUR_CALM
-    assert_eq!(reported.unwrap()[4..8], [0, 0, 0, 11]);
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-}
-
-/// "MadeYouReset", CVE-2025-8671: each call breaks a rule of HTTP/2, so that the server resets it.
-#[test]
-fn a_client_that_has_its_calls_reset_is_told_to_go() {
-    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
-    // A window update of zero, and a PRIORITY frame that is too short.
-    for wrong in [frame(8, 0, 1, &[0; 4]), frame(2, 0, 1, &[0; 4])] {
-        let mut client = Frames::connect(server.grpc);
-        let flood = calls_to_reset(5_000, wrong);
-        let mut writing = client.0.try_clone().unwrap();
-        let reported = std::thread::scope(|scope| {
-            // The server may close before everything is written.
-            scope.spawn(move || writing.write_all(&flood));
-            client.read_until(GO_AWAY).expect("it is told why")
-        });
-        assert_ne!(reported[4..8], [0; 4]);
-    }
-    let url = format!("http://{}", server.grpc);
-    check_answers(&["--server", &url]);
-}
-
-/// CVE-2019-9512, CVE-2019-9515: each frame requires an answer, and the client reads none.
-#[test]
-fn floods_of_frames_that_want_answers_cost_bounded_memory() {
-    const BOUND: u64 = 32 << 20;
-    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
-    let url = format!("http://{}", server.grpc);
-    check_answers(&["--server", &url]);
-    let before = server.resident_bytes();
-    for flood in [frame(SETTINGS, 0, 0, &[]), frame(PING, 0, 0, &[7; 8])] {
-        let flood = flood.repeat(10_000);
-        let mut client = Frames::connect(server.grpc);
-        let long = Duration::from_secs(1);
-        client.0.set_write_timeout(Some(long)).unwrap();
-        // The socket is full, the server has closed, or it answers all frames.
-        for _ in 0..100 {
-            if client.0.write_all(&flood).is_err() {
-                break;
-            }
-        }
-        let grown = server.peak_bytes().saturating_sub(before);
-        assert!(grown < BOUND, "{grown} bytes");
-        check_answers(&["--server", &url]);
-    }
-}
 
 /// Calls with an authority that cannot be replaced are reset one by one; too many of them close the connection.
 #[test]
@@ -600,69 +516,6 @@ fn a_client_that_is_gone_is_noticed() {
     gone.0.write_all(&frame(PING, ACK, 0, &asked)).unwrap();
     gone.read_until(PING).expect("it is asked again");
     assert_eq!(gone.read_until(PING), None, "the connection is closed");
-}
-
-/// The client calls without reading any answer: the server holds as many calls as may run, and then stops reading or
-/// refuses.
-#[test]
-fn who_does_not_read_costs_bounded_memory() {
-    const BOUND: u64 = 64 << 20;
-    /// More calls than the server, the sockets and the answers together could hold.
-    const CALLS: usize = 400_000;
-    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-    let before = server.resident_bytes();
-    let mut slow = Frames::connect(server.grpc);
-    let long = Duration::from_secs(1);
-    slow.0.set_write_timeout(Some(long)).unwrap();
-    let mut written = 0;
-    for stream in streams().take(CALLS) {
-        let call = [headers(stream), data(stream)].concat();
-        // The socket is full, or the server has closed.
-        if slow.0.write_all(&call).is_err() {
-            break;
-        }
-        written += 1;
-    }
-    let grown = server.peak_bytes().saturating_sub(before);
-    assert!(grown < BOUND, "{grown} bytes for {written} calls");
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-}
-
-/// Unfinished headers in calls, as many and as large as the server accepts.
-#[test]
-fn who_only_begins_costs_bounded_memory() {
-    const BOUND: u64 = 64 << 20;
-    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-    let before = server.resident_bytes();
-    let mut client = Frames::connect(server.grpc);
-    let [first, further] = endless_headers();
-    client.0.write_all(&first).unwrap();
-    for _ in 0..20_000 {
-        if client.0.write_all(&further).is_err() {
-            break;
-        }
-    }
-    let grown = server.peak_bytes().saturating_sub(before);
-    assert!(grown < BOUND, "{grown} bytes");
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-}
-
-/// A thousand connections that send only the preface.
-#[test]
-fn who_says_nothing_costs_little() {
-    const IDLE: u64 = 1_000;
-    const BOUND_EACH: u64 = 64 << 10;
-    let server = tollgate::with_rules(RULES).start();
-    check_answers(&["--server", &format!("http://{}", server.grpc)]);
-    let before = server.resident_bytes();
-    let mut idle: Vec<_> = (0..IDLE).map(|_| Frames::connect(server.grpc)).collect();
-    for client in &mut idle {
-        assert!(client.read().is_some(), "it is greeted");
-    }
-    let each = server.peak_bytes().saturating_sub(before) / IDLE;
-    assert!(each < BOUND_EACH, "{each} bytes each");
 }
 
 /// The one without a call for the longest goes; those in use stay.

@@ -11,13 +11,12 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    ask::{Client, ask, connect, is_ok, request, send, token, with_hits},
     certificates::self_signed,
-    chaos::refusals::fill,
+    chaos::fill,
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,
-    leases::token,
     nutcracker::Nutcracker,
     proxy::{Fault, Proxy},
     redis::Redis,
@@ -92,39 +91,6 @@ async fn a_full_server_is_lost_with_its_own_words_and_asked_seldom() {
 }
 
 #[tokio::test]
-async fn a_server_that_denies_this_client_is_lost_with_its_own_words() {
-    let redis = Redis::start();
-    redis.cli(&["ACL", "SETUSER", "default", "-ping"]);
-    check_refused(redis, "NOPERM", |redis| {
-        redis.cli(&["ACL", "SETUSER", "default", "+ping"]);
-    })
-    .await;
-}
-
-/// The address leads to another server from now on, and connections to the former one stay open.
-#[tokio::test]
-async fn an_address_that_moves_is_followed_when_the_former_server_becomes_a_replica() {
-    let (old, new) = (Redis::start(), Redis::start());
-    let proxy = Proxy::to(old.address());
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&proxy.url(), "100ms")
-        .start();
-    let mut client = connect(server.grpc).await;
-    assert!(passes(&mut client, "window").await);
-    proxy.move_to(new.address());
-    let port = new.port().to_string();
-    old.cli(&["REPLICAOF", "127.0.0.1", &port]);
-    let before = proxy.connections();
-    eventually("decisions again", async || {
-        passes(&mut client, "window").await
-    })
-    .await;
-    assert!(!new.keys().is_empty());
-    let made = proxy.connections() - before;
-    assert!(made < FEW, "{made} connections");
-}
-
-#[tokio::test]
 async fn a_path_that_forgets_idle_connections_fails_no_decision() {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
@@ -141,12 +107,7 @@ async fn a_path_that_forgets_idle_connections_fails_no_decision() {
         assert!(passes(client, "window").await);
     }
     // Longer than the path remembers; the questions on idle connections are what is waited for.
-    let pings = || {
-        let stats = redis.cli(&["INFO", "commandstats"]);
-        let calls = stats.split_once("cmdstat_ping:calls=");
-        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
-        calls.unwrap_or(0_u64)
-    };
+    let pings = || redis.calls("ping");
     let before = pings();
     // Two workers and the probe ask once a second each.
     wait_until("more than four seconds are over", || pings() > before + 14);
@@ -158,15 +119,8 @@ async fn a_path_that_forgets_idle_connections_fails_no_decision() {
 /// How many commands the servers ran that count. EXPIRE is sent again after some time, so its number depends on the
 /// speed of the machine.
 fn commands(servers: &[Redis]) -> BTreeMap<&'static str, u64> {
-    let names = ["incr", "incrby"];
-    let calls = |redis: &Redis, name: &str| {
-        let stats = redis.cli(&["INFO", "commandstats"]);
-        let calls = stats.split_once(&format!("cmdstat_{name}:calls="));
-        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
-        calls.unwrap_or(0)
-    };
-    let sums = names.map(|name| (name, servers.iter().map(|redis| calls(redis, name)).sum()));
-    sums.into()
+    let sum = |name| (name, servers.iter().map(|redis| redis.calls(name)).sum());
+    ["incr", "incrby"].map(sum).into()
 }
 
 /// Many calls at the same time, and the commands that each way to Redis needed for them.
@@ -286,28 +240,6 @@ fn held(servers: &[Redis]) -> i64 {
     counts
         .filter_map(|count| count.trim().parse::<i64>().ok())
         .sum()
-}
-
-#[tokio::test]
-async fn nutcracker_before_two_servers_counts_windows_and_runs_scripts() {
-    let both = [Redis::start(), Redis::start()];
-    let proxy = Nutcracker::before(&[&both[0], &both[1]]);
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&proxy.url(), "100ms")
-        .start();
-    let mut client = connect(server.grpc).await;
-    for key in ["window", "bucket"] {
-        eventually("decisions", async || passes(&mut client, key).await).await;
-    }
-    for _ in 0..99 {
-        assert!(passes(&mut client, "window").await);
-    }
-    assert_eq!(held(&both), 100);
-    assert!(
-        lines(&server, "Redis is lost") <= 2,
-        "{}",
-        server.log().text()
-    );
 }
 
 /// A proxy may end connections where Redis replies with an error.
@@ -662,8 +594,7 @@ descriptors:
             assert!(!passes(&mut client, key).await, "{key}: another one");
             // A cost of 0, which frees slots as well.
             let token = token(&reply).unwrap();
-            let mut end = descriptor(&[(key, "v"), ("tollgate.reservation", &token)]);
-            end.hits_addend = Some(0);
+            let end = with_hits(&[(key, "v"), ("tollgate.reservation", &token)], 0);
             send(&mut client, request("d", vec![end])).await.unwrap();
         }
         assert!(passes(&mut client, key).await, "{key}: after the ends");

@@ -44,14 +44,9 @@ fn envoy(page: &str, grpc: SocketAddr, service: SocketAddr) -> Envoy {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("docs")
         .join(page);
-    let mut page = fs::read_to_string(path).unwrap();
-    for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, service.port())] {
-        let port = |port| format!("port_value: {port}");
-        page = page.replace(&port(known), &port(own.into()));
-    }
+    let page = fs::read_to_string(path).unwrap();
     let page = page.replace("domain: llm", "domain: shop");
-    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
-    Envoy::with_workers(2, || format!("{admin}{page}"))
+    Envoy::of_page(&page, grpc, service)
 }
 
 /// The hits that a value holds; `None` while Redis does not answer.
@@ -98,7 +93,7 @@ fn leave(front: SocketAddr, requests: u32, longest: Duration) {
     reason = "more clients are for people, and the program never reads it"
 )]
 fn clients() -> u32 {
-    env::var("CLIENTS").map_or(1_200, |many| many.parse().unwrap())
+    env::var("CLIENTS").map_or(600, |many| many.parse().unwrap())
 }
 
 #[track_caller]

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use prost_types::value::Kind;
 use tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{
@@ -31,6 +32,22 @@ pub fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     }
 }
 
+/// A descriptor with its own hits.
+pub fn with_hits(entries: &[(&str, &str)], hits: u64) -> RateLimitDescriptor {
+    RateLimitDescriptor {
+        hits_addend: Some(hits),
+        ..descriptor(entries)
+    }
+}
+
+/// A descriptor that gives hits back.
+pub fn give_back(entries: &[(&str, &str)], hits: u64) -> RateLimitDescriptor {
+    RateLimitDescriptor {
+        is_negative_hits: true,
+        ..with_hits(entries, hits)
+    }
+}
+
 pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest {
         domain: domain.to_owned(),
@@ -54,6 +71,15 @@ pub async fn send(
 ) -> Result<RateLimitResponse, Status> {
     let response = client.should_rate_limit(request).await?;
     Ok(response.into_inner())
+}
+
+/// The token of a reservation or of slots.
+pub fn token(reply: &RateLimitResponse) -> Option<String> {
+    let metadata = reply.dynamic_metadata.as_ref()?;
+    match metadata.fields.get("reservation")?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(text.clone()),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Whether the reply is marked as made without the store.

@@ -1,13 +1,11 @@
 //! Ways to break Redis, or the network to it, under load from 64 streams, and their results. Each runs against its
 //! own real processes.
 
-pub mod refusals;
-
 use std::{
     collections::BTreeMap,
     fmt, fs,
-    future::Future,
-    pin::Pin,
+    io::Read as _,
+    net::TcpStream,
     time::{Duration, Instant},
 };
 
@@ -21,6 +19,7 @@ use super::{
     certificates::Authority,
     cluster::{Cluster, is_replica},
     eventually,
+    nutcracker::Nutcracker,
     proxy::{Fault, Proxy},
     redis::Redis,
     sentinel::Watched,
@@ -40,16 +39,6 @@ pub struct Plan {
     pub period: Duration,
     /// Further arguments for tollgate, such as the answer during a loss.
     pub args: Vec<String>,
-}
-
-impl Plan {
-    /// With a default for `on_store_loss`.
-    #[must_use]
-    pub fn answering(mut self, answer: &str) -> Self {
-        self.args
-            .extend(["--on-store-loss", answer].map(str::to_owned));
-        self
-    }
 }
 
 /// The results of a scenario.
@@ -119,105 +108,72 @@ impl fmt::Display for Outcome {
     }
 }
 
-pub type Running = Pin<Box<dyn Future<Output = Outcome>>>;
+/// All scenarios, in the order of the table.
+#[rustfmt::skip]
+pub const SCENARIOS: [&str; 39] = [
+    KILLED, KILLED_ALLOW, KILLED_DENY, KILLED_LOCAL, STOPPED, STOPPED_LOCAL, SENTINEL,
+    SENTINEL_LOCAL, MASTER, MASTER_LOCAL, SLOTS, JOINED, CUT, HALF_OPEN, LATENCY, NARROW, FULL,
+    FLUSHED, PASSWORD, EXPIRED, CLIENTS, DENIED, MOVED, TWEMPROXY, SPLIT, SPLIT_LOCAL, PAUSES_15,
+    PAUSES_60, PAUSES_200, PAUSES_RANDOM, PAUSES_OF_BOTH, BUSY, STARVED, LATE_REPLIES,
+    LATE_REPLIES_ENVOY, STALL, STALL_ENVOY, SLEEPS, SAVES,
+];
 
-/// Runs one scenario.
-pub type Scenario = fn(Plan) -> Running;
-
-/// All scenarios, by name.
-pub fn scenarios() -> Vec<(&'static str, Scenario)> {
-    vec![
-        (KILLED, |plan| Box::pin(killed(KILLED, plan))),
-        (KILLED_ALLOW, |plan| {
-            Box::pin(killed(KILLED_ALLOW, plan.answering("allow")))
-        }),
-        (KILLED_DENY, |plan| {
-            Box::pin(killed(KILLED_DENY, plan.answering("deny")))
-        }),
-        (KILLED_LOCAL, |plan| {
-            Box::pin(killed(KILLED_LOCAL, plan.answering("local")))
-        }),
-        (STOPPED, |plan| Box::pin(stopped(STOPPED, plan))),
-        (STOPPED_LOCAL, |plan| {
-            Box::pin(stopped(STOPPED_LOCAL, plan.answering("local")))
-        }),
-        (SENTINEL, |plan| Box::pin(sentinel_failover(SENTINEL, plan))),
-        (SENTINEL_LOCAL, |plan| {
-            Box::pin(sentinel_failover(SENTINEL_LOCAL, plan.answering("local")))
-        }),
-        (MASTER, |plan| Box::pin(cluster_master_killed(MASTER, plan))),
-        (MASTER_LOCAL, |plan| {
-            Box::pin(cluster_master_killed(MASTER_LOCAL, plan.answering("local")))
-        }),
-        (SLOTS, |plan| Box::pin(cluster_slots_moved(plan))),
-        (JOINED, |plan| Box::pin(cluster_node_added(plan))),
-        (CUT, |plan| Box::pin(network(CUT, plan, CUTS))),
-        (HALF_OPEN, |plan| {
-            Box::pin(network(HALF_OPEN, plan, SWALLOWS))
-        }),
-        (LATENCY, |plan| {
-            let fault = Fault {
-                latency: plan.deadline * 3,
-                ..Fault::default()
-            };
-            Box::pin(network(LATENCY, plan, fault))
-        }),
-        (NARROW, |plan| {
-            let fault = Fault {
-                bytes_per_sec: Some(2_000),
-                ..Fault::default()
-            };
-            Box::pin(network(NARROW, plan, fault))
-        }),
-        (FULL, |plan| Box::pin(memory_full(plan))),
-        (FLUSHED, |plan| Box::pin(scripts_flushed(plan))),
-        (PASSWORD, |plan| Box::pin(password_rotated(plan))),
-        (EXPIRED, |plan| Box::pin(certificate_expired(plan))),
-        (CLIENTS, |plan| Box::pin(refusals::too_many_clients(plan))),
-        (DENIED, |plan| Box::pin(refusals::denied(plan))),
-        (MOVED, |plan| Box::pin(refusals::address_moved(plan))),
-        (TWEMPROXY, |plan| Box::pin(refusals::twemproxy_killed(plan))),
-        (SPLIT, |plan| Box::pin(replicas_split(SPLIT, plan))),
-        (SPLIT_LOCAL, |plan| {
-            Box::pin(replicas_split(SPLIT_LOCAL, plan.answering("local")))
-        }),
-        (PAUSES_15, |plan| {
-            Box::pin(paused(PAUSES_15, plan, vec![Turn::millis(15, 85)]))
-        }),
-        (PAUSES_60, |plan| {
-            Box::pin(paused(PAUSES_60, plan, vec![Turn::millis(60, 40)]))
-        }),
-        (PAUSES_200, |plan| {
-            Box::pin(paused(PAUSES_200, plan, vec![Turn::millis(200, 50)]))
-        }),
-        (PAUSES_RANDOM, |plan| {
-            Box::pin(paused(PAUSES_RANDOM, plan, random_turns()))
-        }),
-        (PAUSES_OF_BOTH, |plan| Box::pin(both_paused(plan))),
-        (BUSY, |plan| Box::pin(busy(plan))),
-        (STARVED, |plan| Box::pin(starved(plan))),
-        (LATE_REPLIES, |plan| {
-            Box::pin(late_replies(
-                LATE_REPLIES,
-                plan,
-                None,
-                &[1, 5, 9, 11, 15, 30],
-            ))
-        }),
-        (LATE_REPLIES_ENVOY, |plan| {
-            let late = &[1, 5, 9, 11, 15, 30];
-            Box::pin(late_replies(LATE_REPLIES_ENVOY, plan, Some("20m"), late))
-        }),
-        (STALL, |plan| {
-            Box::pin(late_replies(STALL, plan, None, &[210]))
-        }),
-        (STALL_ENVOY, |plan| {
-            Box::pin(late_replies(STALL_ENVOY, plan, Some("20m"), &[210]))
-        }),
-        (SLEEPS, |plan| Box::pin(redis_sleeps(plan))),
-        (SAVES, |plan| Box::pin(redis_saves(plan))),
-    ]
+/// Runs the scenario of this name. After a semicolon stands the answer to a lost store.
+pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
+    if let Some((_, answer)) = name.split_once("; ") {
+        let more = ["--on-store-loss", answer].map(str::to_owned);
+        plan.args.extend(more);
+    }
+    let network = |fault| network(name, plan.clone(), fault);
+    match name {
+        KILLED | KILLED_ALLOW | KILLED_DENY | KILLED_LOCAL => killed(name, plan).await,
+        STOPPED | STOPPED_LOCAL => stopped(name, plan).await,
+        SENTINEL | SENTINEL_LOCAL => sentinel_failover(name, plan).await,
+        MASTER | MASTER_LOCAL => cluster_master_killed(name, plan).await,
+        SLOTS => cluster_slots_moved(plan).await,
+        JOINED => cluster_node_added(plan).await,
+        CUT => network(CUTS).await,
+        HALF_OPEN => network(SWALLOWS).await,
+        LATENCY => {
+            let latency = plan.deadline * 3;
+            network(Fault { latency, ..PASSES }).await
+        }
+        NARROW => {
+            let bytes_per_sec = Some(2_000);
+            network(Fault {
+                bytes_per_sec,
+                ..PASSES
+            })
+            .await
+        }
+        FULL => memory_full(plan).await,
+        FLUSHED => scripts_flushed(plan).await,
+        PASSWORD => password_rotated(plan).await,
+        EXPIRED => certificate_expired(plan).await,
+        CLIENTS => too_many_clients(plan).await,
+        DENIED => denied(plan).await,
+        MOVED => address_moved(plan).await,
+        TWEMPROXY => twemproxy_killed(plan).await,
+        SPLIT | SPLIT_LOCAL => replicas_split(name, plan).await,
+        PAUSES_15 => paused(name, plan, vec![Turn::millis(15, 85)]).await,
+        PAUSES_60 => paused(name, plan, vec![Turn::millis(60, 40)]).await,
+        PAUSES_200 => paused(name, plan, vec![Turn::millis(200, 50)]).await,
+        PAUSES_RANDOM => paused(name, plan, random_turns()).await,
+        PAUSES_OF_BOTH => both_paused(plan).await,
+        BUSY => busy(plan).await,
+        STARVED => starved(plan).await,
+        LATE_REPLIES => late_replies(name, plan, None, &LATE).await,
+        LATE_REPLIES_ENVOY => late_replies(name, plan, Some("20m"), &LATE).await,
+        STALL => late_replies(name, plan, None, &[210]).await,
+        STALL_ENVOY => late_replies(name, plan, Some("20m"), &[210]).await,
+        SLEEPS => redis_sleeps(plan).await,
+        SAVES => redis_saves(plan).await,
+        other => panic!("no scenario is called {other}"),
+    }
 }
+
+/// Milliseconds by which replies are late.
+const LATE: [u64; 6] = [1, 5, 9, 11, 15, 30];
 
 /// The machine has no time for tollgate, or Redis is slower than usual, with default settings. Redis always answers,
 /// so no decision may be made without it.
@@ -262,23 +218,18 @@ pub const SENTINEL_LOCAL: &str = "Sentinel failover; local";
 pub const MASTER_LOCAL: &str = "Cluster: master killed; local";
 pub const SPLIT_LOCAL: &str = "two replicas split; local";
 
-const CUTS: Fault = Fault {
+const PASSES: Fault = Fault {
     latency: Duration::ZERO,
     swallows: false,
-    cuts: true,
-    bytes_per_sec: None,
-    forgets_after: None,
-    ends_on: &[],
-};
-
-const SWALLOWS: Fault = Fault {
-    latency: Duration::ZERO,
-    swallows: true,
     cuts: false,
     bytes_per_sec: None,
     forgets_after: None,
     ends_on: &[],
 };
+#[rustfmt::skip]
+const CUTS: Fault = Fault { cuts: true, ..PASSES };
+#[rustfmt::skip]
+const SWALLOWS: Fault = Fault { swallows: true, ..PASSES };
 
 const RULES: &str = "
 domain: d
@@ -362,18 +313,8 @@ struct Course {
 }
 
 impl Course {
-    /// Waits until all values work, and begins.
+    /// Waits until all values work, and begins, with callers that send a timeout or none.
     async fn begin(
-        name: &'static str,
-        plan: Plan,
-        servers: &[&Tollgate],
-        counted: &dyn Fn() -> i64,
-    ) -> Self {
-        Self::begin_with_timeout(name, plan, servers, counted, None).await
-    }
-
-    /// Like [`begin`](Self::begin), with callers that send a timeout.
-    async fn begin_with_timeout(
         name: &'static str,
         plan: Plan,
         servers: &[&Tollgate],
@@ -403,12 +344,6 @@ impl Course {
             recovery: Duration::ZERO,
             witness: None,
         }
-    }
-
-    /// Records a fault that does not affect Redis, which is available as `witness` observes.
-    fn broken_beside(&mut self, witness: Witness) {
-        self.witness = Some(witness);
-        self.broken();
     }
 
     fn broken(&mut self) {
@@ -505,38 +440,75 @@ pub async fn off_by(client: &mut Client) -> i64 {
     admitted - 100
 }
 
-async fn killed(name: &'static str, plan: Plan) -> Outcome {
-    let mut redis = Redis::start();
-    let server = start(&plan, &redis.url(), &[]);
+/// One server and one Redis at `url`: `fault` breaks it, and ends when it is mended.
+async fn lost(
+    name: &'static str,
+    plan: Plan,
+    mut redis: Redis,
+    url: &str,
+    more: &[(&str, &str)],
+    fault: impl AsyncFnOnce(&mut Redis, &Tollgate, Duration),
+) -> Outcome {
+    let server = start(&plan, url, more);
     let lasts = plan.lasts;
-    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis), None).await;
     course.broken();
-    redis.kill();
-    tokio::time::sleep(lasts).await;
-    redis.restart();
+    fault(&mut redis, &server, lasts).await;
     course.mended();
-    course.counted_before = 0;
+    if name.starts_with(KILLED) {
+        course.counted_before = 0;
+    }
     course.end(&|| counted_in(&redis)).await
+}
+
+/// One server with default settings and one Redis, which always answers, as a witness sees.
+async fn there(
+    name: &'static str,
+    plan: Plan,
+    redis: &Redis,
+    url: &str,
+    timeout: Option<&str>,
+    fault: impl AsyncFnOnce(&Tollgate, Duration),
+) -> Outcome {
+    let server = start_by_default(&plan, url);
+    let lasts = plan.lasts;
+    let witness = Witness::of(redis);
+    let counted = || counted_in(redis);
+    let mut course = Course::begin(name, plan, &[&server], &counted, timeout).await;
+    course.witness = Some(witness);
+    course.broken();
+    fault(&server, lasts).await;
+    course.mended();
+    course.end(&counted).await
+}
+
+async fn killed(name: &'static str, plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let url = redis.url();
+    lost(name, plan, redis, &url, &[], async |redis, _, lasts| {
+        redis.kill();
+        tokio::time::sleep(lasts).await;
+        redis.restart();
+    })
+    .await
 }
 
 async fn stopped(name: &'static str, plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start(&plan, &redis.url(), &[]);
-    let lasts = plan.lasts;
-    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
-    redis.freeze();
-    tokio::time::sleep(lasts).await;
-    redis.thaw();
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    lost(name, plan, redis, &url, &[], async |redis, _, lasts| {
+        redis.freeze();
+        tokio::time::sleep(lasts).await;
+        redis.thaw();
+    })
+    .await
 }
 
 async fn sentinel_failover(name: &'static str, plan: Plan) -> Outcome {
     let mut watched = Watched::start();
     let server = start(&plan, &watched.url(), &[]);
     let count = |watched: &Watched| counted_in(&watched.servers[watched.master()]);
-    let mut course = Course::begin(name, plan, &[&server], &|| count(&watched)).await;
+    let mut course = Course::begin(name, plan, &[&server], &|| count(&watched), None).await;
     course.broken();
     watched.servers[0].kill();
     eventually("there is a new master", async || {
@@ -554,7 +526,14 @@ fn counted_in_cluster(cluster: &Cluster) -> i64 {
 async fn cluster_master_killed(name: &'static str, plan: Plan) -> Outcome {
     let mut cluster = Cluster::start(1);
     let server = start(&plan, &cluster.url(), &[]);
-    let mut course = Course::begin(name, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    let mut course = Course::begin(
+        name,
+        plan,
+        &[&server],
+        &|| counted_in_cluster(&cluster),
+        None,
+    )
+    .await;
     let master = cluster.owner(&key(VALUES[0]));
     course.broken();
     cluster.nodes[master].kill();
@@ -574,7 +553,14 @@ async fn cluster_master_killed(name: &'static str, plan: Plan) -> Outcome {
 async fn cluster_slots_moved(plan: Plan) -> Outcome {
     let cluster = Cluster::start(0);
     let server = start(&plan, &cluster.url(), &[]);
-    let mut course = Course::begin(SLOTS, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    let mut course = Course::begin(
+        SLOTS,
+        plan,
+        &[&server],
+        &|| counted_in_cluster(&cluster),
+        None,
+    )
+    .await;
     course.broken();
     move_values(&cluster, |from| (from + 1) % 3).await;
     course.mended();
@@ -584,8 +570,14 @@ async fn cluster_slots_moved(plan: Plan) -> Outcome {
 async fn cluster_node_added(plan: Plan) -> Outcome {
     let mut cluster = Cluster::start(0);
     let server = start(&plan, &cluster.url(), &[]);
-    let mut course =
-        Course::begin(JOINED, plan, &[&server], &|| counted_in_cluster(&cluster)).await;
+    let mut course = Course::begin(
+        JOINED,
+        plan,
+        &[&server],
+        &|| counted_in_cluster(&cluster),
+        None,
+    )
+    .await;
     course.broken();
     cluster.add_node();
     move_values(&cluster, |_| 3).await;
@@ -608,43 +600,36 @@ pub async fn move_values(cluster: &Cluster, mut to: impl FnMut(usize) -> usize) 
 async fn network(name: &'static str, plan: Plan, fault: Fault) -> Outcome {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let server = start(&plan, &proxy.url(), &[]);
-    let lasts = plan.lasts;
-    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
-    proxy.set(fault);
-    tokio::time::sleep(lasts).await;
-    proxy.heal();
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    lost(name, plan, redis, &proxy.url(), &[], async |_, _, lasts| {
+        proxy.set(fault);
+        tokio::time::sleep(lasts).await;
+        proxy.heal();
+    })
+    .await
 }
 
 async fn memory_full(plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start(&plan, &redis.url(), &[]);
-    let lasts = plan.lasts;
-    let mut course = Course::begin(FULL, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
-    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    tokio::time::sleep(lasts).await;
-    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    lost(FULL, plan, redis, &url, &[], async |redis, _, lasts| {
+        redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        tokio::time::sleep(lasts).await;
+        redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    })
+    .await
 }
 
 async fn scripts_flushed(plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start(&plan, &redis.url(), &[]);
-    let lasts = plan.lasts;
-    let mut course = Course::begin(FLUSHED, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken();
-    let until = Instant::now() + lasts;
-    while Instant::now() < until {
-        redis.cli(&["SCRIPT", "FLUSH"]);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    lost(FLUSHED, plan, redis, &url, &[], async |redis, _, lasts| {
+        let until = Instant::now() + lasts;
+        while Instant::now() < until {
+            redis.cli(&["SCRIPT", "FLUSH"]);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
 }
 
 async fn password_rotated(plan: Plan) -> Outcome {
@@ -655,7 +640,7 @@ async fn password_rotated(plan: Plan) -> Outcome {
     let path = file.to_str().unwrap();
     let server = start(&plan, &redis.url(), &[("TOLLGATE_REDIS_AUTH_FILE", path)]);
     let lasts = plan.lasts;
-    let mut course = Course::begin(PASSWORD, plan, &[&server], &|| counted_in(&redis)).await;
+    let mut course = Course::begin(PASSWORD, plan, &[&server], &|| counted_in(&redis), None).await;
     course.broken();
     redis.cli(&["CONFIG", "SET", "requirepass", "second-sesame"]);
     redis.password = Some("second-sesame".to_owned());
@@ -687,19 +672,16 @@ async fn certificate_expired(plan: Plan) -> Outcome {
     let redis = Redis::with_tls(folder.path(), false);
     let url = format!("rediss://localhost:{}", redis.tls_port());
     let tls = [("REDIS_TLS", "true"), ("REDIS_TLS_CACERT", ca.as_str())];
-    let server = start(&plan, &url, &tls);
-    let lasts = plan.lasts;
-    let mut course = Course::begin(EXPIRED, plan, &[&server], &|| counted_in(&redis)).await;
-    let show = |cert: &str, key: &str| {
-        redis.cli(&["CONFIG", "SET", "tls-cert-file", cert, "tls-key-file", key]);
-    };
-    course.broken();
-    show(&bad_cert, &bad_key);
-    redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
-    tokio::time::sleep(lasts).await;
-    show(&good_cert, &good_key);
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    lost(EXPIRED, plan, redis, &url, &tls, async |redis, _, lasts| {
+        let show = |cert: &str, key: &str| {
+            redis.cli(&["CONFIG", "SET", "tls-cert-file", cert, "tls-key-file", key]);
+        };
+        show(&bad_cert, &bad_key);
+        redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        tokio::time::sleep(lasts).await;
+        show(&good_cert, &good_key);
+    })
+    .await
 }
 
 async fn replicas_split(name: &'static str, plan: Plan) -> Outcome {
@@ -711,7 +693,7 @@ async fn replicas_split(name: &'static str, plan: Plan) -> Outcome {
     ];
     let lasts = plan.lasts;
     let both = [&servers[0], &servers[1]];
-    let mut course = Course::begin(name, plan, &both, &|| counted_in(&redis)).await;
+    let mut course = Course::begin(name, plan, &both, &|| counted_in(&redis), None).await;
     course.broken();
     proxy.set(SWALLOWS);
     tokio::time::sleep(lasts).await;
@@ -722,16 +704,12 @@ async fn replicas_split(name: &'static str, plan: Plan) -> Outcome {
 
 async fn paused(name: &'static str, plan: Plan, turns: Vec<Turn>) -> Outcome {
     let redis = Redis::start();
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut course = Course::begin(name, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    let pauses = Pauses::of(server.process_id(), turns);
-    tokio::time::sleep(lasts).await;
-    drop(pauses);
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    there(name, plan, &redis, &url, None, async |server, lasts| {
+        let _pauses = Pauses::of(server.process_id(), turns);
+        tokio::time::sleep(lasts).await;
+    })
+    .await
 }
 
 /// Turns of random lengths, equal in each run.
@@ -753,61 +731,47 @@ fn random_turns() -> Vec<Turn> {
 /// While one process is paused the other runs.
 async fn both_paused(plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut course = Course::begin(PAUSES_OF_BOTH, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    let turns = vec![Turn::millis(40, 60)];
-    let pauses = Pauses::of(server.process_id(), turns.clone());
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let of_redis = Pauses::of(redis.process_id(), turns);
-    tokio::time::sleep(lasts).await;
-    drop((pauses, of_redis));
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    let fault = async |server: &Tollgate, lasts: Duration| {
+        let turns = vec![Turn::millis(40, 60)];
+        let _pauses = Pauses::of(server.process_id(), turns.clone());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let _of_redis = Pauses::of(redis.process_id(), turns);
+        tokio::time::sleep(lasts).await;
+    };
+    there(PAUSES_OF_BOTH, plan, &redis, &url, None, fault).await
 }
 
 async fn busy(plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut course = Course::begin(BUSY, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    let others = loops(4);
-    tokio::time::sleep(lasts).await;
-    drop(others);
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    there(BUSY, plan, &redis, &url, None, async |_, lasts| {
+        let _others = loops(4);
+        tokio::time::sleep(lasts).await;
+    })
+    .await
 }
 
 /// A worker that reads a large message does nothing else meanwhile.
 async fn starved(plan: Plan) -> Outcome {
     let redis = Redis::start();
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut clients = Vec::new();
-    for _ in 0..2 {
-        clients.push(connect(server.grpc).await);
-    }
-    let mut course = Course::begin(STARVED, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    let until = Instant::now() + lasts;
-    let message = request("d", vec![descriptor(&[("k", "large"); 18_000])]);
-    while Instant::now() < until {
-        let mut calls = JoinSet::new();
-        for client in &clients {
-            let (mut client, message) = (client.clone(), message.clone());
-            calls.spawn(async move { client.should_rate_limit(message).await });
+    let url = redis.url();
+    there(STARVED, plan, &redis, &url, None, async |server, lasts| {
+        let clients = [connect(server.grpc).await, connect(server.grpc).await];
+        let until = Instant::now() + lasts;
+        let message = request("d", vec![descriptor(&[("k", "large"); 18_000])]);
+        while Instant::now() < until {
+            let mut calls = JoinSet::new();
+            for client in &clients {
+                let (mut client, message) = (client.clone(), message.clone());
+                calls.spawn(async move { client.should_rate_limit(message).await });
+            }
+            for answer in calls.join_all().await {
+                assert_eq!(answer.unwrap_err().code(), Code::InvalidArgument);
+            }
         }
-        for answer in calls.join_all().await {
-            assert_eq!(answer.unwrap_err().code(), Code::InvalidArgument);
-        }
-    }
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    })
+    .await
 }
 
 /// Delays replies, each by the next of the milliseconds in `late`, in turn.
@@ -819,60 +783,147 @@ async fn late_replies(
 ) -> Outcome {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let server = start_by_default(&plan, &proxy.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let servers = [&server];
-    let counted = || counted_in(&redis);
-    let begun = Course::begin_with_timeout(name, plan, &servers, &counted, timeout);
-    let mut course = begun.await;
-    course.broken_beside(witness);
-    let until = Instant::now() + lasts;
-    for late in late.iter().cycle() {
-        if Instant::now() >= until {
-            break;
+    let fault = async |_: &Tollgate, lasts: Duration| {
+        let until = Instant::now() + lasts;
+        for late in late.iter().cycle() {
+            if Instant::now() >= until {
+                break;
+            }
+            proxy.hold_next_reply(Duration::from_millis(*late));
+            tokio::time::sleep(Duration::from_millis(100 + 2 * late)).await;
         }
-        proxy.hold_next_reply(Duration::from_millis(*late));
-        tokio::time::sleep(Duration::from_millis(100 + 2 * late)).await;
-    }
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    };
+    there(name, plan, &redis, &proxy.url(), timeout, fault).await
 }
 
 async fn redis_sleeps(plan: Plan) -> Outcome {
     let redis = Redis::with(&["--enable-debug-command", "yes"]);
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut course = Course::begin(SLEEPS, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    let until = Instant::now() + lasts;
-    while Instant::now() < until {
-        redis.cli(&["DEBUG", "SLEEP", "0.03"]);
-        tokio::time::sleep(Duration::from_millis(970).min(lasts / 4)).await;
-    }
-    course.mended();
-    course.end(&|| counted_in(&redis)).await
+    let url = redis.url();
+    there(SLEEPS, plan, &redis, &url, None, async |_, lasts| {
+        let until = Instant::now() + lasts;
+        while Instant::now() < until {
+            redis.cli(&["DEBUG", "SLEEP", "0.03"]);
+            tokio::time::sleep(Duration::from_millis(970).min(lasts / 4)).await;
+        }
+    })
+    .await
 }
 
 async fn redis_saves(plan: Plan) -> Outcome {
     let redis = Redis::with(&["--enable-debug-command", "yes"]);
     // A hundred bytes each; about a second makes a gigabyte.
-    let keys = if plan.lasts < Duration::from_secs(2) {
-        "200000"
-    } else {
-        "5000000"
-    };
+    let is_short = plan.lasts < Duration::from_secs(2);
+    let keys = if is_short { "200000" } else { "5000000" };
     redis.cli(&["DEBUG", "POPULATE", keys, "filler", "100"]);
-    let server = start_by_default(&plan, &redis.url());
-    let lasts = plan.lasts;
-    let witness = Witness::of(&redis);
-    let mut course = Course::begin(SAVES, plan, &[&server], &|| counted_in(&redis)).await;
-    course.broken_beside(witness);
-    redis.cli(&["BGSAVE"]);
-    tokio::time::sleep(lasts).await;
+    let url = redis.url();
+    there(SAVES, plan, &redis, &url, None, async |_, lasts| {
+        redis.cli(&["BGSAVE"]);
+        tokio::time::sleep(lasts).await;
+    })
+    .await
+}
+
+/// Connections that leave a server with `maxclients` no room for another one.
+pub fn fill(redis: &Redis) -> Vec<TcpStream> {
+    let mut idle: Vec<TcpStream> = Vec::new();
+    wait_until("the server is full", || {
+        let stream = TcpStream::connect(redis.address()).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        let mut first = [0];
+        // It says so by itself, and nothing to a client for which it has room.
+        let is_refused = (&stream).read(&mut first).is_ok_and(|read| read == 1);
+        idle.push(stream);
+        is_refused
+    });
+    idle
+}
+
+async fn too_many_clients(plan: Plan) -> Outcome {
+    let redis = Redis::with(&["--maxclients", "16"]);
+    let proxy = Proxy::to(redis.address());
+    let url = proxy.url();
+    lost(CLIENTS, plan, redis, &url, &[], async |redis, _, lasts| {
+        // Other clients take the places of tollgate.
+        proxy.set(CUTS);
+        let _idle = fill(redis);
+        proxy.heal();
+        tokio::time::sleep(lasts).await;
+    })
+    .await
+}
+
+async fn denied(plan: Plan) -> Outcome {
+    let redis = Redis::start();
+    let url = redis.url();
+    let fault = async |redis: &mut Redis, server: &Tollgate, lasts: Duration| {
+        let change = |sign: &str| {
+            let commands = ["ping", "incr", "incrby", "get"].map(|name| format!("{sign}{name}"));
+            let user = ["ACL", "SETUSER", "default"].into_iter();
+            let words: Vec<_> = user.chain(commands.iter().map(String::as_str)).collect();
+            redis.cli(&words);
+        };
+        change("-");
+        // A server that answers is asked for its health once a second only.
+        eventually("the loss is known", async || {
+            server.log().text().contains("Redis is lost")
+        })
+        .await;
+        tokio::time::sleep(lasts).await;
+        change("+");
+    };
+    lost(DENIED, plan, redis, &url, &[], fault).await
+}
+
+/// The former master stays reachable over the connections that stand.
+async fn address_moved(plan: Plan) -> Outcome {
+    let (old, new) = (Redis::start(), Redis::start());
+    let follow = |redis: &Redis, master: &Redis| {
+        redis.cli(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    };
+    follow(&new, &old);
+    eventually("the replica follows", async || {
+        new.cli(&["INFO", "replication"])
+            .contains("master_link_status:up")
+    })
+    .await;
+    let proxy = Proxy::to(old.address());
+    let server = start(&plan, &proxy.url(), &[]);
+    let mut course = Course::begin(MOVED, plan, &[&server], &|| counted_in(&old), None).await;
+    course.broken();
+    // As at a planned switch: no write is lost between the two.
+    old.cli(&["CLIENT", "PAUSE", "1000", "WRITE"]);
+    let offset = |redis: &Redis, name: &str| {
+        let info = redis.cli(&["INFO", "replication"]);
+        let mut lines = info.lines();
+        let offset = lines.find_map(|line| line.trim().strip_prefix(name)?.parse::<u64>().ok());
+        offset.expect("it is replicated")
+    };
+    wait_until("the replica has every write", || {
+        offset(&new, "slave_repl_offset:") == offset(&old, "master_repl_offset:")
+    });
+    new.cli(&["REPLICAOF", "NO", "ONE"]);
+    proxy.move_to(new.address());
+    follow(&old, &new);
+    old.cli(&["CLIENT", "UNPAUSE"]);
     course.mended();
-    course.end(&|| counted_in(&redis)).await
+    course.end(&|| counted_in(&new)).await
+}
+
+async fn twemproxy_killed(plan: Plan) -> Outcome {
+    let both = [Redis::start(), Redis::start()];
+    let mut proxy = Nutcracker::before(&[&both[0], &both[1]]);
+    let server = start(&plan, &proxy.url(), &[]);
+    let lasts = plan.lasts;
+    let counted = || both.iter().map(counted_in).sum();
+    let mut course = Course::begin(TWEMPROXY, plan, &[&server], &counted, None).await;
+    course.broken();
+    proxy.kill();
+    tokio::time::sleep(lasts).await;
+    proxy.restart();
+    course.mended();
+    course.end(&counted).await
 }
 
 /// Waits until a page contains a text.

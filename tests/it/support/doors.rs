@@ -1,19 +1,30 @@
-//! Attacks by way of proxies, web pages, files, Redis and the control plane. Each runs against a server of its own, and
+//! Attacks by way of Redis, the control plane, a resolver and a collector. Each runs against a server of its own, and
 //! has an effect of its own: what it cost the server, or what the attacker got.
 
 use std::{
     fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
-use super::{
-    attack::Size,
-    tollgate::{Builder, Tollgate, with_rules},
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
 };
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-mod callers;
-mod files;
-mod servers;
+use super::{
+    ads::{Ads, snapshot},
+    ask::{ask, connect},
+    attack::Size,
+    redis::Redis,
+    tollgate::{Builder, Tollgate, builder, with_rules},
+};
 
 /// An attack, and its effect before there was a defence.
 #[derive(Clone, Copy, Debug)]
@@ -47,69 +58,29 @@ pub fn all() -> Vec<DoorAttack> {
     };
     vec![
         attack(
-            "a far client resets a counter through an Envoy in default settings, without the token",
-            "200, 5 hits -> 0",
-            callers::reset_through_a_proxy,
-        ),
-        attack(
-            "60,000 bytes against 300 wildcards of the form `*text*`",
-            "110 ms a call",
-            callers::long_value_for_wildcards,
-        ),
-        attack(
-            "1 MiB of rules without a key, beside good ones",
-            "peak 242 MB, 57.9 MB of log",
-            files::mistakes_without_end,
-        ),
-        attack(
-            "a pipe among the rules, removed again",
-            "no later change comes through",
-            files::pipe_among_the_rules,
-        ),
-        attack(
-            "20,000 good rules as JSON on one line",
-            "7.3 s CPU at the start; indented 0.2 s",
-            files::rules_on_one_line,
-        ),
-        attack(
             "a Redis that answers a count with 5,592,000 values",
             "peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s",
-            servers::endless_count,
+            endless_count,
         ),
         attack(
             "a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s",
             "peak 433 MB, 6.2 s CPU, 857 kB of log",
-            servers::cluster_of_thousands,
-        ),
-        attack(
-            "4 links from the rules' folder to itself",
-            "no change comes through for more than 10 s",
-            files::links_to_the_folder,
-        ),
-        attack(
-            "names of files with line breaks and escapes, in a log as text and in `check`",
-            "lines of the log and commands of a workflow, forged",
-            files::forging_names,
-        ),
-        attack(
-            "a web page whose name leads to loopback reads the debug port",
-            "all pages read",
-            callers::rebound_page,
+            cluster_of_thousands,
         ),
         attack(
             "a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can",
             "13,698 lines, 6.1 MB of log in 12 s",
-            servers::flood_of_pushes,
+            flood_of_pushes,
         ),
         attack(
             "a resolver that does not answer, for 10 s",
             "a thread for each attempt to connect",
-            servers::silent_resolver,
+            silent_resolver,
         ),
         attack(
             "a collector of spans that does not answer, at the end",
             "6 s after `--drain-delay`",
-            servers::silent_collector,
+            silent_collector,
         ),
     ]
 }
@@ -123,14 +94,6 @@ fn with_limit() -> Builder {
     with_rules(&limit(7))
 }
 
-/// Changes the limit of `k`, and returns after which time that is in use, if it is.
-fn time_of_change(server: &Tollgate) -> Option<Duration> {
-    const LIMIT: usize = 4_321;
-    fs::write(server.rules().join("rules.yaml"), limit(LIMIT)).unwrap();
-    let is_in_use = || server.page("/rlconfig").contains(&format!("={LIMIT},"));
-    time_until(is_in_use)
-}
-
 /// How long an effect is waited for.
 const TEN_SECONDS: Duration = Duration::from_secs(10);
 
@@ -141,7 +104,7 @@ fn time_until(mut is_so: impl FnMut() -> bool) -> Option<Duration> {
         if is_so() {
             return Some(begun.elapsed());
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     None
 }
@@ -167,5 +130,225 @@ fn costs(server: &Tollgate, before: Duration) -> Effect {
             log as f64 / 1000.0
         ),
         is_harmless: peak < MOST_MEMORY && log < MOST_LOG,
+    }
+}
+
+/// Passes all data between a client and a Redis, but answers itself to commands with `word`.
+fn liar(redis: &Redis, word: &'static [u8], answer: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (redis, answer) = (redis.address(), Arc::<[u8]>::from(answer));
+    // It ends with the program.
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let (redis, answer) = (redis.clone(), answer.clone());
+            thread::spawn(move || lie(client, &redis, word, &answer));
+        }
+    });
+    address
+}
+
+/// An error is the end of a connection.
+fn lie(
+    mut client: TcpStream,
+    redis: &str,
+    word: &'static [u8],
+    answer: &[u8],
+) -> std::io::Result<()> {
+    let mut server = TcpStream::connect(redis)?;
+    let (mut replies, mut back) = (server.try_clone()?, client.try_clone()?);
+    thread::spawn(move || std::io::copy(&mut replies, &mut back));
+    let mut commands = [0; 16 << 10];
+    loop {
+        let count = client.read(&mut commands)?;
+        let commands = &commands[..count];
+        if commands.windows(word.len()).any(|some| some == word) {
+            client.write_all(answer)?;
+        } else {
+            server.write_all(commands)?;
+        }
+        if count == 0 {
+            return server.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// A count of millions of values, while another call of the same worker needs no Redis.
+fn endless_count(size: Size) -> Effect {
+    let values = size.of(5_592_000);
+    let answer = [
+        format!("*{values}\r\n").into_bytes(),
+        b"+\r\n".repeat(values),
+    ]
+    .concat();
+    let redis = Redis::start();
+    let address = liar(&redis, b"INCR", answer);
+    let rules = "domain: d\ndescriptors: [{key: k, rate_limits: [7/year]}, {key: free, rate_limit: {unlimited: true}}]";
+    let server = with_rules(rules)
+        .args([
+            "--workers",
+            "1",
+            "--redis-url",
+            &format!("redis://{address}"),
+        ])
+        .start();
+    let before = server.processor_time();
+    let took = Runtime::new().unwrap().block_on(async {
+        let (mut lied_to, mut other) = (connect(server.grpc).await, connect(server.grpc).await);
+        let begun = Instant::now();
+        let lied_to = async {
+            let _ = ask(&mut lied_to, "d", &[("k", "v")]).await;
+            begun.elapsed()
+        };
+        let others = async {
+            let mut longest = Duration::ZERO;
+            for _ in 0..size.of(1_000) {
+                let begun = Instant::now();
+                let answered = ask(&mut other, "d", &[("free", "v")]).await;
+                answered.expect("it needs no Redis");
+                longest = longest.max(begun.elapsed());
+            }
+            longest
+        };
+        let (lied_to, longest) = tokio::join!(lied_to, others);
+        [lied_to, longest].map(|time| time.as_millis())
+    });
+    let costs = costs(&server, before);
+    let [lied_to, others] = took;
+    Effect {
+        text: format!(
+            "{}, the call answered after {lied_to} ms, others of its worker after {others} ms at most",
+            costs.text
+        ),
+        ..costs
+    }
+}
+
+/// A seed whose slots are owned by thousands of addresses that nothing listens on.
+fn cluster_of_thousands(size: Size) -> Effect {
+    const SERVERS: usize = 4_000;
+    let range = |number: usize| {
+        let (first, last) = (4 * number, 4 * number + 3);
+        let host = format!("127.1.{}.{}", number / 250, 1 + number % 250);
+        format!(
+            "*3\r\n:{first}\r\n:{last}\r\n*2\r\n${}\r\n{host}\r\n:1\r\n",
+            host.len()
+        )
+    };
+    let ranges: String = (0..SERVERS).map(range).collect();
+    let redis = Redis::start();
+    let address = liar(
+        &redis,
+        b"SLOTS",
+        format!("*{SERVERS}\r\n{ranges}").into_bytes(),
+    );
+    let server = with_limit()
+        .args([
+            "--redis-type",
+            "cluster",
+            "--redis-url",
+            &format!("redis://{address}"),
+        ])
+        .start();
+    let before = server.processor_time();
+    pass(size);
+    costs(&server, before)
+}
+
+/// Waits for ten seconds, or for a part of them: such an attack goes on without any event.
+fn pass(size: Size) {
+    thread::sleep(Duration::from_secs(10) * u32::try_from(size.0).unwrap() / 100);
+}
+
+/// Each push comes when the one before has been answered.
+fn flood_of_pushes(size: Size) -> Effect {
+    let ads = Ads::start();
+    let config = |requests_per_unit, unit: RateLimitUnit| RateLimitConfig {
+        name: "d".to_owned(),
+        domain: "d".to_owned(),
+        descriptors: vec![RateLimitDescriptor {
+            key: "k".to_owned(),
+            rate_limit: Some(RateLimitPolicy {
+                unit: unit.into(),
+                requests_per_unit,
+                ..RateLimitPolicy::default()
+            }),
+            ..RateLimitDescriptor::default()
+        }],
+        ..RateLimitConfig::default()
+    };
+    let numbers = |count| 1..=u32::try_from(size.of(count)).unwrap();
+    ads.set(snapshot("0", &[config(0, RateLimitUnit::Year)]));
+    let server = builder()
+        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
+        .env(
+            "CONFIG_GRPC_XDS_SERVER_URL",
+            &format!("localhost:{}", ads.address.port()),
+        )
+        .start();
+    ads.wait_for_ack("0");
+    let before = server.processor_time();
+    for number in numbers(10_000) {
+        let version = number.to_string();
+        ads.set(snapshot(&version, &[config(number, RateLimitUnit::Year)]));
+        ads.wait_for_ack(&version);
+    }
+    for number in numbers(3_000) {
+        let bad = config(number, RateLimitUnit::Unknown);
+        ads.send(0, snapshot(&format!("bad-{number}"), &[bad]));
+        ads.find(|seen| seen.refusal().is_some());
+    }
+    let lines = server.log().text().lines().count();
+    let costs = costs(&server, before);
+    Effect {
+        text: format!("{lines} lines; {}", costs.text),
+        ..costs
+    }
+}
+
+/// The C library reads the file of aliases first for a name without a dot, and waits for a writer if it is a pipe.
+fn silent_resolver(size: Size) -> Effect {
+    let folder = TempDir::new().unwrap();
+    let pipe = folder.path().join("aliases");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    let server = with_limit()
+        .env("HOSTALIASES", pipe.to_str().unwrap())
+        .args(["--redis-url", "redis://nowhere:6379"])
+        .start();
+    let threads = |server: &Tollgate| {
+        let tasks = format!("/proc/{}/task", server.process_id());
+        fs::read_dir(tasks).unwrap().count()
+    };
+    pass(size);
+    let threads = threads(&server);
+    Effect {
+        text: format!("{threads} threads"),
+        is_harmless: threads < 30,
+    }
+}
+
+/// The time from the signal to the end, while a client's connection stays.
+fn silent_collector(_: Size) -> Effect {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let mut server = with_limit()
+        .env("TRACING_ENABLED", "true")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+        .start();
+    let runtime = Runtime::new().unwrap();
+    let _client = runtime.block_on(async {
+        let mut client = connect(server.grpc).await;
+        ask(&mut client, "d", &[("k", "v")]).await.unwrap();
+        client
+    });
+    let begun = Instant::now();
+    server.signal(Signal::SIGTERM);
+    let is_over = time_until(|| server.try_wait().is_some()).is_some();
+    Effect {
+        text: format!(
+            "{:.1} s after `--drain-delay`",
+            begun.elapsed().as_secs_f64()
+        ),
+        is_harmless: is_over,
     }
 }

@@ -29,21 +29,28 @@ impl Envoy {
     /// `bootstrap` is called again for each attempt: if a port was not free after all, it can choose another one.
     #[track_caller]
     pub fn start(bootstrap: impl Fn() -> String) -> Self {
-        Self::with_workers(2, bootstrap)
-    }
-
-    /// [`Self::start`] with so many threads.
-    #[track_caller]
-    pub fn with_workers(workers: u32, bootstrap: impl Fn() -> String) -> Self {
         let mut said = String::new();
         for _ in 0..10 {
-            match try_start(&bootstrap(), workers) {
+            match try_start(&bootstrap()) {
                 Ok(envoy) => return envoy,
                 Err(log) if log.contains("Address already in use") => said = log,
                 Err(log) => panic!("Envoy ended:\n{log}"),
             }
         }
         panic!("Envoy finds no free port:\n{said}");
+    }
+
+    /// Starts the one of a page in `docs/`: its own ports stand for 8000, tollgate's for 8081 and the service's for 9000.
+    #[track_caller]
+    pub fn of_page(page: &str, grpc: SocketAddr, service: SocketAddr) -> Self {
+        let admin =
+            "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
+        let mut page = format!("{admin}{page}");
+        for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, service.port())] {
+            let port = |port: u16| format!("port_value: {port}");
+            page = page.replace(&port(known), &port(own));
+        }
+        Self::start(|| page.clone())
     }
 
     /// Starts one that passes on all calls to `port`, in its default settings.
@@ -144,17 +151,13 @@ const UPSTREAM_CLUSTER: &str = r#"    - name: service
 "#;
 
 /// Returns its output if it ended instead of becoming ready.
-fn try_start(bootstrap: &str, workers: u32) -> Result<Envoy, String> {
+fn try_start(bootstrap: &str) -> Result<Envoy, String> {
     let folder = TempDir::new().unwrap();
     let file = |name: &str| folder.path().join(name);
     fs::write(file("envoy.yaml"), bootstrap).unwrap();
     let mut process = Process::start(
         Command::new(tool("envoy"))
-            .args([
-                "--concurrency",
-                &workers.to_string(),
-                "--disable-hot-restart",
-            ])
+            .args(["--concurrency", "2", "--disable-hot-restart"])
             .arg("--config-path")
             .arg(file("envoy.yaml"))
             .arg("--admin-address-path")

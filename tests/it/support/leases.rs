@@ -19,7 +19,6 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use prost_types::value::Kind;
 use serde_json::json;
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -29,7 +28,7 @@ use tonic::Status;
 
 use super::{
     PATIENCE,
-    ask::{Client, connect, descriptor, is_ok, request, send},
+    ask::{Client, connect, descriptor, is_ok, request, send, token, with_hits},
     eventually,
     histories::Random,
     http,
@@ -1034,20 +1033,8 @@ fn probes() -> impl Iterator<Item = String> {
 
 /// Asks without charging hits.
 async fn look(client: &mut Client, tenants: &[String]) -> Result<RateLimitResponse, Status> {
-    let one = |tenant: &String| RateLimitDescriptor {
-        hits_addend: Some(0),
-        ..descriptor(&[("tenant", tenant)])
-    };
+    let one = |tenant: &String| with_hits(&[("tenant", tenant)], 0);
     send(client, request("llm", tenants.iter().map(one).collect())).await
-}
-
-/// The token of a reservation.
-pub fn token(reply: &RateLimitResponse) -> Option<String> {
-    let metadata = reply.dynamic_metadata.as_ref()?;
-    match metadata.fields.get("reservation")?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text.clone()),
-        other => panic!("{other:?}"),
-    }
 }
 
 /// The time since 1970.

@@ -260,6 +260,14 @@ impl Redis {
             .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
     }
 
+    /// How often it ran a command.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.cli(&["INFO", "commandstats"]);
+        let calls = stats.split_once(&format!("cmdstat_{command}:calls="));
+        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    }
+
     /// Records every command that it runs from now on.
     pub fn monitor(&self) -> Monitor<'_> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
