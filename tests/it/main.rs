@@ -49,8 +49,6 @@
 //! - `fuzz`: replays the inputs that fuzzing found worth keeping
 //! - `clients`: the gRPC libraries of callers, over sockets, ports and TLS, compressed or not
 //! - `held`: the memory that clients together can make the process hold
-//! - `attack`: attacks on the ports, and their effects on other clients
-//! - `flood`: new values without end, in memory
 //! - `c_core`: Python's grpcio, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: verified clients, and certificates that change
 //! - `openapi`: the document of the HTTP ports, and their replies, also to requests that schemathesis makes of it
@@ -76,7 +74,6 @@
 
 mod algorithms;
 mod ask_command;
-mod attack;
 mod bad_input;
 mod browser;
 mod c_core;
@@ -101,13 +98,11 @@ mod evidence;
 mod examples;
 mod explain;
 mod first_limit;
-mod flood;
 mod fuzz;
 mod golden;
 mod grpcurl;
 mod healthcheck;
 mod held;
-mod histories;
 mod hostile;
 mod http;
 mod lint_envoy;

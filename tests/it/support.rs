@@ -9,7 +9,6 @@ use std::{
 
 pub mod ads;
 pub mod ask;
-pub mod attack;
 pub mod busy;
 pub mod caches;
 pub mod certificates;
@@ -17,22 +16,19 @@ pub mod chaos;
 pub mod clients;
 pub mod cluster;
 pub mod demo;
-pub mod doors;
 pub mod envoy;
-pub mod flood;
 pub mod frames;
-pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod in_flight;
 pub mod json;
-pub mod leases;
 pub mod model;
 pub mod nginx;
 pub mod nutcracker;
 pub mod ports;
 pub mod prometheus;
 pub mod proxy;
+pub mod random;
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;
@@ -45,6 +41,9 @@ pub mod unwritable_log;
 pub mod wall_clock;
 
 pub use ports::free_port;
+// The names of before, which tests still use.
+pub use random as histories;
+pub use wall_clock as leases;
 
 /// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -17,7 +17,6 @@ pub const SETTINGS: u8 = 4;
 pub const PING: u8 = 6;
 pub const GO_AWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
-pub const CONTINUATION: u8 = 9;
 
 /// Beginnings of a connection that then stays silent, each one step further, and none of them a call.
 pub fn beginnings() -> Vec<Vec<u8>> {
@@ -106,7 +105,7 @@ pub fn headers_with_timeout(stream: u32, timeout: &str) -> Vec<u8> {
 
 /// The header block of a call. `literal` says what becomes of its fields: 0x00 leaves them out of the dynamic table,
 /// 0x40 puts them into it (RFC 7541, 6.2).
-fn header_block(literal: u8) -> Vec<u8> {
+pub fn header_block(literal: u8) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     [
         // POST, http, and :path.
@@ -138,50 +137,6 @@ pub fn data(stream: u32) -> Vec<u8> {
     let length = u32::try_from(request.len()).unwrap().to_be_bytes();
     let message = [&[0][..], &length, &request].concat();
     frame(0, 1, stream, &message)
-}
-
-/// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
-/// others are as short as calls can be.
-pub fn cancelled_calls(count: usize) -> Vec<u8> {
-    let first = header_block(0x40);
-    let call = |stream| {
-        let block = match stream {
-            1 => &first[..],
-            _ => &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe],
-        };
-        [
-            frame(1, 4, stream, block),
-            frame(RESET, 0, stream, &[0, 0, 0, 8]),
-        ]
-        .concat()
-    };
-    streams().take(count).flat_map(call).collect()
-}
-
-/// So many calls, each followed by `wrong`, a frame that makes the server reset it.
-pub fn calls_to_reset(count: usize, mut wrong: Vec<u8>) -> Vec<u8> {
-    let mut call = |stream: u32| {
-        wrong[5..9].copy_from_slice(&stream.to_be_bytes());
-        [headers(stream), wrong.clone()].concat()
-    };
-    let mut calls = Vec::new();
-    for stream in streams().take(count) {
-        calls.extend(call(stream));
-    }
-    calls
-}
-
-/// Headers of 16 kB without END_HEADERS, which continue in equally large frames: the first frame and a further one.
-pub fn endless_headers() -> [Vec<u8>; 2] {
-    let long = [
-        &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],
-        &[b'v'; 15_999][..],
-    ]
-    .concat();
-    [
-        frame(HEADERS, 0, 1, &long),
-        frame(CONTINUATION, 0, 1, &long),
-    ]
 }
 
 pub fn streams() -> impl Iterator<Item = u32> {

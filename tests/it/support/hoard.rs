@@ -187,33 +187,6 @@ pub fn unread_replies(
     })
 }
 
-/// A request for so many descriptors with this value.
-pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
-    let mut one = descriptor(&[("k", "")]);
-    one.entries[0].value = value.to_vec().into();
-    request("d", vec![one; descriptors]).encode_to_vec()
-}
-
-/// Clients of `/json` with bodies of `bytes` each, without the last byte.
-pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<TcpStream> {
-    let head = format!(
-        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {bytes}\r\n\r\n"
-    );
-    let body = vec![b' '; bytes - 1];
-    let send = || {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_write_timeout(Some(ENOUGH)).unwrap();
-        stream.write_all(head.as_bytes()).unwrap();
-        // The server may stop reading once it has refused the request.
-        let _ = stream.write_all(&body);
-        stream
-    };
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
-        all.into_iter().map(|one| one.join().unwrap()).collect()
-    })
-}
-
 /// A client that requests the long health page as often as the sockets have room for, and reads nothing.
 pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(port).unwrap();

@@ -11,7 +11,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use super::{
     ask::{Client, ask, connect, is_ok},
-    histories::Random,
+    random::Random,
     redis::Redis,
     tollgate::{self, Tollgate},
     wall_clock::WallClock,
@@ -177,15 +177,6 @@ pub enum Clocks {
     Memory,
     /// Two replicas and a Redis, which also fails over to a server with another time of day, one after the other.
     Redis,
-}
-
-impl fmt::Display for Clocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Redis => "redis",
-        })
-    }
 }
 
 /// The length of a history over clocks that step.

@@ -1,6 +1,12 @@
 //! A time of day for servers of a test, which the test can set while they run. Their monotonic clock stays true.
 
-use std::{fs, path::PathBuf, process::Command, sync::LazyLock};
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    sync::LazyLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tempfile::TempDir;
 
@@ -66,4 +72,13 @@ pub fn remove_rests_of(process: u32) {
     for name in ["sem.faketime_sem_", "faketime_shm_"] {
         let _ = fs::remove_file(format!("/dev/shm/{name}{process}"));
     }
+}
+
+/// The time since 1970.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the true time, which no server is given"
+)]
+pub fn true_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }

@@ -3,39 +3,29 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use ::tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use nix::{
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-use super::{
+use crate::it::support::{
     ads::{Ads, snapshot},
     ask::{ask, connect},
-    attack::Size,
     redis::Redis,
     tollgate::{Builder, Tollgate, builder, with_rules},
 };
 
-/// An attack, and its effect before there was a defence.
-#[derive(Clone, Copy, Debug)]
-pub struct DoorAttack {
-    pub name: &'static str,
-    pub before: &'static str,
-    carry_out: fn(Size) -> Effect,
-}
-
 /// The effect of an attack.
-#[derive(Clone, Debug)]
 pub struct Effect {
     /// A cell of a table.
     pub text: String,
@@ -43,75 +33,43 @@ pub struct Effect {
     pub is_harmless: bool,
 }
 
-impl DoorAttack {
-    pub fn run(&self, size: Size) -> Effect {
-        (self.carry_out)(size)
-    }
-}
+type Door = (&'static str, &'static str, fn() -> Effect);
 
-/// All of them, in the order of the review.
-pub fn all() -> Vec<DoorAttack> {
-    let attack = |name, before, carry_out| DoorAttack {
-        name,
-        before,
-        carry_out,
-    };
-    vec![
-        attack(
-            "a Redis that answers a count with 5,592,000 values",
-            "peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s",
-            endless_count,
-        ),
-        attack(
-            "a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s",
-            "peak 433 MB, 6.2 s CPU, 857 kB of log",
-            cluster_of_thousands,
-        ),
-        attack(
-            "a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can",
-            "13,698 lines, 6.1 MB of log in 12 s",
-            flood_of_pushes,
-        ),
-        attack(
-            "a resolver that does not answer, for 10 s",
-            "a thread for each attempt to connect",
-            silent_resolver,
-        ),
-        attack(
-            "a collector of spans that does not answer, at the end",
-            "6 s after `--drain-delay`",
-            silent_collector,
-        ),
-    ]
-}
-
-/// Rules by which the limit of `k` can be changed.
-fn limit(requests: usize) -> String {
-    format!("domain: d\ndescriptors: [{{key: k, rate_limits: [{requests}/year]}}]\n")
-}
+/// All attacks in the order of the review, and their effects before there was a defence.
+pub const ALL: [Door; 5] = [
+    (
+        "a Redis that answers a count with 5,592,000 values",
+        "peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s",
+        endless_count,
+    ),
+    (
+        "a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s",
+        "peak 433 MB, 6.2 s CPU, 857 kB of log",
+        cluster_of_thousands,
+    ),
+    (
+        "a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can",
+        "13,698 lines, 6.1 MB of log in 12 s",
+        flood_of_pushes,
+    ),
+    (
+        "a resolver that does not answer, for 10 s",
+        "a thread for each attempt to connect",
+        silent_resolver,
+    ),
+    (
+        "a collector of spans that does not answer, at the end",
+        "6 s after `--drain-delay`",
+        silent_collector,
+    ),
+];
 
 fn with_limit() -> Builder {
-    with_rules(&limit(7))
+    with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [7/year]}]\n")
 }
 
-/// How long an effect is waited for.
+/// How long an attack goes on that has no end of its own, and an effect is waited for.
 const TEN_SECONDS: Duration = Duration::from_secs(10);
-
-/// Returns after which time it is so.
-fn time_until(mut is_so: impl FnMut() -> bool) -> Option<Duration> {
-    let begun = Instant::now();
-    while begun.elapsed() < TEN_SECONDS {
-        if is_so() {
-            return Some(begun.elapsed());
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    None
-}
-
-fn megabytes(bytes: u64) -> u64 {
-    bytes.div_ceil(1 << 20)
-}
 
 /// Below the 256 Mi in `deploy/`.
 const MOST_MEMORY: u64 = 160 << 20;
@@ -126,7 +84,7 @@ fn costs(server: &Tollgate, before: Duration) -> Effect {
     Effect {
         text: format!(
             "peak {} MB, {cpu:.1} s CPU, {:.1} kB of log",
-            megabytes(peak),
+            peak.div_ceil(1 << 20),
             log as f64 / 1000.0
         ),
         is_harmless: peak < MOST_MEMORY && log < MOST_LOG,
@@ -149,15 +107,10 @@ fn liar(redis: &Redis, word: &'static [u8], answer: Vec<u8>) -> SocketAddr {
 }
 
 /// An error is the end of a connection.
-fn lie(
-    mut client: TcpStream,
-    redis: &str,
-    word: &'static [u8],
-    answer: &[u8],
-) -> std::io::Result<()> {
+fn lie(mut client: TcpStream, redis: &str, word: &[u8], answer: &[u8]) -> io::Result<()> {
     let mut server = TcpStream::connect(redis)?;
     let (mut replies, mut back) = (server.try_clone()?, client.try_clone()?);
-    thread::spawn(move || std::io::copy(&mut replies, &mut back));
+    thread::spawn(move || io::copy(&mut replies, &mut back));
     let mut commands = [0; 16 << 10];
     loop {
         let count = client.read(&mut commands)?;
@@ -174,24 +127,16 @@ fn lie(
 }
 
 /// A count of millions of values, while another call of the same worker needs no Redis.
-fn endless_count(size: Size) -> Effect {
-    let values = size.of(5_592_000);
-    let answer = [
-        format!("*{values}\r\n").into_bytes(),
-        b"+\r\n".repeat(values),
-    ]
-    .concat();
+fn endless_count() -> Effect {
+    const VALUES: usize = 5_592_000;
+    let head = format!("*{VALUES}\r\n").into_bytes();
+    let answer = [head, b"+\r\n".repeat(VALUES)].concat();
     let redis = Redis::start();
     let address = liar(&redis, b"INCR", answer);
     let rules = "domain: d\ndescriptors: [{key: k, rate_limits: [7/year]}, {key: free, rate_limit: {unlimited: true}}]";
-    let server = with_rules(rules)
-        .args([
-            "--workers",
-            "1",
-            "--redis-url",
-            &format!("redis://{address}"),
-        ])
-        .start();
+    let url = format!("redis://{address}");
+    let builder = with_rules(rules).args(["--workers", "1", "--redis-url", &url]);
+    let server = builder.start();
     let before = server.processor_time();
     let took = Runtime::new().unwrap().block_on(async {
         let (mut lied_to, mut other) = (connect(server.grpc).await, connect(server.grpc).await);
@@ -202,7 +147,7 @@ fn endless_count(size: Size) -> Effect {
         };
         let others = async {
             let mut longest = Duration::ZERO;
-            for _ in 0..size.of(1_000) {
+            for _ in 0..1_000 {
                 let begun = Instant::now();
                 let answered = ask(&mut other, "d", &[("free", "v")]).await;
                 answered.expect("it needs no Redis");
@@ -211,10 +156,10 @@ fn endless_count(size: Size) -> Effect {
             longest
         };
         let (lied_to, longest) = tokio::join!(lied_to, others);
-        [lied_to, longest].map(|time| time.as_millis())
+        (lied_to.as_millis(), longest.as_millis())
     });
     let costs = costs(&server, before);
-    let [lied_to, others] = took;
+    let (lied_to, others) = took;
     Effect {
         text: format!(
             "{}, the call answered after {lied_to} ms, others of its worker after {others} ms at most",
@@ -225,7 +170,7 @@ fn endless_count(size: Size) -> Effect {
 }
 
 /// A seed whose slots are owned by thousands of addresses that nothing listens on.
-fn cluster_of_thousands(size: Size) -> Effect {
+fn cluster_of_thousands() -> Effect {
     const SERVERS: usize = 4_000;
     let range = |number: usize| {
         let (first, last) = (4 * number, 4 * number + 3);
@@ -237,31 +182,17 @@ fn cluster_of_thousands(size: Size) -> Effect {
     };
     let ranges: String = (0..SERVERS).map(range).collect();
     let redis = Redis::start();
-    let address = liar(
-        &redis,
-        b"SLOTS",
-        format!("*{SERVERS}\r\n{ranges}").into_bytes(),
-    );
-    let server = with_limit()
-        .args([
-            "--redis-type",
-            "cluster",
-            "--redis-url",
-            &format!("redis://{address}"),
-        ])
-        .start();
+    let answer = format!("*{SERVERS}\r\n{ranges}").into_bytes();
+    let url = format!("redis://{}", liar(&redis, b"SLOTS", answer));
+    let builder = with_limit().args(["--redis-type", "cluster", "--redis-url", &url]);
+    let server = builder.start();
     let before = server.processor_time();
-    pass(size);
+    thread::sleep(TEN_SECONDS);
     costs(&server, before)
 }
 
-/// Waits for ten seconds, or for a part of them: such an attack goes on without any event.
-fn pass(size: Size) {
-    thread::sleep(Duration::from_secs(10) * u32::try_from(size.0).unwrap() / 100);
-}
-
 /// Each push comes when the one before has been answered.
-fn flood_of_pushes(size: Size) -> Effect {
+fn flood_of_pushes() -> Effect {
     let ads = Ads::start();
     let config = |requests_per_unit, unit: RateLimitUnit| RateLimitConfig {
         name: "d".to_owned(),
@@ -277,23 +208,18 @@ fn flood_of_pushes(size: Size) -> Effect {
         }],
         ..RateLimitConfig::default()
     };
-    let numbers = |count| 1..=u32::try_from(size.of(count)).unwrap();
     ads.set(snapshot("0", &[config(0, RateLimitUnit::Year)]));
-    let server = builder()
-        .env("CONFIG_TYPE", "GRPC_XDS_SOTW")
-        .env(
-            "CONFIG_GRPC_XDS_SERVER_URL",
-            &format!("localhost:{}", ads.address.port()),
-        )
-        .start();
+    let url = format!("localhost:{}", ads.address.port());
+    let builder = builder().env("CONFIG_TYPE", "GRPC_XDS_SOTW");
+    let server = builder.env("CONFIG_GRPC_XDS_SERVER_URL", &url).start();
     ads.wait_for_ack("0");
     let before = server.processor_time();
-    for number in numbers(10_000) {
+    for number in 1..=10_000 {
         let version = number.to_string();
         ads.set(snapshot(&version, &[config(number, RateLimitUnit::Year)]));
         ads.wait_for_ack(&version);
     }
-    for number in numbers(3_000) {
+    for number in 1..=3_000 {
         let bad = config(number, RateLimitUnit::Unknown);
         ads.send(0, snapshot(&format!("bad-{number}"), &[bad]));
         ads.find(|seen| seen.refusal().is_some());
@@ -307,7 +233,7 @@ fn flood_of_pushes(size: Size) -> Effect {
 }
 
 /// The C library reads the file of aliases first for a name without a dot, and waits for a writer if it is a pipe.
-fn silent_resolver(size: Size) -> Effect {
+fn silent_resolver() -> Effect {
     let folder = TempDir::new().unwrap();
     let pipe = folder.path().join("aliases");
     mkfifo(&pipe, Mode::S_IRWXU).unwrap();
@@ -315,12 +241,9 @@ fn silent_resolver(size: Size) -> Effect {
         .env("HOSTALIASES", pipe.to_str().unwrap())
         .args(["--redis-url", "redis://nowhere:6379"])
         .start();
-    let threads = |server: &Tollgate| {
-        let tasks = format!("/proc/{}/task", server.process_id());
-        fs::read_dir(tasks).unwrap().count()
-    };
-    pass(size);
-    let threads = threads(&server);
+    thread::sleep(TEN_SECONDS);
+    let tasks = format!("/proc/{}/task", server.process_id());
+    let threads = fs::read_dir(tasks).unwrap().count();
     Effect {
         text: format!("{threads} threads"),
         is_harmless: threads < 30,
@@ -328,7 +251,7 @@ fn silent_resolver(size: Size) -> Effect {
 }
 
 /// The time from the signal to the end, while a client's connection stays.
-fn silent_collector(_: Size) -> Effect {
+fn silent_collector() -> Effect {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let mut server = with_limit()
@@ -343,12 +266,12 @@ fn silent_collector(_: Size) -> Effect {
     });
     let begun = Instant::now();
     server.signal(Signal::SIGTERM);
-    let is_over = time_until(|| server.try_wait().is_some()).is_some();
+    while server.try_wait().is_none() && begun.elapsed() < TEN_SECONDS {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (took, is_over) = (begun.elapsed().as_secs_f64(), server.try_wait().is_some());
     Effect {
-        text: format!(
-            "{:.1} s after `--drain-delay`",
-            begun.elapsed().as_secs_f64()
-        ),
+        text: format!("{took:.1} s after `--drain-delay`"),
         is_harmless: is_over,
     }
 }

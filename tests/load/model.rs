@@ -196,26 +196,18 @@ impl LeaseModel {
         (kind, cost): (EndKind, Option<u64>),
         asking: Asking,
     ) -> (&'static str, Changes) {
-        let Asking {
-            process,
-            now,
-            rules,
-        } = asking;
-        let limits = rules.limits();
+        let (process, now, limits) = (asking.process, asking.now, asking.rules.limits());
         let (at, part) = (lease.at, &lease.parts[index]);
         let is_known = lease.is_known(now);
         let (leased, is_settled) = (part.hits, part.settled_by.contains(&process));
         let cost = match kind {
-            EndKind::Release if !rules.gives_back => return ("kept", Changes::new()),
+            EndKind::Release if !asking.rules.gives_back => return ("kept", Changes::new()),
             EndKind::Release if !is_known => return ("unknown release", Changes::new()),
             EndKind::Release => 0,
             EndKind::Settle | EndKind::All => cost.unwrap_or(if is_known { leased } else { 1 }),
         };
         if !is_known {
-            return (
-                "unknown",
-                Self::charged(&lease.parts[index].tenant, cost, asking),
-            );
+            return ("unknown", Self::charged(&part.tenant, cost, asking));
         }
         if is_settled {
             return ("repeated", Changes::new());

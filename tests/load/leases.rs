@@ -12,7 +12,7 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     fs,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use ::tollgate::proto::envoy::{
@@ -27,21 +27,20 @@ use tokio::{
 use tonic::Status;
 
 use super::{
+    model::{
+        Asking, Changes, DAY, ESTIMATE, EndKind, HitChange, Lease, LeaseModel, RulesInUse, VARIANTS,
+    },
+    stores::{Place, Stores},
+};
+use crate::it::support::{
     PATIENCE,
     ask::{Client, connect, descriptor, is_ok, request, send, token, with_hits},
-    eventually,
-    histories::Random,
-    http,
+    eventually, http,
+    random::Random,
     tollgate::{self, Tollgate},
     wait_until,
-    wall_clock::WallClock,
+    wall_clock::{WallClock, true_time},
 };
-
-pub mod model;
-pub mod stores;
-
-use model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS};
-use stores::{LeaseStore, LeaseStores};
 
 /// The tenants at a time. A round asks for each at most once.
 const TENANTS: usize = 6;
@@ -65,33 +64,17 @@ const SENT_WITHIN: Duration = Duration::from_millis(1500);
 const ROUNDS_PER_EVENT: usize = 6;
 
 /// They happen in turn.
-const EVENTS: [Event; 23] = [
-    Event::Burst,
-    Event::Frozen,
-    Event::Clock,
-    Event::Reset,
-    Event::GiveUp,
-    Event::Reload,
-    Event::Burst,
-    Event::Killed,
-    Event::Clock,
-    Event::Frozen,
-    Event::LostForAWhile,
-    Event::Burst,
-    Event::Reset,
-    Event::Clock,
-    Event::Reload,
-    Event::Late,
-    Event::GiveUp,
-    Event::Burst,
-    Event::Restart,
-    Event::Frozen,
-    Event::Clock,
-    Event::Reload,
-    Event::Emptied,
-];
+const EVENTS: [Event; 23] = {
+    use Event::{
+        Away, Burst, Clock, Emptied, Frozen, GiveUp, Killed, Late, Reload, Reset, Restart,
+    };
+    [
+        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Away, Burst,
+        Reset, Clock, Reload, Late, GiveUp, Burst, Restart, Frozen, Clock, Reload, Emptied,
+    ]
+};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Event {
     /// Many requests for one tenant at once.
     Burst,
@@ -105,7 +88,7 @@ enum Event {
     /// Redis does not answer in time.
     Late,
     /// A Redis is killed, and comes back as it was.
-    LostForAWhile,
+    Away,
     /// A Redis is killed, and comes back empty.
     Emptied,
     Clock,
@@ -113,10 +96,14 @@ enum Event {
     Reset,
 }
 
+/// These happen in every history, unless it is too small. Others depend on time.
+const STEPS: &str = "burst, cancelled, clock, failed, frozen, killed, late, refused, released, reload, repeated, \
+    reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
+
 /// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasePlan {
-    pub store: LeaseStore,
+    pub place: Place,
     pub calls: usize,
     pub seed: u64,
 }
@@ -128,7 +115,7 @@ pub type LeaseSteps = BTreeMap<&'static str, usize>;
 ///
 /// # Panics
 ///
-/// If a counter or an answer is not as in the model.
+/// If a counter or an answer is not as in the model, or a step never happened.
 pub async fn run(plan: LeasePlan) -> LeaseSteps {
     let mut history = History::start(plan).await;
     let mut round = 0;
@@ -142,12 +129,17 @@ pub async fn run(plan: LeasePlan) -> LeaseSteps {
         let old = history.said.len().saturating_sub(60);
         history.said.drain(..old);
     }
-    *history.done.entry("round").or_default() = round;
-    std::mem::take(&mut history.done)
+    let done = std::mem::take(&mut history.done);
+    for step in STEPS.split(", ") {
+        assert!(
+            done.contains_key(step),
+            "no {step} in {round} rounds: {done:?}"
+        );
+    }
+    done
 }
 
 /// One process, and a connection to each of its workers.
-#[derive(Debug)]
 struct Replica {
     server: Tollgate,
     clients: Vec<Client>,
@@ -222,7 +214,7 @@ struct History {
     clock: WallClock,
     /// How far it is ahead, in seconds.
     ahead: i64,
-    stores: LeaseStores,
+    stores: Stores,
     replicas: Vec<Replica>,
     /// How many processes were started.
     started: usize,
@@ -254,7 +246,7 @@ impl History {
             random: Random::new(plan.seed),
             clock: WallClock::start(),
             ahead: 0,
-            stores: LeaseStores::start(plan.store),
+            stores: Stores::start(plan.place),
             replicas: Vec::new(),
             started: 0,
             rules: RulesInUse {
@@ -280,8 +272,8 @@ impl History {
     async fn start_replicas(&mut self, patience: &str) {
         self.replicas.clear();
         let count = 1 + self.below(2);
+        let args = self.stores.args();
         for _ in 0..count {
-            let args = self.stores.args();
             let mut builder = tollgate::with_rules(&self.rules.text())
                 .args(args.iter().map(String::as_str))
                 .args(["--redis-timeout", patience, "--clock", "local"]);
@@ -357,7 +349,7 @@ impl History {
                 self.note("restart");
             }
             Event::Late => self.be_late().await,
-            Event::LostForAWhile => self.lose(true).await,
+            Event::Away => self.lose(true).await,
             Event::Emptied => self.lose(false).await,
             Event::Clock => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
@@ -399,11 +391,12 @@ impl History {
 
     /// Whether this server has a counter of each tenant.
     fn is_on(&mut self, message: &Message, server: usize) -> bool {
-        let tenants = self.tenants(message);
-        let is_on = |tenant: String| {
-            self.plan.store == LeaseStore::TwoRedis || self.stores.home(&tenant, DAY) == server
-        };
-        tenants.into_iter().all(is_on)
+        let mut tenants = self.tenants(message).into_iter();
+        tenants.all(|tenant| self.is_at(&tenant, server))
+    }
+
+    fn is_at(&mut self, tenant: &str, server: usize) -> bool {
+        self.plan.place == Place::TwoRedis || self.stores.home(tenant, DAY) == server
     }
 
     fn tenants(&self, message: &Message) -> Vec<String> {
@@ -500,6 +493,14 @@ impl History {
         }
     }
 
+    fn asking(&self, process: usize) -> Asking {
+        Asking {
+            process,
+            now: self.now(),
+            rules: self.rules,
+        }
+    }
+
     /// Sends all messages at once, each through any connection. Callers with a patience give up after it.
     fn send(
         &mut self,
@@ -510,18 +511,14 @@ impl History {
         for message in messages {
             let number = self.below(self.replicas.len());
             let replica = &self.replicas[number];
-            let asking = Asking {
-                process: replica.process,
-                now: self.now(),
-                rules: self.rules,
-            };
+            let asking = self.asking(replica.process);
             let connections = replica.clients.len();
             let connection = self.below(connections);
             let mut client = self.replicas[number].clients[connection].clone();
             let sent = request("llm", self.descriptors(&message));
             let patience = patience(self);
-            self.said
-                .push_back(format!("to {}: {message:?}, {patience:?}", asking.process));
+            let said = format!("to {}: {message:?}, {patience:?}", asking.process);
+            self.said.push_back(said);
             let number = self.calls;
             self.calls += 1;
             calls.spawn(async move {
@@ -556,15 +553,10 @@ impl History {
 
     /// Compares an answer with the model, which then has the effect of the call.
     fn judge(&mut self, call: Call, unanswered: Unanswered) {
-        let Call {
-            message,
-            asking,
-            reply,
-            ..
-        } = call;
-        self.said
-            .push_back(format!("{message:?}: {}", reply.name()));
-        match message {
+        let (asking, reply) = (call.asking, call.reply);
+        let said = format!("{:?}: {}", call.message, reply.name());
+        self.said.push_back(said);
+        match call.message {
             Message::Reserve { hits } => self.judge_reserve(&hits, asking, reply, unanswered),
             Message::End { lease, parts, kind } => {
                 let mut changes = Changes::new();
@@ -597,26 +589,16 @@ impl History {
     ) {
         let (now, limits) = (asking.now, asking.rules.limits());
         let each = sent.iter();
-        let hits: Vec<_> = each
-            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)))
-            .collect();
-        let fits = hits
-            .iter()
-            .all(|(tenant, hits)| self.model.room(tenant, limits, now, *hits) > 0);
+        let hits = each.map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)));
+        let hits: Vec<_> = hits.collect();
+        let fit = |(tenant, hits): &(String, u64)| self.model.room(tenant, limits, now, *hits) > 0;
+        let fits = hits.iter().all(fit);
         let changes = LeaseModel::reserved(&hits, limits, now);
         match (reply, unanswered) {
             (Reply::Answered(reply), _) => {
-                assert_eq!(
-                    is_ok(&Ok(reply.clone())),
-                    fits,
-                    "{hits:?}: more or less than fits"
-                );
                 let token = token(&reply);
-                assert_eq!(
-                    token.is_some(),
-                    fits,
-                    "{hits:?}: a token without hits, or none"
-                );
+                let seen = (is_ok(&Ok(reply)), token.is_some());
+                assert_eq!(seen, (fits, fits), "{hits:?}: admitted, and a token");
                 if let Some(token) = token {
                     self.leases.push(Lease::new(token, limits, &hits));
                     self.model.apply(&changes);
@@ -639,14 +621,13 @@ impl History {
 
     /// Has the effect of an order, whose message was for these changes.
     fn order(&mut self, changes: &Changes, reply: Reply, unanswered: Unanswered) {
-        let adds = |change: &model::HitChange| matches!(change, model::HitChange::Add(_));
+        let adds = |change: &HitChange| matches!(change, HitChange::Add(_));
         match (reply, unanswered) {
             (Reply::Answered(reply), unanswered) => {
                 assert!(is_ok(&Ok(reply)), "an order has no limit");
-                let (added, given_back): (Changes, Changes) = changes
-                    .iter()
-                    .cloned()
-                    .partition(|(_, change)| adds(change));
+                let each = changes.iter().cloned();
+                let (added, given_back): (Changes, Changes) =
+                    each.partition(|(_, change)| adds(change));
                 match unanswered {
                     Unanswered::Lost(server) => {
                         // It is sent later, if it cannot be sent now.
@@ -707,7 +688,7 @@ impl History {
         }
         let fit = room.min(u64::try_from(count).expect("it is small"));
         // Where two servers are asked, each may have found the other's hits, which were taken back.
-        let is_less = self.plan.store == LeaseStore::TwoRedis && admitted < fit;
+        let is_less = self.plan.place == Place::TwoRedis && admitted < fit;
         assert!(admitted == fit || is_less, "{admitted} of {fit}");
         self.note("burst");
     }
@@ -715,9 +696,10 @@ impl History {
     /// Callers give up while Redis does not answer, but it answers before tollgate gives up.
     async fn freeze(&mut self) {
         self.reserve_anew().await;
-        let servers = match (self.below(2), self.stores.count()) {
-            (0, count) => 0..count,
-            (_, count) => {
+        let count = self.stores.servers().len();
+        let servers = match self.below(2) {
+            0 => 0..count,
+            _ => {
                 let one = self.below(count);
                 one..one + 1
             }
@@ -731,8 +713,8 @@ impl History {
             *message = Message::Reserve { hits };
         }
         let before = self.late_calls();
-        for server in servers.clone() {
-            self.stores.freeze(server);
+        for redis in &self.stores.servers()[servers.clone()] {
+            redis.freeze();
         }
         let waiting = self.send(patient, |_| None);
         let given_up = self.send(hasty, |_| Some(GIVES_UP_AFTER));
@@ -742,8 +724,8 @@ impl History {
         wait_until("tollgate knows who has gone", || {
             self.late_calls() == before + dropped
         });
-        for server in servers {
-            self.stores.thaw(server);
+        for redis in &self.stores.servers()[servers] {
+            redis.thaw();
         }
         for call in answers(waiting).await.into_iter().chain(given_up) {
             self.judge(call, Unanswered::GivenBack);
@@ -752,13 +734,16 @@ impl History {
         self.note("frozen");
     }
 
+    fn clients(&mut self) -> impl Iterator<Item = &mut Client> {
+        let replicas = self.replicas.iter_mut();
+        replicas.flat_map(|replica| &mut replica.clients)
+    }
+
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
         let count = |replica: &Replica| {
-            let page = replica.server.page("/stats");
-            let mut lines = page.lines();
-            let value = lines.find_map(|line| line.strip_prefix("tollgate.late_calls_total: "));
-            value.map_or(0, |value| value.parse::<u64>().unwrap())
+            let server = &replica.server;
+            server.metric("tollgate_late_calls_total")
         };
         self.replicas.iter().map(count).sum()
     }
@@ -770,11 +755,7 @@ impl History {
         // No cache knows the last one.
         let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
         tenants.extend(probes());
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
+        for client in self.clients() {
             for _ in 0..TIMES {
                 look(client, &tenants).await.expect("Redis is there");
             }
@@ -784,11 +765,7 @@ impl History {
     /// Waits until all servers answer every worker.
     async fn await_health(&mut self) {
         let tenants: Vec<_> = probes().collect();
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
+        for client in self.clients() {
             eventually("Redis is there", async || {
                 look(client, &tenants).await.is_ok()
             })
@@ -799,15 +776,9 @@ impl History {
     /// Waits until every worker knows that a server is lost.
     async fn await_loss(&mut self, server: usize) {
         let lost: Vec<_> = probes()
-            .filter(|tenant| {
-                self.plan.store == LeaseStore::TwoRedis || self.stores.home(tenant, DAY) == server
-            })
+            .filter(|tenant| self.is_at(tenant, server))
             .collect();
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
+        for client in self.clients() {
             let mut failures = 0;
             eventually("the loss is known", async || {
                 failures = if look(client, &lost).await.is_err() {
@@ -840,12 +811,12 @@ impl History {
     async fn be_late(&mut self) {
         self.start_replicas(IMPATIENT).await;
         self.reserve_anew().await;
-        let server = self.below(self.stores.count());
+        let server = self.below(self.stores.servers().len());
         let messages = self.latest_ends();
-        self.stores.freeze(server);
+        self.stores.servers()[server].freeze();
         let calls = self.send(messages, |_| None);
         let calls = answers(calls).await;
-        self.stores.thaw(server);
+        self.stores.servers()[server].thaw();
         for call in calls {
             self.judge(call, Unanswered::Unknown);
         }
@@ -910,13 +881,9 @@ impl History {
         ends
     }
 
-    /// A Redis is killed. It comes back as it was, or empty; with sentinels, its replica takes over.
+    /// A Redis is killed, and comes back as it was, or empty.
     async fn lose(&mut self, keeps: bool) {
-        let server = self.below(self.stores.count());
-        if !keeps && self.plan.store == LeaseStore::Sentinel {
-            // Its replica has the counters, and sentinels do not replace a master twice in twelve seconds.
-            return;
-        }
+        let server = self.below(self.stores.servers().len());
         self.reserve_anew().await;
         self.stores.kill(server, keeps);
         if !keeps {
@@ -943,14 +910,9 @@ impl History {
             self.call(messages, |_| None, Unanswered::Lost(server))
                 .await;
         }
-        if self.plan.store == LeaseStore::Sentinel {
-            // The old master is empty at first, and must not be asked.
-            self.stores.await_failover();
-            self.await_health().await;
-        }
         self.stores.restart(server);
         self.await_health().await;
-        if self.plan.store == LeaseStore::Cluster {
+        if self.plan.place == Place::Cluster {
             self.await_costs().await;
         }
         self.losses += 1;
@@ -965,12 +927,7 @@ impl History {
         let Replica {
             server, process, ..
         } = &self.replicas[replica];
-        let asking = Asking {
-            process: *process,
-            now: self.now(),
-            rules: self.rules,
-        };
-        let port = server.debug;
+        let (asking, port) = (self.asking(*process), server.debug);
         let body = json!({ "domain": "llm", "descriptors": [{
             "entries": [{ "key": "tenant", "value": tenant }],
         }] });
@@ -978,8 +935,8 @@ impl History {
         let reply = spawn_blocking(post).await.unwrap().unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let changes = self.model.reset(&tenant, asking);
-        self.said
-            .push_back(format!("reset {tenant} by {}", asking.process));
+        let said = format!("reset {tenant} by {}", asking.process);
+        self.said.push_back(said);
         self.model.apply(&changes);
         self.note("reset");
     }
@@ -1035,13 +992,4 @@ fn probes() -> impl Iterator<Item = String> {
 async fn look(client: &mut Client, tenants: &[String]) -> Result<RateLimitResponse, Status> {
     let one = |tenant: &String| with_hits(&[("tenant", tenant)], 0);
     send(client, request("llm", tenants.iter().map(one).collect())).await
-}
-
-/// The time since 1970.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the true time, which no server is given"
-)]
-pub fn true_time() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    fmt,
     net::SocketAddr,
     ops::Range,
     sync::{
@@ -26,11 +25,11 @@ use tokio::{
 };
 use tonic::Status;
 
-use super::{
+use super::stores::{Place, Stores};
+use crate::it::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
-    cluster::Cluster,
     http,
-    redis::Redis,
+    random::Random,
     tollgate::{self, Tollgate},
 };
 
@@ -64,104 +63,54 @@ descriptors:
   - { key: shared, count: admitted, rate_limits: [100/10000years] }
 ";
 
-/// Requests of one kind have these keys, each in its own descriptor.
-#[derive(Debug)]
-struct Kind {
-    keys: &'static [&'static str],
-    /// Whether refused requests are charged too.
-    charges_refused: bool,
-    /// Whether admitted hits are sometimes given back.
-    gives_back: bool,
-    /// Whether operators reset its counters, through the port for that of one of the replicas.
-    is_reset: bool,
-    most_hits: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Refused requests are charged too.
+    All,
+    Plain,
+    /// Admitted hits are sometimes given back.
+    Lively,
+    /// Operators reset its counters, through the port for that of one of the replicas.
+    Reset,
 }
 
-const KINDS: [Kind; 13] = [
-    Kind {
-        charges_refused: true,
-        ..Kind::plain(&["all"])
-    },
-    Kind::plain(&["admitted"]),
-    Kind::lively(&["admitted"]),
-    Kind::lively(&["first_hit"]),
-    Kind::lively(&["sliding_window"]),
-    Kind::lively(&["sliding_log"]),
-    Kind::lively(&["token_bucket"]),
-    Kind::lively(&["several"]),
-    Kind::plain(&["client", "shared"]),
-    Kind::reset(&["admitted"]),
-    Kind::reset(&["sliding_log"]),
-    Kind::reset(&["token_bucket"]),
-    Kind::reset(&["several"]),
+/// Kinds of requests: the keys of each, each in its own descriptor.
+const KINDS: [(&[&str], Way); 13] = [
+    (&["all"], Way::All),
+    (&["admitted"], Way::Plain),
+    (&["admitted"], Way::Lively),
+    (&["first_hit"], Way::Lively),
+    (&["sliding_window"], Way::Lively),
+    (&["sliding_log"], Way::Lively),
+    (&["token_bucket"], Way::Lively),
+    (&["several"], Way::Lively),
+    (&["client", "shared"], Way::Plain),
+    (&["admitted"], Way::Reset),
+    (&["sliding_log"], Way::Reset),
+    (&["token_bucket"], Way::Reset),
+    (&["several"], Way::Reset),
 ];
 
-impl Kind {
-    const fn plain(keys: &'static [&'static str]) -> Self {
-        Self {
-            keys,
-            charges_refused: false,
-            gives_back: false,
-            is_reset: false,
-            most_hits: 1,
-        }
-    }
-
-    const fn reset(keys: &'static [&'static str]) -> Self {
-        Self {
-            is_reset: true,
-            most_hits: 3,
-            ..Self::plain(keys)
-        }
-    }
-
-    const fn lively(keys: &'static [&'static str]) -> Self {
-        Self {
-            gives_back: true,
-            most_hits: 3,
-            ..Self::plain(keys)
+impl Way {
+    fn most_hits(self) -> u64 {
+        match self {
+            Self::All | Self::Plain => 1,
+            Self::Lively | Self::Reset => 3,
         }
     }
 }
 
-/// The store of the counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    Memory,
-    Redis,
-    /// With a separate Redis for limits per second.
-    TwoRedis,
-    Cluster,
-}
-
-impl Place {
-    /// Whether one request may be judged on several stores, so that a charge may be visible that is taken back.
-    fn is_several(self) -> bool {
-        matches!(self, Self::TwoRedis | Self::Cluster)
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Redis => "redis",
-            Self::TwoRedis => "two-redis",
-            Self::Cluster => "cluster",
-        })
-    }
-}
-
-/// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub place: Place,
     pub calls: usize,
-    pub clients: usize,
     pub seed: u64,
     /// Whether Redis servers get faults repeatedly. Some lose all counts, of all servers.
     pub has_faults: bool,
 }
+
+/// Clients that ask at the same time.
+const CLIENTS: u64 = 32;
 
 /// Of so many calls, one is followed by a reset.
 const CALLS_PER_RESET: u64 = 40;
@@ -184,70 +133,40 @@ const LOSS_OF: u64 = 3;
 const AFTER_NONE: Duration = Duration::from_millis(20);
 
 /// The replicas, and their stores.
-#[derive(Debug)]
 struct Servers {
     all: Vec<Tollgate>,
-    redis: Vec<Redis>,
-    cluster: Option<Cluster>,
+    stores: Stores,
 }
 
 impl Servers {
     fn start(place: Place, has_faults: bool) -> Self {
-        let mut redis = Vec::new();
-        let mut cluster = None;
-        let (count, args) = match place {
-            Place::Memory => (1, vec!["--workers".to_owned(), "8".to_owned()]),
-            Place::Redis => {
-                redis.push(Redis::start());
-                (4, vec!["--redis-url".to_owned(), redis[0].url()])
-            }
-            Place::TwoRedis => {
-                redis.extend([Redis::start(), Redis::start()]);
-                let [url, per_second] = [redis[0].url(), redis[1].url()];
-                let args = ["--redis-url", &url, "--redis-per-second"];
-                let args = [&args[..], &["--redis-per-second-url", &per_second]].concat();
-                (4, args.into_iter().map(str::to_owned).collect())
-            }
-            Place::Cluster => {
-                let started = cluster.insert(Cluster::start(0));
-                (4, vec!["--redis-url".to_owned(), started.url()])
-            }
-        };
-        let start = |_| {
-            // A busy machine makes Redis slow, and calls without a decision prove nothing: they are wanted only where
-            // Redis gets faults.
-            let patience = if has_faults { "50ms" } else { "10s" };
+        let stores = Stores::start(place);
+        // A busy machine makes Redis slow, and calls without a decision prove nothing: they are wanted only where Redis
+        // gets faults.
+        let patience = if has_faults { "50ms" } else { "10s" };
+        let args = stores.args();
+        let start = |workers: &str| {
             let builder = tollgate::with_rules(RULES).args(args.iter().map(String::as_str));
-            let builder = match place {
-                Place::Memory => builder,
-                _ => builder.args(["--workers", "2", "--redis-timeout", patience]),
-            };
+            let builder = builder.args(["--workers", workers, "--redis-timeout", patience]);
             builder.start()
         };
-        Self {
-            all: (0..count).map(start).collect(),
-            redis,
-            cluster,
-        }
-    }
-
-    fn all_redis(&self) -> Vec<&Redis> {
-        let nodes = self.cluster.iter().flat_map(|cluster| &cluster.nodes);
-        self.redis.iter().chain(nodes).collect()
+        let all = match place {
+            Place::Memory => vec![start("8")],
+            _ => (0..4).map(|_| start("2")).collect(),
+        };
+        Self { all, stores }
     }
 
     /// Gives one Redis after the other a fault. Each fault is repaired; only a loss loses counts.
     async fn fail(&self, seed: u64, caller: &Caller) {
-        let mut random = Random(seed);
-        let all = self.all_redis();
-        let count = u64::try_from(all.len()).unwrap();
-        let mut any = |below: u64| random.below(below);
+        let all = self.stores.servers();
+        let mut random = Random::new(seed);
         for round in 0_u64.. {
-            let redis = all[usize::try_from(any(count)).unwrap()];
+            let redis = &all[usize::try_from(random.below(all.len() as u64)).unwrap()];
             let Range { start, end } = STOPPED_FOR;
             let since = caller.nanos();
             redis.freeze();
-            sleep(Duration::from_millis(start + any(end - start))).await;
+            sleep(Duration::from_millis(start + random.below(end - start))).await;
             redis.thaw();
             sleep(BETWEEN_FAULTS).await;
             redis.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
@@ -259,17 +178,11 @@ impl Servers {
             sleep(BETWEEN_FAULTS).await;
             if round.is_multiple_of(LOSS_OF) {
                 caller.lose(|| {
-                    for redis in &all {
+                    for redis in all {
                         redis.cli(&["FLUSHALL"]);
                     }
                 });
             }
-        }
-    }
-
-    fn thaw(&self) {
-        for redis in self.all_redis() {
-            redis.thaw();
         }
     }
 
@@ -280,8 +193,8 @@ impl Servers {
 
     /// How many keys of all servers never end.
     fn keys_without_end(&self) -> i64 {
-        let masters = self.all_redis();
-        masters.iter().map(|redis| redis.keys_without_end()).sum()
+        let servers = self.stores.servers().iter();
+        servers.map(|redis| redis.keys_without_end()).sum()
     }
 }
 
@@ -320,7 +233,7 @@ struct Counter {
 
 impl Counter {
     fn name(self) -> &'static str {
-        KINDS[self.kind].keys[self.key]
+        KINDS[self.kind].0[self.key]
     }
 
     fn text(self) -> String {
@@ -328,10 +241,9 @@ impl Counter {
     }
 
     fn limit(self) -> i64 {
-        if self.name() == "client" {
-            CLIENT_LIMIT
-        } else {
-            LIMIT
+        match self.name() {
+            "client" => CLIENT_LIMIT,
+            _ => LIMIT,
         }
     }
 }
@@ -345,17 +257,14 @@ struct Asked {
 
 impl Asked {
     fn is_shared(&self) -> bool {
-        KINDS[self.kind].keys.len() > 1
+        KINDS[self.kind].0.len() > 1
     }
 
     fn counters(self) -> impl Iterator<Item = Counter> {
         let Self { kind, value } = self;
-        KINDS[kind].keys.iter().enumerate().map(move |(key, name)| {
-            let value = if *name == "shared" {
-                value / CLIENTS_OF_ONE
-            } else {
-                value
-            };
+        KINDS[kind].0.iter().enumerate().map(move |(key, name)| {
+            let shared = if *name == "shared" { CLIENTS_OF_ONE } else { 1 };
+            let value = value / shared;
             Counter { kind, key, value }
         })
     }
@@ -375,13 +284,6 @@ impl Asked {
 struct Zeroing {
     sent: u64,
     received: u64,
-}
-
-impl Zeroing {
-    const NEVER: Self = Self {
-        sent: u64::MAX,
-        received: u64::MAX,
-    };
 }
 
 /// All that happened in a history.
@@ -406,14 +308,6 @@ struct Caller {
 }
 
 impl Caller {
-    fn new() -> Self {
-        Self {
-            began: Instant::now(),
-            log: Arc::default(),
-            losses: Arc::default(),
-        }
-    }
-
     /// Hits that are admitted now are held until this number changes. `None` while counts are lost.
     fn era(&self) -> Option<usize> {
         let losses = self.losses.load(Relaxed);
@@ -425,19 +319,21 @@ impl Caller {
         let sent = self.nanos();
         lose();
         let received = self.nanos();
-        self.log
-            .lock()
-            .unwrap()
-            .losses
-            .push(Zeroing { sent, received });
+        let loss = Zeroing { sent, received };
+        self.log.lock().unwrap().losses.push(loss);
         self.losses.fetch_add(1, Relaxed);
     }
 
-    /// Resets the counters of `asked`, and returns whether that was done. A reset without an answer may have happened,
-    /// now or later.
+    /// Resets the counters of `asked`, through the debug port, and returns whether that was done. A reset without an
+    /// answer may have happened, now or later.
     async fn reset(&self, port: SocketAddr, asked: Asked) -> bool {
+        let entry =
+            |one: Counter| json!({ "entries": [{ "key": one.name(), "value": one.text() }] });
+        let descriptors: Vec<_> = asked.counters().map(entry).collect();
+        let body = json!({ "domain": "d", "descriptors": descriptors }).to_string();
         let sent = self.nanos();
-        let is_done = reset(port, asked).await;
+        let posted = spawn_blocking(move || http::post_json(port, "/counters/reset", &body)).await;
+        let is_done = posted.unwrap().is_ok_and(|reply| reply.status == 200);
         let received = if is_done { self.nanos() } else { u64::MAX };
         let reset = Zeroing { sent, received };
         self.log.lock().unwrap().resets.push((asked, reset));
@@ -464,74 +360,32 @@ impl Caller {
     }
 }
 
-/// Resets the counters of `asked`, through the debug port at `port`. Returns whether that was done.
-async fn reset(port: SocketAddr, asked: Asked) -> bool {
-    let descriptors: Vec<_> = asked
-        .counters()
-        .map(|counter| {
-            let entry = json!({ "key": counter.name(), "value": counter.text() });
-            json!({ "entries": [entry] })
-        })
-        .collect();
-    let body = json!({ "domain": "d", "descriptors": descriptors }).to_string();
-    let posted = spawn_blocking(move || http::post_json(port, "/counters/reset", &body)).await;
-    posted
-        .expect("it does not panic")
-        .is_ok_and(|reply| reply.status == 200)
-}
-
 fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
     let statuses = reply.as_ref().map(|reply| &reply.statuses);
     let first = statuses.ok().and_then(|statuses| statuses.first());
     first.map_or(0, |status| status.limit_remaining)
 }
 
-/// Numbers that depend only on the seed: splitmix64 (Steele, Lea and Flood 2014).
-#[derive(Debug)]
-pub struct Random(u64);
+pub const COLUMNS: &str =
+    "place | calls | counters | admitted | resets | losses | without a decision | violations";
 
-impl Random {
-    pub const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number below `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
-
-/// The results of a history.
-#[derive(Debug)]
-pub struct Outcome {
-    pub calls: usize,
-    pub admitted: usize,
-    /// Calls without a decision.
-    pub unknown: usize,
-    pub counters: usize,
-    pub resets: usize,
-    /// How often all counts were lost.
-    pub losses: usize,
-    /// Answers that no order of the calls explains.
-    pub violations: Vec<String>,
-}
-
-/// Runs a history and checks it.
-pub async fn run(plan: Plan) -> Outcome {
+/// Runs a history and checks it. Returns a row of a table, and the answers that no order of the calls explains.
+pub async fn run(plan: Plan) -> (String, Vec<String>) {
     let servers = Servers::start(plan.place, plan.has_faults);
-    let caller = Caller::new();
+    let caller = Caller {
+        began: Instant::now(),
+        log: Arc::default(),
+        losses: Arc::default(),
+    };
     let next = Arc::new(AtomicUsize::new(0));
     let mut asking = JoinSet::new();
-    for number in 0..plan.clients {
+    for number in 0..CLIENTS {
+        let mut random = Random::new(plan.seed.wrapping_add(number));
+        let number = usize::try_from(number).unwrap();
         let mut client = servers.client(number).await;
         let mut other = servers.client(number + 1).await;
         let port = servers.all[(number + 2) % servers.all.len()].debug;
         let (caller, next) = (caller.clone(), next.clone());
-        let mut random = Random(plan.seed.wrapping_add(number as u64));
         asking.spawn(async move {
             let mut kept = VecDeque::new();
             loop {
@@ -540,15 +394,15 @@ pub async fn run(plan: Plan) -> Outcome {
                     return;
                 }
                 let asked = asked(number);
-                let kind = &KINDS[asked.kind];
-                let hits = 1 + i64::try_from(random.below(kind.most_hits)).unwrap();
+                let way = KINDS[asked.kind].1;
+                let hits = 1 + i64::try_from(random.below(way.most_hits())).unwrap();
                 let era = caller.era();
                 let admitted = caller.call(&mut client, asked, hits).await;
                 if admitted.is_none() {
                     sleep(AFTER_NONE).await;
                 }
                 let is_held = admitted == Some(true) && era.is_some() && era == caller.era();
-                if kind.gives_back && is_held && random.below(3) == 0 {
+                if way == Way::Lively && is_held && random.below(3) == 0 {
                     kept.push_back((era, asked, hits));
                 }
                 if kept.len() > KEPT
@@ -557,7 +411,7 @@ pub async fn run(plan: Plan) -> Outcome {
                 {
                     caller.call(&mut other, asked, -hits).await;
                 }
-                if kind.is_reset && random.below(CALLS_PER_RESET) == 0 {
+                if way == Way::Reset && random.below(CALLS_PER_RESET) == 0 {
                     caller.reset(port, asked).await;
                 }
             }
@@ -565,12 +419,13 @@ pub async fn run(plan: Plan) -> Outcome {
     }
     tokio::select! {
         () = servers.fail(plan.seed, &caller), if plan.has_faults => unreachable!("it has no end"),
-        () = async {
-            while let Some(ended) = asking.join_next().await {
-                ended.expect("it does not panic");
-            }
-        } => servers.thaw(),
+        () = async { while let Some(ended) = asking.join_next().await { ended.unwrap() } } => {}
     }
+    servers
+        .stores
+        .servers()
+        .iter()
+        .for_each(|redis| redis.thaw());
     let mut violations = fill_up(&servers, &caller, plan).await;
     let mended_by = Instant::now() + MENDED_WITHIN;
     while servers.keys_without_end() > 0 && Instant::now() < mended_by {
@@ -581,17 +436,23 @@ pub async fn run(plan: Plan) -> Outcome {
         violations.push(format!("{without_end} keys never end"));
     }
     let log = caller.log.lock().unwrap();
-    violations.extend(check(&log, plan));
+    violations.extend(check(&log, plan.place.is_several()));
     let count = |pick: fn(&Call) -> bool| log.calls.iter().filter(|(_, call)| pick(call)).count();
-    Outcome {
-        calls: log.calls.len(),
-        admitted: count(|call| call.hits > 0 && call.admitted == Some(true)),
-        unknown: count(|call| call.admitted.is_none()),
-        counters: by_counter(&log.calls).len(),
-        resets: log.resets.len(),
-        losses: log.losses.len(),
-        violations,
+    let (calls, counters) = (log.calls.len(), by_counter(&log.calls).len());
+    let admitted = count(|call| call.hits > 0 && call.admitted == Some(true));
+    let unknown = count(|call| call.admitted.is_none());
+    let (resets, losses) = (log.resets.len(), log.losses.len());
+    if plan.has_faults != (unknown > 0) || plan.has_faults != (losses > 0) {
+        violations.push("the faults had no effect, or calls without them no answer".to_owned());
     }
+    if admitted * 9 < calls || resets * 180 < calls {
+        violations.push("too few calls were admitted, or counters reset".to_owned());
+    }
+    let (name, found) = (plan.place.name(), violations.len());
+    let row = format!(
+        "{name} | {calls} | {counters} | {admitted} | {resets} | {losses} | {unknown} | {found}"
+    );
+    (row, violations)
 }
 
 /// The request with this number: at any time all clients use a few counters of each kind, and move on when those are
@@ -599,13 +460,11 @@ pub async fn run(plan: Plan) -> Outcome {
 fn asked(number: usize) -> Asked {
     /// Calls of one kind and value, before its counter is full and after.
     const CALLS: usize = 180;
-    let kind = number % KINDS.len();
-    let number = number / KINDS.len();
+    let (kind, number) = (number % KINDS.len(), number / KINDS.len());
     let round = number / CALLS;
-    let value = if KINDS[kind].keys.len() > 1 {
-        round * CLIENTS_OF_ONE + number % (CLIENTS_OF_ONE - 1)
-    } else {
-        round
+    let value = match KINDS[kind].0.len() {
+        1 => round,
+        _ => round * CLIENTS_OF_ONE + number % (CLIENTS_OF_ONE - 1),
     };
     Asked { kind, value }
 }
@@ -617,10 +476,8 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     for number in 0..servers.all.len() {
         clients.push(servers.client(number).await);
     }
-    let mut reset = BTreeSet::new();
-    for (asked, _) in &caller.log.lock().unwrap().resets {
-        reset.insert(*asked);
-    }
+    let resets = caller.log.lock().unwrap().resets.clone();
+    let reset: BTreeSet<_> = resets.iter().map(|(asked, _)| *asked).collect();
     let answered_by = Instant::now() + MENDED_WITHIN;
     for (number, asked) in reset.into_iter().enumerate() {
         let port = servers.all[number % servers.all.len()].debug;
@@ -643,7 +500,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
         value: value / CLIENTS_OF_ONE * CLIENTS_OF_ONE + CLIENTS_OF_ONE - 1,
     }));
     for asked in requests {
-        if KINDS[asked.kind].charges_refused {
+        if KINDS[asked.kind].1 == Way::All {
             continue;
         }
         let patience = Instant::now() + 2 * STALE;
@@ -737,16 +594,13 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
 }
 
 /// Answers that no order of the calls explains.
-fn check(log: &Log, plan: Plan) -> Vec<String> {
+fn check(log: &Log, sees_pending: bool) -> Vec<String> {
     let zeroings = zeroings(log);
-    let sees_pending = plan.place.is_several();
-    let counters: BTreeMap<Counter, Account> = by_counter(&log.calls)
-        .into_iter()
-        .map(|(counter, calls)| {
-            let zeroings = zeroings.get(&counter).map_or(&[][..], Vec::as_slice);
-            (counter, Account::new(counter, calls, zeroings))
-        })
-        .collect();
+    let account = |(counter, calls)| {
+        let zeroings = zeroings.get(&counter).map_or(&[][..], Vec::as_slice);
+        (counter, Account::new(counter, calls, zeroings))
+    };
+    let counters: BTreeMap<_, _> = by_counter(&log.calls).into_iter().map(account).collect();
     let mut violations = Vec::new();
     for (counter, account) in &counters {
         violations.extend(account.too_much(*counter, sees_pending));
@@ -758,24 +612,18 @@ fn check(log: &Log, plan: Plan) -> Vec<String> {
         if call.admitted != Some(false) || call.hits < 0 {
             continue;
         }
-        let knows_losses = !log
-            .faults
-            .iter()
-            .any(|fault| call.received >= fault.start && call.sent <= fault.end);
+        let meets = |fault: &Range<u64>| call.received >= fault.start && call.sent <= fault.end;
+        let knows_losses = !log.faults.iter().any(meets);
         let is_explained = asked.counters().any(|counter| {
             let others = counters[&counter].most(call, sees_pending, knows_losses);
             others + call.hits > counter.limit()
         });
         if !is_explained {
             let named: Vec<_> = asked.counters().collect();
-            let lost: Vec<_> = named
-                .iter()
-                .flat_map(|counter| &counters[counter].segments)
-                .map(|segment| segment.zeroing)
-                .collect();
-            violations.push(format!(
-                "{named:?}, lost at {lost:?}: {call:?} was refused with room left"
-            ));
+            let segments = named.iter().flat_map(|counter| &counters[counter].segments);
+            let lost: Vec<_> = segments.map(|segment| segment.zeroing).collect();
+            let text = format!("{named:?}, lost at {lost:?}: {call:?} was refused with room left");
+            violations.push(text);
         }
     }
     violations
@@ -847,14 +695,13 @@ impl Segment {
 
 impl Account {
     fn new(counter: Counter, calls: Vec<Call>, zeroings: &[Zeroing]) -> Self {
-        let charges_refused = KINDS[counter.kind].charges_refused;
+        let charges_refused = KINDS[counter.kind].1 == Way::All;
         let begin = Zeroing::default();
         let segments = std::iter::once(&begin).chain(zeroings);
+        let segment = |zeroing: &Zeroing| Segment::new(*zeroing, &calls, charges_refused);
         Self {
             charges_refused,
-            segments: segments
-                .map(|zeroing| Segment::new(*zeroing, &calls, charges_refused))
-                .collect(),
+            segments: segments.map(segment).collect(),
             calls,
         }
     }
@@ -891,8 +738,9 @@ impl Account {
     fn too_much(&self, counter: Counter, sees_pending: bool) -> Option<String> {
         (0..self.segments.len()).find_map(|index| {
             let since = self.segments[index].zeroing;
-            let until = self.segments.get(index + 1);
-            let until = until.map_or(Zeroing::NEVER, |segment| segment.zeroing);
+            let next = self.segments.get(index + 1);
+            let [sent, received] = [u64::MAX; 2];
+            let until = next.map_or(Zeroing { sent, received }, |segment| segment.zeroing);
             let changes = self.calls.iter().filter_map(|call| {
                 let may_count = call.latest() >= since.sent && call.sent <= until.received;
                 let does_count = call.sent >= since.received && call.received <= until.sent;
@@ -915,86 +763,67 @@ impl Account {
 
     /// If each call takes one hit and none is given back, no two admitted calls may report an equal rest.
     fn told_twice(&self, counter: Counter) -> Option<String> {
-        let kind = &KINDS[counter.kind];
-        if kind.most_hits > 1 || kind.gives_back || counter.key > 0 {
+        if KINDS[counter.kind].1.most_hits() > 1 || counter.key > 0 {
             return None;
         }
         let admitted = self.calls.iter().filter(|call| call.admitted == Some(true));
         let mut reported: Vec<_> = admitted.map(|call| call.remaining).collect();
         reported.sort_unstable();
-        let twice = reported.windows(2).find(|pair| pair[0] == pair[1])?;
-        Some(format!(
-            "{counter:?}: two were told that {} are left",
-            twice[0]
-        ))
+        let twice = reported.windows(2).find(|pair| pair[0] == pair[1])?[0];
+        Some(format!("{counter:?}: two were told that {twice} are left"))
     }
 }
 
-#[test]
-fn the_checker_finds_what_no_order_explains() {
+/// Panics unless the checker finds what no order explains.
+pub fn check_the_checker() {
+    /// A call: the second in which it is sent, its hits, and whether it was admitted.
+    type Called = (u64, i64, bool);
+    const FULL: Called = (0, 100, true);
+    const AGAIN: Called = (20, 100, true);
+    /// Calls, the seconds of resets, and how many violations there are.
+    const CASES: [(&[Called], &[(u64, u64)], usize); 12] = [
+        (&[FULL, (1, 1, false)], &[], 0),
+        // In either order, one of them was admitted wrongly.
+        (&[FULL, (1, 1, true)], &[], 1),
+        // There is room, or there is room again.
+        (&[(0, 99, true), (10, 1, false)], &[], 1),
+        (&[FULL, (10, 1, false), (20, -1, true)], &[], 0),
+        (&[FULL, (10, -1, true), (20, 1, false)], &[], 1),
+        // It was under way when there was room.
+        (&[FULL, (10, -1, true), (11, 1, false)], &[], 0),
+        // A reset makes room once, not twice, and for calls that come after it or with it.
+        (&[FULL, AGAIN], &[(10, 12)], 0),
+        (&[FULL, AGAIN, (30, 1, true)], &[(10, 12)], 1),
+        (&[FULL, (20, 1, false)], &[(10, 12)], 1),
+        (&[FULL, (11, 1, false)], &[(10, 12)], 0),
+        (&[FULL, (11, 100, true)], &[(10, 12)], 0),
+        (&[FULL, AGAIN], &[(30, 31)], 1),
+    ];
     let asked = Asked { kind: 1, value: 0 };
-    let plan = Plan {
-        place: Place::Redis,
-        calls: 0,
-        clients: 0,
-        seed: 0,
-        has_faults: false,
-    };
-    // Times are seconds.
     let nanos = |secs: u64| secs * 1_000_000_000;
-    let call = |sent: u64, hits: i64, admitted: bool| Call {
+    let call = |&(sent, hits, admitted): &Called| Call {
         sent: nanos(sent),
         received: nanos(sent + 2),
         hits,
         admitted: Some(admitted),
         remaining: u32::try_from(sent).unwrap(),
     };
-    let after = |calls: &[Call], resets: &[(u64, u64)]| {
-        let resets = resets.iter().map(|(sent, received)| {
-            let [sent, received] = [sent, received].map(|secs| nanos(*secs));
-            (asked, Zeroing { sent, received })
-        });
-        let log = Log {
-            calls: calls.iter().map(|call| (asked, *call)).collect(),
-            resets: resets.collect(),
-            losses: Vec::new(),
-            faults: Vec::new(),
-        };
-        check(&log, plan)
+    let reset = |&(sent, received): &(u64, u64)| {
+        let [sent, received] = [sent, received].map(nanos);
+        (asked, Zeroing { sent, received })
     };
-    let check = |calls: &[Call]| after(calls, &[]);
-    let full = call(0, 100, true);
-    let nothing: [String; 0] = [];
-    assert_eq!(check(&[full, call(1, 1, false)]), nothing);
-    // In either order, one of them was admitted wrongly.
-    assert_eq!(check(&[full, call(1, 1, true)]).len(), 1);
-    // There is room, or there is room again.
-    assert_eq!(check(&[call(0, 99, true), call(10, 1, false)]).len(), 1);
-    assert_eq!(
-        check(&[full, call(10, 1, false), call(20, -1, true)]),
-        nothing
-    );
-    assert_eq!(
-        check(&[full, call(10, -1, true), call(20, 1, false)]).len(),
-        1
-    );
-    // It was under way when there was room.
-    assert_eq!(
-        check(&[full, call(10, -1, true), call(11, 1, false)]),
-        nothing
-    );
-    // A reset makes room once, not twice, and for calls that come after it or with it.
-    let again = call(20, 100, true);
-    assert_eq!(after(&[full, again], &[(10, 12)]), nothing);
-    assert_eq!(
-        after(&[full, again, call(30, 1, true)], &[(10, 12)]).len(),
-        1
-    );
-    assert_eq!(after(&[full, call(20, 1, false)], &[(10, 12)]).len(), 1);
-    assert_eq!(after(&[full, call(11, 1, false)], &[(10, 12)]), nothing);
-    assert_eq!(after(&[full, call(11, 100, true)], &[(10, 12)]), nothing);
-    assert_eq!(after(&[full, again], &[(30, 31)]).len(), 1);
-    let mut twin = call(20, 1, true);
-    twin.remaining = 5;
-    assert_eq!(check(&[call(5, 1, true), twin]).len(), 1);
+    let mut log = Log::default();
+    for (calls, resets, expected) in CASES {
+        log.calls = calls.iter().map(|one| (asked, call(one))).collect();
+        log.resets = resets.iter().map(reset).collect();
+        let found = check(&log, false);
+        assert_eq!(found.len(), expected, "{calls:?}, {resets:?}: {found:?}");
+    }
+    let twin = Call {
+        remaining: 5,
+        ..call(&(20, 1, true))
+    };
+    log.calls = vec![(asked, call(&(5, 1, true))), (asked, twin)];
+    log.resets.clear();
+    assert_eq!(check(&log, false).len(), 1);
 }

@@ -1,21 +1,20 @@
 //! The attack on memory as a sum: full counters, connections, pages, bodies and a load of rules, where little memory is
 //! allowed.
 
-use std::{fmt::Write as _, fs, net::TcpStream, thread, time::Instant};
+use std::{fmt::Write as _, fs, thread, time::Instant};
 
 use prost::Message as _;
 
-use super::super::{
+use super::attack::{Caller, Kept, calls_without_message, connections, slow_bodies};
+use crate::it::support::{
     ask::{descriptor, request},
-    frames::{beginnings, headers},
-    hoard::{Hoarder, framed, slow_bodies, who_does_not_read},
+    hoard::{Hoarder, framed, who_does_not_read},
     tollgate::Tollgate,
     wait_until,
 };
-use super::{Caller, Kept, Size, connections};
 
 /// As where the limit of the container is 256 MiB.
-pub(super) const ARGS: &[&str] = &[
+pub const ARGS: &[&str] = &[
     "--max-counter-bytes",
     "89478485",
     "--max-connections",
@@ -28,29 +27,29 @@ const VALUE: usize = 120;
 /// Calls whose processor time is measured.
 const CALLS: usize = 5_000;
 
-pub(super) fn carry_out(server: &Tollgate, size: Size) -> Kept {
+pub fn carry_out(server: &Tollgate) -> Kept {
     let idle = micros(server);
-    let mut flood = Hoarder::connect(server.grpc, 1 << 30);
-    for thousand in 0..size.of(430) {
+    let messages = (0..430).map(|thousand| {
         let value = |number| format!("{:0>VALUE$}", thousand * 1_000 + number);
         let descriptors = (0..1_000).map(|number| descriptor(&[("two", &value(number))]));
-        let message = request("d", descriptors.collect()).encode_to_vec();
+        request("d", descriptors.collect()).encode_to_vec()
+    });
+    let mut flood = Hoarder::connect(server.grpc, 1 << 30);
+    for message in messages {
         assert!(flood.call(&framed(&message), true));
         while flood.open() > 0 && flood.hear() {}
     }
-    let begun = [&beginnings()[4][..], &headers(1)].concat();
     let page = b"GET /metrics HTTP/1.1\r\nhost: test\r\n\r\n".repeat(20);
+    let pages = (0..900).map(|_| who_does_not_read(server.http));
     let kept = (
-        connections(server.grpc, size.of(9_000), &begun),
-        connections(server.debug, size.of(900), &page),
-        (0..size.of(900))
-            .map(|_| who_does_not_read(server.http))
-            .collect::<Vec<TcpStream>>(),
-        slow_bodies(server.http, size.of(600), 250_000),
+        calls_without_message(server.grpc),
+        connections(server.debug, 900, &page),
+        pages.collect::<Vec<_>>(),
+        slow_bodies(server.http, 600),
         flood,
     );
-    load_rules(server, size.of(5_000));
-    eprintln!(
+    load_rules(server, 5_000);
+    println!(
         "processor time of a call: {idle:.0} µs before the attack, {:.0} µs while it holds",
         micros(server)
     );

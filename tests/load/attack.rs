@@ -1,0 +1,492 @@
+//! Attacks on the ports: each runs against a server of its own, while its effects on other clients are measured.
+
+use std::{
+    any::Any,
+    fmt,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use nix::sys::signal::Signal;
+use prost::Message as _;
+
+use super::full;
+use crate::it::support::{
+    PATIENCE,
+    ask::{descriptor, request},
+    frames::{
+        DATA, Frames, HEADERS, RESET, SETTINGS, beginnings, data, frame, header_block, headers,
+        streams,
+    },
+    hoard::{Hoarder, calls_without_end, framed, made_up_names, unread_replies, who_does_not_read},
+    http, json,
+    tollgate::{self, Tollgate},
+    wait_until,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - { key: k, rate_limits: [1000000000/10000years] }
+  - { key: named, detailed_metric: true, rate_limits: [1000000000/10000years] }
+  - { key: two, rate_limits: [1000/day, 100000/week] }
+";
+
+/// What the manifests in `deploy/` allow.
+const BOUND: u64 = 256 << 20;
+
+/// In the order of the review: a short name, the cells of the table, and before the last bar the effect before there was a
+/// defence.
+const ATTACKS: &str = "\
+beginnings | 9,000 connections that begin and do not call | 8 to 38 kB each, held for a day
+begun | 9,000 calls without a message, a connection each | 23 kB each
+unfinished | 1,050 unfinished requests to the HTTP port | no health for 32 s
+unread pages | 1,050 clients of the HTTP port that do not read | no health as long as they stay
+endless | 976 calls of 250 kB without an end | 256 MB, held
+slow | 976 slow bodies of 250 kB at /json | 256 MB
+unread | 10,240 replies that are not read | 480 MB
+metadata | 800 replies with metadata that are not read | 13 MB each for messages of 4 MB
+json | large requests in JSON, all the time | health 4.1 s, new connections 0.9 s
+periods | 200,000 periods of one descriptor | calls of others 99 ms
+files | 300 connections where 256 files may be open | no health, no new connection
+names | 10,000 made-up names of 490 bytes, scraped | 255 MB, health 0.5 s
+reset | rapid reset (CVE-2023-44487) | 17 MB, calls of others 13 ms
+headers | headers that never end (CVE-2024-2758) | 1 MB more
+small | small calls, 10,240 replies unread | 19 MB
+all | 976 calls of 250 kB without an end, 976 slow bodies at /json, 10,240 unread replies, 10,000 names of 490 bytes \
+scraped, all at once | more than 1 GB
+full | full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 slow bodies and \
+5,000 rules more, with the bounds of a container of 256 MiB | 375 MB without the rules, 286 MB with nothing but two loads \
+of them";
+
+pub const COLUMNS: &str =
+    "attack | before | health, ms | connections, ms | calls, ms | memory, MB | drain, s";
+
+/// Values kept until the server gets its stop signal, such as connections.
+pub type Kept = Box<dyn Any>;
+
+/// Keeps as many as there are.
+fn keep<T: 'static>(all: impl IntoIterator<Item = T>) -> Kept {
+    Box::new(Vec::from_iter(all))
+}
+
+pub struct Attack {
+    which: &'static str,
+    pub name: &'static str,
+    pub before: &'static str,
+}
+
+pub fn all() -> impl Iterator<Item = Attack> {
+    ATTACKS.lines().map(|line| {
+        let cells: Vec<_> = line.split(" | ").collect();
+        let [which, name, before] = cells[..].try_into().expect("three cells");
+        Attack {
+            which,
+            name,
+            before,
+        }
+    })
+}
+
+/// Effects on other clients.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The longest time of a health probe, and of a new connection with its first call.
+    health: Duration,
+    connecting: Duration,
+    /// The 99th percentile of calls on an older connection, while the attackers are at work.
+    calls: Duration,
+    resident_bytes: u64,
+    drain: Duration,
+    /// Probes, connections and calls without any answer.
+    failures: usize,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [health, connecting, calls] =
+            [self.health, self.connecting, self.calls].map(|time| time.as_secs_f64() * 1e3);
+        let (megabytes, drain) = (
+            self.resident_bytes.div_ceil(1 << 20),
+            self.drain.as_secs_f64(),
+        );
+        write!(
+            f,
+            "{health:.0} | {connecting:.0} | {calls:.1} | {megabytes} | {drain:.1}"
+        )
+    }
+}
+
+impl Outcome {
+    /// Other clients get answers, and memory stays below the limit of the manifests.
+    pub fn violations(&self) -> Vec<String> {
+        let is_bad = self.failures > 0 || self.resident_bytes > BOUND;
+        Vec::from_iter(is_bad.then(|| format!("{self:?}")))
+    }
+}
+
+impl Attack {
+    pub fn run(&self) -> Outcome {
+        let builder = tollgate::with_rules(RULES);
+        let mut server = match self.which {
+            "metadata" => builder.args(["--dynamic-metadata"]).start(),
+            "files" => builder.with_files(256, 256).start(),
+            "full" => builder.args(full::ARGS.iter().copied()).start(),
+            _ => builder.start(),
+        };
+        let others = Others::of(&server);
+        let kept = carry_out(self.which, &server);
+        let carried_out = Instant::now();
+        others.go_on();
+        let noticed = others.end(carried_out);
+        let resident_bytes = server.peak_bytes();
+        let begun = Instant::now();
+        server.signal(Signal::SIGTERM);
+        assert!(server.wait().success(), "{}", server.log().text());
+        let drain = begun.elapsed();
+        drop(kept);
+        Outcome {
+            resident_bytes,
+            drain,
+            ..noticed
+        }
+    }
+}
+
+/// Other clients that send requests all the time, each in a thread: a probe, a client that opens a new connection
+/// each time, and one that keeps its connection.
+struct Others {
+    is_over: Arc<AtomicBool>,
+    rounds: [Arc<AtomicUsize>; 3],
+    threads: [JoinHandle<Vec<Asked>>; 3],
+}
+
+/// When one of them sent a request, and how long the answer took, if there was any.
+type Asked = (Instant, Option<Duration>);
+
+impl Others {
+    fn of(server: &Tollgate) -> Self {
+        let (http, grpc) = (server.http, server.grpc);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let rounds = [(); 3].map(|()| Arc::<AtomicUsize>::default());
+        let every = |which: usize, pause, mut ask: Box<dyn FnMut() -> bool + Send>| {
+            let (is_over, rounds) = (is_over.clone(), rounds[which].clone());
+            thread::spawn(move || {
+                let mut took = Vec::new();
+                while !is_over.load(Relaxed) {
+                    let asked = Instant::now();
+                    let is_answered = ask();
+                    took.push((asked, is_answered.then(|| asked.elapsed())));
+                    rounds.fetch_add(1, Relaxed);
+                    thread::sleep(pause);
+                }
+                took
+            })
+        };
+        let probe =
+            move || http::try_get(http, "/healthcheck", &[]).is_ok_and(|reply| reply.status == 200);
+        let comes = move || Caller::connect(grpc).is_some_and(|mut one| one.call().is_some());
+        let mut caller = Caller::connect(grpc);
+        let stays = move || {
+            let is_answered = caller.as_mut().and_then(Caller::call).is_some();
+            if !is_answered {
+                caller = Caller::connect(grpc);
+            }
+            is_answered
+        };
+        let threads = [
+            every(0, Duration::from_millis(20), Box::new(probe)),
+            every(1, Duration::from_millis(20), Box::new(comes)),
+            every(2, Duration::from_millis(2), Box::new(stays)),
+        ];
+        let others = Self {
+            is_over,
+            rounds,
+            threads,
+        };
+        others.go_on();
+        others
+    }
+
+    /// Waits until each client has sent several more requests, and the fastest one hundreds.
+    fn go_on(&self) {
+        let now = || self.rounds.each_ref().map(|rounds| rounds.load(Relaxed));
+        let before = now();
+        wait_until("others go on", || {
+            let more = [20, 20, 300];
+            let enough = before.iter().zip(more).map(|(before, more)| before + more);
+            enough.zip(now()).all(|(enough, now)| now >= enough)
+        });
+    }
+
+    /// Their share of an outcome. The attackers were at work until `carried_out`.
+    fn end(self, carried_out: Instant) -> Outcome {
+        self.is_over.store(true, Relaxed);
+        let all = self
+            .threads
+            .map(|thread| thread.join().expect("it only asks"));
+        let failures = all.iter().flatten().filter(|(_, took)| took.is_none());
+        let failures = failures.count();
+        let [health, connecting, mut calls] = all;
+        calls.retain(|(at, _)| *at < carried_out);
+        // The longest, or that of 99 %.
+        let share = |all: Vec<Asked>, percent: usize| {
+            let mut took: Vec<_> = all.into_iter().filter_map(|(_, took)| took).collect();
+            took.sort();
+            let at = (took.len() * percent / 100).min(took.len().saturating_sub(1));
+            took.get(at).copied().unwrap_or(Duration::MAX)
+        };
+        Outcome {
+            health: share(health, 100),
+            connecting: share(connecting, 100),
+            calls: share(calls, 99),
+            failures,
+            resident_bytes: 0,
+            drain: Duration::ZERO,
+        }
+    }
+}
+
+/// Makes calls one after the other.
+pub struct Caller {
+    frames: Frames,
+    next: u32,
+}
+
+impl Caller {
+    pub fn connect(address: SocketAddr) -> Option<Self> {
+        // No panic if the connection fails: that is one of the results.
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_nodelay(true).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        stream.write_all(&beginnings()[4]).ok()?;
+        let frames = Frames(stream);
+        Some(Self { frames, next: 1 })
+    }
+
+    pub fn call(&mut self) -> Option<()> {
+        let stream = self.next;
+        self.next += 2;
+        let call = [headers(stream), data(stream)].concat();
+        self.frames.0.write_all(&call).ok()?;
+        loop {
+            let (kind, flags, from, _) = self.frames.try_read()?;
+            match kind {
+                SETTINGS if flags & 1 == 0 => {
+                    let acknowledged = frame(SETTINGS, 1, 0, &[]);
+                    self.frames.0.write_all(&acknowledged).ok()?;
+                }
+                DATA if from == stream => {
+                    // Replies use up the window, which is enlarged here.
+                    let more = frame(8, 0, 0, &1_000_u32.to_be_bytes());
+                    return self.frames.0.write_all(&more).ok();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Almost the largest message that is let in.
+const MESSAGE: usize = 250_000;
+
+fn carry_out(which: &str, server: &Tollgate) -> Kept {
+    let (grpc, http) = (server.grpc, server.http);
+    match which {
+        "beginnings" => {
+            let all = beginnings();
+            keep(all.iter().flat_map(|begun| connections(grpc, 1_500, begun)))
+        }
+        "begun" => keep(calls_without_message(grpc)),
+        "unfinished" => keep(connections(http, 1_050, b"GET /healthcheck HTTP/1.1\r\n")),
+        "unread pages" => keep((0..1_050).map(|_| who_does_not_read(http))),
+        "endless" => keep(endless_calls(grpc)),
+        "slow" => keep(slow_bodies(http, 976)),
+        "unread" => keep(unread_replies(
+            grpc,
+            80,
+            128,
+            &many_descriptors(1_000, b"v"),
+        )),
+        "metadata" => {
+            let message = many_descriptors(4, &[0xff; 60_000]);
+            keep(unread_replies(grpc, 4, 200, &message))
+        }
+        "json" => {
+            let entries = vec!["{}"; 16_000].join(",");
+            let body = format!(r#"{{"domain":"d","descriptors":[{{"entries":[{entries}]}}]}}"#);
+            let ask = || {
+                for _ in 0..60 {
+                    json::send(http, "POST", "/json", body.as_bytes());
+                }
+            };
+            thread::scope(|scope| {
+                [(); 20]
+                    .map(|()| scope.spawn(ask))
+                    .map(|one| one.join().unwrap())
+            });
+            keep([()])
+        }
+        "periods" => {
+            let of = |number| RateLimitOverride {
+                requests_per_unit: 1,
+                unit: 1,
+                unit_multiplier: Some(number),
+            };
+            let messages = (0..200).map(|thousand| {
+                let mut all = vec![descriptor(&[("k", "v")]); 1_000];
+                for (one, number) in all.iter_mut().zip(1..) {
+                    one.limit = Some(of(thousand * 1_000 + number));
+                }
+                request("d", all).encode_to_vec()
+            });
+            keep([answered(grpc, messages)])
+        }
+        "files" => keep(connections(grpc, 300, &beginnings()[4])),
+        "names" => {
+            let hoarder = answered(grpc, made_up_names(10_000, 490));
+            for _ in 0..5 {
+                assert_eq!(http::get(server.debug, "/metrics").status, 200);
+            }
+            keep([hoarder])
+        }
+        "reset" => {
+            let calls = cancelled_calls(3_000);
+            keep((0..200).map(|_| flood(grpc, &calls)))
+        }
+        "headers" => {
+            let [first, further] = endless_headers();
+            keep((0..200).map(|_| {
+                let mut client = flood(grpc, &first);
+                while client.0.write_all(&further).is_ok() {}
+                client
+            }))
+        }
+        "small" => {
+            let call = |stream| [headers(stream), data(stream)].concat();
+            let calls: Vec<u8> = streams().take(1_024).flat_map(call).collect();
+            keep((0..10).map(|_| {
+                let mut client = Hoarder::connect(grpc, 0);
+                client.write(&calls);
+                client
+            }))
+        }
+        "all" => {
+            let hoarder = answered(grpc, made_up_names(10_000, 490));
+            let message = many_descriptors(1_000, b"v");
+            thread::scope(|scope| {
+                let calls = scope.spawn(|| endless_calls(grpc));
+                let bodies = scope.spawn(|| slow_bodies(http, 976));
+                let replies = scope.spawn(|| unread_replies(grpc, 80, 128, &message));
+                let mut scrape = TcpStream::connect(server.debug).unwrap();
+                let asked = b"GET /metrics HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+                scrape.write_all(asked).unwrap();
+                scrape.set_read_timeout(Some(PATIENCE)).unwrap();
+                scrape.read_to_end(&mut Vec::new()).unwrap();
+                let (calls, bodies) = (calls.join().unwrap(), bodies.join().unwrap());
+                Box::new((calls, bodies, replies.join().unwrap(), hoarder))
+            })
+        }
+        "full" => full::carry_out(server),
+        other => unreachable!("{other} is in the table"),
+    }
+}
+
+pub fn connections(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_nodelay(true).ok()?;
+        stream.write_all(bytes).ok()?;
+        Some(stream)
+    };
+    (0..count).map_while(connect).collect()
+}
+
+pub fn calls_without_message(grpc: SocketAddr) -> Vec<TcpStream> {
+    let begun = [&beginnings()[4][..], &headers(1)].concat();
+    connections(grpc, 9_000, &begun)
+}
+
+/// Calls without an end on several connections, because each has few streams.
+fn endless_calls(grpc: SocketAddr) -> Vec<Hoarder> {
+    (0..8)
+        .map(|_| calls_without_end(grpc, 122, MESSAGE))
+        .collect()
+}
+
+/// A client whose calls with these messages are all answered.
+fn answered(grpc: SocketAddr, messages: impl IntoIterator<Item = Vec<u8>>) -> Hoarder {
+    let mut hoarder = Hoarder::connect(grpc, 1 << 30);
+    for message in messages {
+        assert!(hoarder.call(&framed(&message), true));
+    }
+    while hoarder.open() > 0 && hoarder.hear() {}
+    hoarder
+}
+
+/// A request for so many descriptors with this value.
+fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
+    let mut one = descriptor(&[("k", "")]);
+    one.entries[0].value = value.to_vec().into();
+    request("d", vec![one; descriptors]).encode_to_vec()
+}
+
+/// Clients of `/json` with bodies of almost the largest size, without the last byte.
+pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
+    let head = format!(
+        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {MESSAGE}\r\n\r\n"
+    );
+    let body = vec![b' '; MESSAGE - 1];
+    let send = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_write_timeout(Some(Duration::from_secs(3)))
+            .unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        // The server may stop reading once it has refused the request.
+        let _ = stream.write_all(&body);
+        stream
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// Writes `bytes` and reads nothing. The server may close the connection before.
+fn flood(address: SocketAddr, bytes: &[u8]) -> Frames {
+    let mut client = Frames::connect(address);
+    let long = Some(Duration::from_secs(1));
+    client.0.set_write_timeout(long).unwrap();
+    let _ = client.0.write_all(bytes);
+    client
+}
+
+/// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
+/// others are as short as calls can be.
+fn cancelled_calls(count: usize) -> Vec<u8> {
+    let first = header_block(0x40);
+    let call = |stream| {
+        let block = match stream {
+            1 => &first[..],
+            _ => &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe],
+        };
+        let begun = frame(HEADERS, 4, stream, block);
+        [begun, frame(RESET, 0, stream, &[0, 0, 0, 8])].concat()
+    };
+    streams().take(count).flat_map(call).collect()
+}
+
+/// Headers of 16 kB without END_HEADERS, which continue in equally large frames: the first frame and a further one.
+fn endless_headers() -> [Vec<u8>; 2] {
+    const CONTINUATION: u8 = 9;
+    let long = [&[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..], &[b'v'; 15_999]].concat();
+    [HEADERS, CONTINUATION].map(|kind| frame(kind, 0, 1, &long))
+}
