@@ -192,6 +192,12 @@ class Traffic:
         wait_until(f"{more} more requests with {status}", lambda: self.count(status) >= wanted)
 
 
+def expect_answered(traffic):
+    """No request fails, whatever happens."""
+    others = sorted(set(traffic.statuses) - {200, 429})
+    expect(not others, f"statuses other than 200 and 429 under way: {others}")
+
+
 def fresh_folder(folder):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
