@@ -95,7 +95,6 @@ pub fn all() -> impl Iterator<Item = Attack> {
     })
 }
 
-/// Effects on other clients.
 #[derive(Debug)]
 pub struct Outcome {
     /// The longest time of a health probe, and of a new connection with its first call.
@@ -421,7 +420,6 @@ fn endless_calls(grpc: SocketAddr) -> Vec<Hoarder> {
         .collect()
 }
 
-/// A client whose calls with these messages are all answered.
 fn answered(grpc: SocketAddr, messages: impl IntoIterator<Item = Vec<u8>>) -> Hoarder {
     let mut hoarder = Hoarder::connect(grpc, 1 << 30);
     for message in messages {

@@ -25,9 +25,7 @@ use crate::it::support::{
     tollgate::{Builder, Tollgate, builder, with_rules},
 };
 
-/// The effect of an attack.
 pub struct Effect {
-    /// A cell of a table.
     pub text: String,
     /// Whether it is as it should be, apart from times.
     pub is_harmless: bool,

@@ -24,7 +24,6 @@ pub const ARGS: &[&str] = &[
 /// Bytes of each invented value.
 const VALUE: usize = 120;
 
-/// Calls whose processor time is measured.
 const CALLS: usize = 5_000;
 
 pub fn carry_out(server: &Tollgate) -> Kept {

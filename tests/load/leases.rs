@@ -45,7 +45,6 @@ use crate::it::support::{
 /// The tenants at a time. A round asks for each at most once.
 const TENANTS: usize = 6;
 
-/// So many of the latest leases can be ended.
 const KEPT: usize = 60;
 
 /// For a call that a busy machine delays.
@@ -63,7 +62,6 @@ const SENT_WITHIN: Duration = Duration::from_millis(1500);
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-/// They happen in turn.
 const EVENTS: [Event; 23] = {
     use Event::{
         Away, Burst, Clock, Emptied, Frozen, GiveUp, Killed, Late, Reload, Reset, Restart,
@@ -100,7 +98,6 @@ enum Event {
 const STEPS: &str = "burst, cancelled, clock, failed, frozen, killed, late, refused, released, reload, repeated, \
     reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
 
-/// The length of a history.
 #[derive(Clone, Copy, Debug)]
 pub struct LeasePlan {
     pub place: Place,
@@ -147,7 +144,6 @@ struct Replica {
     process: usize,
 }
 
-/// A message to tollgate.
 #[derive(Clone, Debug)]
 enum Message {
     Reserve {
@@ -196,7 +192,6 @@ impl Reply {
     }
 }
 
-/// The effects of calls without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unanswered {
     /// Each call is answered, unless its caller gives up: then it may have come or not.
@@ -216,7 +211,6 @@ struct History {
     ahead: i64,
     stores: Stores,
     replicas: Vec<Replica>,
-    /// How many processes were started.
     started: usize,
     rules: RulesInUse,
     /// Losses so far: then there are other tenants, because each process may know for a second that the old ones are
@@ -361,7 +355,6 @@ impl History {
         }
     }
 
-    /// Messages of which no two are for the same tenant.
     fn messages(&mut self) -> Vec<Message> {
         let mut used = HashSet::new();
         let mut messages = Vec::new();
@@ -988,7 +981,6 @@ fn probes() -> impl Iterator<Item = String> {
     (0..16).map(|number| format!("probe-{number}"))
 }
 
-/// Asks without charging hits.
 async fn look(client: &mut Client, tenants: &[String]) -> Result<RateLimitResponse, Status> {
     let one = |tenant: &String| with_hits(&[("tenant", tenant)], 0);
     send(client, request("llm", tenants.iter().map(one).collect())).await

@@ -58,14 +58,12 @@ use stores::Place;
 const CALLS: usize = 1_000_000;
 const LEASE_CALLS: usize = 20_000;
 
-/// Histories over clocks that step.
 const CLOCKS_LAST: Duration = Duration::from_secs(300);
 const LIMITS: &[Rate] = &[Rate { hits: 10, secs: 1 }, Rate { hits: 50, secs: 10 }];
 
 /// Bound on the violations printed for each store.
 const SHOWN: usize = 20;
 
-/// The command line.
 #[derive(Default)]
 struct Options {
     calls: Option<usize>,
@@ -181,7 +179,6 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Histories of calls.
 fn call(options: &Options) -> Report {
     histories::check_the_checker();
     println!("seed {}", options.seed());
@@ -221,7 +218,6 @@ fn reserve(options: &Options) -> Report {
     report
 }
 
-/// Histories over clocks that step.
 fn step_clocks(options: &Options) -> Report {
     println!("seed {}", options.seed());
     let mut report = Report::new("clocks | steps | calls | admitted | without a decision");

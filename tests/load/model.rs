@@ -7,7 +7,6 @@ use std::{
 
 pub const DAY: u64 = 86_400;
 
-/// The hits of a request without a number.
 pub const ESTIMATE: u64 = 200;
 
 /// Hits and seconds of a rule's two limits.
@@ -20,7 +19,6 @@ pub const VARIANTS: [Limits; 3] = [
     [(1_000, DAY), (9_000, 6 * DAY)],
 ];
 
-/// The rules in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RulesInUse {
     pub variant: usize,
@@ -60,7 +58,6 @@ pub fn key(tenant: &str, secs: u64, at: u64) -> String {
     format!("{{3:llm6:tenant{length}:{tenant}}}{secs}@{number}")
 }
 
-/// The change of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HitChange {
     Add(u64),
@@ -81,14 +78,12 @@ impl HitChange {
 /// Changes of counters, by key.
 pub type Changes = Vec<(String, HitChange)>;
 
-/// Hits that a counter may hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitRange {
     pub least: u64,
     pub most: u64,
 }
 
-/// A reservation that was made.
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub token: String,
@@ -98,12 +93,10 @@ pub struct Lease {
     periods: [u64; 2],
 }
 
-/// The hits of one tenant.
 #[derive(Clone, Debug)]
 pub struct LeasePart {
     pub tenant: String,
     pub hits: u64,
-    /// The processes that settled it.
     settled_by: HashSet<usize>,
 }
 
@@ -130,13 +123,11 @@ impl Lease {
         age.abs_diff(6 * DAY * 1000) < FEW || (1..FEW).contains(&ahead)
     }
 
-    /// The limit of six days is in all rules.
     fn is_known(&self, now: u64) -> bool {
         self.at <= now + 1000 && now.saturating_sub(self.at) <= 6 * DAY * 1000
     }
 }
 
-/// The orders of one descriptor in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndKind {
     Settle,
@@ -145,7 +136,6 @@ pub enum EndKind {
     All,
 }
 
-/// A question to one process at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     pub process: usize,
@@ -158,7 +148,6 @@ pub struct Asking {
 #[derive(Debug, Default)]
 pub struct LeaseModel {
     counts: BTreeMap<String, HitRange>,
-    /// When a process reset a counter.
     resets: HashMap<(usize, String), u64>,
 }
 

@@ -34,7 +34,6 @@ impl Place {
     }
 }
 
-/// The servers.
 pub struct Stores {
     redis: Vec<Redis>,
     cluster: Option<Cluster>,
@@ -91,7 +90,6 @@ impl Stores {
         }
     }
 
-    /// The server that has the counter of this tenant and period.
     pub fn home(&mut self, tenant: &str, secs: u64) -> usize {
         let Some(cluster) = &self.cluster else {
             return usize::from(self.redis.len() > 1 && secs < 6 * DAY);
@@ -108,7 +106,6 @@ impl Stores {
         })
     }
 
-    /// All counters that hold hits.
     pub fn look(&mut self) -> BTreeMap<String, u64> {
         let ports: Vec<_> = self.servers().iter().map(Redis::port).collect();
         let mut found = BTreeMap::new();

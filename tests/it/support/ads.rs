@@ -63,7 +63,6 @@ use super::{
 /// A header that carries the `:scheme` of a call to [`Seen::headers`].
 pub const SCHEME: &str = "x-seen-scheme";
 
-/// A running control plane. It ends with its owner.
 #[derive(Debug)]
 pub struct Ads {
     pub address: SocketAddr,
@@ -71,7 +70,6 @@ pub struct Ads {
     orders: mpsc::UnboundedSender<(Order, Done)>,
 }
 
-/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Number of its call, from 0.
@@ -98,7 +96,6 @@ struct TlsFiles([PathBuf; 3]);
 type Done = std::sync::mpsc::Sender<()>;
 
 enum Order {
-    /// Cut all connections.
     HangUp,
     /// Also stop listening.
     Leave,
@@ -116,7 +113,6 @@ struct State {
     cache: Cache,
     calls: Vec<Call>,
     seen: VecDeque<Seen>,
-    /// An error that answers new calls instead.
     refusal: Option<Status>,
     responses: u64,
 }
@@ -124,7 +120,6 @@ struct State {
 #[derive(Debug)]
 struct Call {
     responses: mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>,
-    /// The request that waits for a newer response.
     open: Option<DiscoveryRequest>,
     /// Of the last response; empty if there was none.
     nonce: String,
@@ -284,7 +279,6 @@ impl Ads {
         self.order(Order::Leave);
     }
 
-    /// Comes back at its old address.
     pub fn come_back(&self) {
         self.order(Order::Return);
     }
@@ -299,7 +293,6 @@ impl Ads {
         is_done.recv().expect("the control plane ended");
     }
 
-    /// The next request of any kind.
     #[track_caller]
     pub fn next(&self) -> Seen {
         let deadline = Instant::now() + PATIENCE;
@@ -327,7 +320,6 @@ impl Ads {
         panic!("a hundred requests came, and none was the expected one");
     }
 
-    /// Waits for the acknowledgement of a push.
     #[track_caller]
     pub fn wait_for_ack(&self, version: &str) -> Seen {
         let seen = self.find(|seen| {
@@ -342,7 +334,6 @@ impl Ads {
         seen
     }
 
-    /// Waits for the refusal of a push.
     #[track_caller]
     pub fn wait_for_refusal(&self) -> Seen {
         self.find(|seen| seen.refusal().is_some())
@@ -444,7 +435,6 @@ impl TlsFiles {
     }
 }
 
-/// The discovery service.
 #[derive(Debug)]
 struct Double(Arc<Shared>);
 

@@ -14,7 +14,6 @@ use tonic::{Status, transport::Channel};
 
 pub type Client = RateLimitServiceClient<Channel>;
 
-/// A client on its own connection.
 pub async fn connect(address: SocketAddr) -> Client {
     RateLimitServiceClient::connect(format!("http://{address}"))
         .await
@@ -32,7 +31,6 @@ pub fn descriptor(entries: &[(&str, &str)]) -> RateLimitDescriptor {
     }
 }
 
-/// A descriptor with its own hits.
 pub fn with_hits(entries: &[(&str, &str)], hits: u64) -> RateLimitDescriptor {
     RateLimitDescriptor {
         hits_addend: Some(hits),
@@ -40,7 +38,6 @@ pub fn with_hits(entries: &[(&str, &str)], hits: u64) -> RateLimitDescriptor {
     }
 }
 
-/// A descriptor that gives hits back.
 pub fn give_back(entries: &[(&str, &str)], hits: u64) -> RateLimitDescriptor {
     RateLimitDescriptor {
         is_negative_hits: true,
@@ -56,7 +53,6 @@ pub fn request(domain: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimit
     }
 }
 
-/// Sends a request for one descriptor.
 pub async fn ask(
     client: &mut Client,
     domain: &str,
@@ -73,7 +69,6 @@ pub async fn send(
     Ok(response.into_inner())
 }
 
-/// The token of a reservation or of slots.
 pub fn token(reply: &RateLimitResponse) -> Option<String> {
     let metadata = reply.dynamic_metadata.as_ref()?;
     match metadata.fields.get("reservation")?.kind.as_ref()? {

@@ -11,7 +11,6 @@ use tollgate::{
 
 use super::ads::snapshot;
 
-/// The cache of a control plane.
 #[derive(Debug)]
 pub enum Cache {
     /// A snapshot cache of earlier versions: each request with another version than the newest gets the newest.
@@ -28,7 +27,6 @@ pub enum Cache {
 /// A name, and an empty cache.
 pub type NamedCache = (&'static str, fn() -> Cache);
 
-/// The reaction to a request.
 #[derive(Debug)]
 pub enum Answer {
     Send(DiscoveryResponse),
@@ -164,7 +162,6 @@ impl LinearCache {
 }
 
 impl Returned {
-    /// Adds the resources of a response.
     pub fn add(&mut self, response: &DiscoveryResponse) {
         let named = response.resources.iter();
         self.0.extend(named.map(|any| (name(any), any.clone())));

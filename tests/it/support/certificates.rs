@@ -41,7 +41,6 @@ pub struct Pair {
     pub key: String,
 }
 
-/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -121,7 +120,6 @@ impl Authority {
             .pem()
     }
 
-    /// TLS settings of a client that trusts this authority.
     pub fn client(&self, version: &'static SupportedProtocolVersion, pair: Option<&Pair>) -> Tls {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.certificate)).unwrap();
@@ -200,7 +198,6 @@ pub fn der(pem: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
 }
 
-/// A client's TLS settings.
 #[derive(Clone)]
 pub struct Tls(TlsConnector);
 
@@ -226,7 +223,6 @@ impl Tls {
     }
 }
 
-/// A connection that is already open.
 struct Once(Option<TlsStream<TcpStream>>);
 
 impl Service<Uri> for Once {
@@ -280,7 +276,6 @@ impl Secret {
         self.folder.path().join(name)
     }
 
-    /// The path as an argument.
     pub fn at(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }

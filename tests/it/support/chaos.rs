@@ -29,10 +29,8 @@ use super::{
     wait_until,
 };
 
-/// Settings of a scenario.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The deadline of a decision.
     pub deadline: Duration,
     /// Duration of the fault, if it has one.
     pub lasts: Duration,
@@ -42,7 +40,6 @@ pub struct Plan {
     pub args: Vec<String>,
 }
 
-/// The results of a scenario.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub name: &'static str,
@@ -310,7 +307,6 @@ descriptors:
   - {key: few, rate_limits: [100/10000years]}
 ";
 
-/// Values with counters in all parts of a cluster.
 const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
 /// How long the load runs before the fault, and after the repair.
@@ -327,7 +323,6 @@ struct Case {
 }
 
 impl Case {
-    /// A tollgate that gives a decision its deadline.
     fn start(&self, url: &str, more: &[(&str, &str)]) -> Tollgate {
         let deadline = format!("{}ms", self.plan.deadline.as_millis());
         let mut builder = tollgate::with_rules(RULES)
@@ -438,7 +433,6 @@ async fn all_work(client: &Client) {
     .await;
 }
 
-/// The counter of one of the values.
 fn key(value: &str) -> String {
     let period = 10_000 * 31_536_000;
     let number = ::tollgate::now().secs() / period;
@@ -608,7 +602,6 @@ async fn cluster_node_added(case: Case) -> Outcome {
     course.end(&|| counted_in_cluster(&cluster)).await
 }
 
-/// Moves the slots of all values.
 async fn move_values(cluster: &Cluster, to: impl Fn(usize) -> usize) {
     for value in VALUES {
         let slot = cluster.nodes[0].number(&["CLUSTER", "KEYSLOT", &key(value)]);

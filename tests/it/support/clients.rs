@@ -32,10 +32,8 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 2 }
 ";
 
-/// The name in the server's certificate.
 pub const SERVER_NAME: &str = "tollgate.example";
 
-/// A client library.
 #[derive(Clone, Copy, Debug)]
 pub enum Client {
     /// Python's, based on gRPC's C-core as are those of Ruby, PHP and C++.
@@ -46,7 +44,6 @@ pub enum Client {
     Grpcurl,
 }
 
-/// The settings of a client's channel.
 #[derive(Clone, Debug, Default)]
 pub struct Channel {
     /// Host and port, or `unix:` and a path.
@@ -55,7 +52,6 @@ pub struct Channel {
     pub authority: Option<String>,
     /// Uses TLS and trusts this certificate: a file in PEM.
     pub ca: Option<String>,
-    /// Compresses its messages.
     pub is_gzip: bool,
 }
 
@@ -133,7 +129,6 @@ fn greeted(mut stream: TcpStream) -> Frames {
     Frames(stream)
 }
 
-/// The result of a call in a script's output.
 fn ending(line: &str) -> String {
     let Some(hex) = line.strip_prefix("OK ") else {
         return line.to_owned();
@@ -173,7 +168,6 @@ fn grpcurl(channel: &Channel, value: &str) -> String {
     format!("{:?}", code.unwrap())
 }
 
-/// The transport to a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
     Tcp,
@@ -190,9 +184,7 @@ impl Transport {
 pub struct Served {
     pub server: Tollgate,
     pub channel: Channel,
-    /// The folder of its socket.
     _folder: TempDir,
-    /// The folder of its certificates.
     _secret: Secret,
 }
 

@@ -50,7 +50,6 @@ impl Cluster {
         Self::with(program, replicas, &[])
     }
 
-    /// Starts it with further options for all nodes.
     #[track_caller]
     pub fn with(program: &'static str, replicas: usize, more: &[String]) -> Self {
         let nodes: Vec<_> = (0..3 * (1 + replicas))
@@ -67,7 +66,6 @@ impl Cluster {
         cluster
     }
 
-    /// Adds an empty master.
     #[track_caller]
     pub fn add_node(&mut self) {
         let node = member(PROGRAMS[0], &[]);
@@ -162,7 +160,6 @@ impl Cluster {
         format!("redis://{}", seeds.join(","))
     }
 
-    /// The number of keys on all masters.
     pub fn key_count(&self) -> usize {
         let masters = self.nodes.iter().filter(|node| !is_replica(node));
         let sizes = masters.map(|node| node.number(&["DBSIZE"]));

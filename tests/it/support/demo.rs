@@ -15,23 +15,19 @@ use tempfile::TempDir;
 
 use super::{tool, wait_until};
 
-/// A running demo. Ended on drop.
 #[derive(Debug)]
 pub struct Demo {
     script: Child,
     folder: TempDir,
-    /// The address of its page.
     pub page: String,
 }
 
 impl Demo {
-    /// Starts it with this build of tollgate.
     #[track_caller]
     pub fn start(program: &OsStr) -> Self {
         Self::with(program, &[])
     }
 
-    /// Starts it with further arguments.
     #[track_caller]
     pub fn with(program: &OsStr, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
@@ -67,12 +63,10 @@ impl Demo {
         demo
     }
 
-    /// All that it printed.
     pub fn said(&self) -> String {
         fs::read_to_string(self.folder.path().join("output")).unwrap()
     }
 
-    /// Ends it as Ctrl-C does.
     #[track_caller]
     pub fn interrupt(&mut self) -> ExitStatus {
         self.signal(Signal::SIGINT);

@@ -88,7 +88,6 @@ static_resources:
         Self::start(|| bootstrap.clone())
     }
 
-    /// The address of the listener with this name.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         let listeners = get(self.admin, "/listeners").body;

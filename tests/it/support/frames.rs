@@ -7,7 +7,6 @@ use std::{
 
 use super::PATIENCE;
 
-/// The preface of a client.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0;
@@ -32,12 +31,10 @@ pub fn beginnings() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A client that writes and reads raw frames.
 #[derive(Debug)]
 pub struct Frames(pub TcpStream);
 
 impl Frames {
-    /// Sends the preface.
     pub fn connect(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();

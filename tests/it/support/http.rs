@@ -7,7 +7,6 @@ use std::{
 
 use super::PATIENCE;
 
-/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
@@ -99,7 +98,6 @@ fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
         .ok_or_else(|| io::Error::other(format!("not a reply: {bytes:?}")))
 }
 
-/// Parses a reply that ends with the connection.
 fn parse(text: &str) -> Option<Reply> {
     let (head, rest) = text.split_once("\r\n\r\n")?;
     let mut lines = head.split("\r\n");

@@ -7,7 +7,6 @@ use std::{
 
 use super::PATIENCE;
 
-/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,

@@ -21,9 +21,7 @@ pub struct Model {
 struct ModelState {
     /// The tokens of each answer.
     cost: AtomicU64,
-    /// Requests that have come.
     arrived: AtomicUsize,
-    /// Tokens of all answers.
     spent: AtomicU64,
     is_open: Mutex<bool>,
     opened: Condvar,

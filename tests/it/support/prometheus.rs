@@ -24,7 +24,6 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it with a configuration.
     #[track_caller]
     pub fn start(config: &str) -> Self {
         let folder = TempDir::new().unwrap();
@@ -58,7 +57,6 @@ impl Prometheus {
         panic!("Prometheus does not start");
     }
 
-    /// The series that an expression has now.
     #[track_caller]
     pub fn query(&self, expression: &str) -> Vec<Value> {
         let encoded: String = expression

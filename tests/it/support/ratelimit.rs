@@ -24,7 +24,6 @@ pub struct Ratelimit {
     pub debug: SocketAddr,
 }
 
-/// Settings for starting one.
 #[derive(Debug)]
 pub struct Builder {
     folder: TempDir,
@@ -148,7 +147,6 @@ impl Ratelimit {
         self.volume.update(text);
     }
 
-    /// The rules in use.
     pub fn rlconfig(&self) -> String {
         http::get(self.debug, "/rlconfig").body
     }

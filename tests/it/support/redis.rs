@@ -139,7 +139,6 @@ impl Redis {
         })
     }
 
-    /// Its TLS port.
     pub fn tls_port(&self) -> &str {
         let at = self
             .options
@@ -148,7 +147,6 @@ impl Redis {
         &self.options[at.expect("it speaks TLS") + 1]
     }
 
-    /// Starts a server that requires a password.
     pub fn with_password(password: &str) -> Self {
         let mut redis = Self::with(&["--requirepass", password]);
         redis.password = Some(password.to_owned());
@@ -239,7 +237,6 @@ impl Redis {
             .collect()
     }
 
-    /// How many keys have no time to live.
     #[track_caller]
     pub fn keys_without_end(&self) -> i64 {
         // `db0:keys=3,expires=2,avg_ttl=0`
@@ -260,7 +257,6 @@ impl Redis {
             .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
     }
 
-    /// How often it ran a command.
     pub fn calls(&self, command: &str) -> u64 {
         let stats = self.cli(&["INFO", "commandstats"]);
         let calls = stats.split_once(&format!("cmdstat_{command}:calls="));

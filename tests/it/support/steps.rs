@@ -173,13 +173,11 @@ pub fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = 
 /// Where hits are counted, and whose clocks step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
-    /// One process that counts in memory.
     Memory,
     /// Two replicas and a Redis, which also fails over to a server with another time of day, one after the other.
     Redis,
 }
 
-/// The length of a history over clocks that step.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockPlan {
     pub clocks: Clocks,
@@ -188,22 +186,18 @@ pub struct ClockPlan {
     pub seed: u64,
 }
 
-/// The results of a history over clocks that step.
 #[derive(Debug)]
 pub struct ClockOutcome {
     pub steps: usize,
     pub calls: usize,
     pub admitted: usize,
-    /// Calls without a decision.
     pub unknown: usize,
-    /// Answers that no client may see.
     pub violations: Vec<String>,
 }
 
 /// Clocks step by so many seconds.
 const STEPS: [i64; 4] = [1, 20, 600, 24 * 60 * 60];
 
-/// A step that was made.
 #[derive(Clone, Debug)]
 struct Step {
     at: Duration,

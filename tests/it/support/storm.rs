@@ -53,10 +53,8 @@ const CONNECTIONS: usize = 4;
 /// can give.
 pub const PERIOD: Duration = Duration::from_millis(10);
 
-/// One answer.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When the request was sent.
     pub at: Instant,
     pub took: Duration,
     pub what: What,
@@ -75,7 +73,6 @@ impl Seen {
 pub enum What {
     Ok,
     OverLimit,
-    /// The text of the status.
     Error(&'static str),
 }
 
@@ -186,7 +183,6 @@ impl Caller {
     }
 }
 
-/// A connection and its callers.
 #[derive(Debug)]
 struct Line {
     socket: TcpStream,
@@ -207,7 +203,6 @@ struct Call {
     caller: usize,
     at: Instant,
     body: Vec<u8>,
-    /// From the trailers.
     status: Option<Vec<u8>>,
     message: Vec<u8>,
 }
@@ -298,7 +293,6 @@ impl Line {
         }
     }
 
-    /// Reads available data.
     fn read(&mut self) -> io::Result<()> {
         let mut buffer = [0; 16 << 10];
         let count = self.socket.read(&mut buffer)?;
@@ -385,10 +379,8 @@ impl Call {
     }
 }
 
-/// The error text of a timeout.
 pub const TIMEOUT: &str = "the counter store did not answer in time";
 
-/// The texts of all errors that a caller may see.
 fn known(message: &str) -> &'static str {
     const TEXTS: [&str; 5] = [
         TIMEOUT,
@@ -416,13 +408,11 @@ impl Answers {
         self.count(What::Ok)
     }
 
-    /// The answers made without the store.
     pub fn degraded(&self) -> Self {
         let degraded = self.0.iter().filter(|seen| seen.is_degraded);
         Self(degraded.cloned().collect())
     }
 
-    /// The number of errors and of answers made without the store.
     pub fn lacks(&self) -> usize {
         self.0.iter().filter(|seen| seen.lacked_store()).count()
     }

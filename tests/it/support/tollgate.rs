@@ -39,7 +39,6 @@ pub struct Tollgate {
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// All lines as one text.
     pub fn text(&self) -> String {
         self.0.lock().unwrap().join("\n")
     }
@@ -92,7 +91,6 @@ impl Log {
     }
 }
 
-/// A server that was not ready in time.
 #[derive(Debug)]
 pub struct FailedStart {
     /// `None` if it did not end either.
@@ -100,7 +98,6 @@ pub struct FailedStart {
     log: Log,
 }
 
-/// Settings for starting a server.
 #[derive(Debug)]
 pub struct Builder {
     rules: TempDir,
@@ -161,12 +158,10 @@ pub fn program() -> Command {
 }
 
 impl Builder {
-    /// The folder of rules.
     pub fn rules(&self) -> &Path {
         self.rules.path()
     }
 
-    /// Adds a file to the rules folder.
     pub fn file(self, name: &str, text: &str) -> Self {
         fs::write(self.rules.path().join(name), text).unwrap();
         self
@@ -195,12 +190,10 @@ impl Builder {
         self.started_by(command)
     }
 
-    /// Gives it a time of day that can be set while it runs.
     pub fn with_wall_clock(self, clock: &WallClock) -> Self {
         self.started_by(clock.starter())
     }
 
-    /// Gives it a terminal as its standard error.
     pub fn on_a_terminal(self) -> Self {
         const SCRIPT: &str = "\
 import os, pty, subprocess, sys
@@ -325,7 +318,6 @@ except OSError: pass
 }
 
 impl Tollgate {
-    /// The folder that it watches.
     pub fn rules(&self) -> &Path {
         self.rules.path()
     }
@@ -345,7 +337,6 @@ impl Tollgate {
         super::http::get(port, path).body
     }
 
-    /// The value of a metric without labels.
     #[track_caller]
     pub fn metric(&self, name: &str) -> u64 {
         let page = super::http::get(self.debug, "/metrics").body;

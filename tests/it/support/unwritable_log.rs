@@ -24,37 +24,28 @@ use super::{
     tollgate::program,
 };
 
-/// A fault of standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFault {
-    /// The descriptor is closed.
     Closed,
-    /// The disk is full.
     Full,
-    /// It is a pipe whose reader ends.
     ReaderEnds(Moment),
-    /// It is a pipe whose reader does not read.
     ReaderStalls,
 }
 
-/// When a reader ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Start,
-    /// The server is ready.
     Later,
     Reload,
     Stop,
 }
 
-/// The form of the log and of logged decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogForm {
     Text,
     Json,
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug)]
 pub struct UnwritableLog {
     pub fault: LogFault,
@@ -111,7 +102,6 @@ fn rules(limit: usize) -> String {
     format!("domain: d\ndescriptors: [{{key: k, rate_limits: [{limit}/10000years]}}]\n")
 }
 
-/// A running server.
 struct LoggingServer {
     process: Process,
     fault: LogFault,

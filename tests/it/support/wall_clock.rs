@@ -74,7 +74,6 @@ pub fn remove_rests_of(process: u32) {
     }
 }
 
-/// The time since 1970.
 #[expect(
     clippy::disallowed_methods,
     reason = "the true time, which no server is given"
