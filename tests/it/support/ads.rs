@@ -67,7 +67,8 @@ pub const SCHEME: &str = "x-seen-scheme";
 pub struct Ads {
     pub address: SocketAddr,
     shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<(Order, Done)>,
+    /// Cuts all connections, and says whether to listen from then on.
+    orders: mpsc::UnboundedSender<(bool, Done)>,
 }
 
 #[derive(Clone, Debug)]
@@ -87,20 +88,11 @@ impl Seen {
     }
 }
 
-/// Files for TLS, read for each handshake. Clients must have a certificate of this authority, and TLS is 1.3: as in
-/// Envoy Gateway.
-#[derive(Clone, Debug)]
-struct TlsFiles([PathBuf; 3]);
+/// The files of certificate, key and authority, read for each handshake.
+type TlsFiles = [PathBuf; 3];
 
 /// Notified when an order is carried out.
 type Done = std::sync::mpsc::Sender<()>;
-
-enum Order {
-    HangUp,
-    /// Also stop listening.
-    Leave,
-    Return,
-}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -185,7 +177,7 @@ impl Ads {
     /// With the mounted files: `tls.crt`, `tls.key` and `ca.crt`.
     pub fn with_tls(secret: &Secret) -> Self {
         let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.path(name));
-        Self::with(Cache::default(), Some(TlsFiles(files)))
+        Self::with(Cache::default(), Some(files))
     }
 
     fn with(cache: Cache, tls: Option<TlsFiles>) -> Self {
@@ -195,22 +187,15 @@ impl Ads {
         let (tell, address) = std::sync::mpsc::channel();
         let service = Double(shared.clone());
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
             runtime.block_on(async {
                 // It listens there again after it was away.
                 let address = (Ipv4Addr::LOCALHOST, free_port());
                 let listener = TcpListener::bind(address).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
-                serve(
-                    listener,
-                    &Routes::new(AggregatedDiscoveryServiceServer::new(service)),
-                    tls.as_ref(),
-                    received,
-                )
-                .await;
+                let routes = Routes::new(AggregatedDiscoveryServiceServer::new(service));
+                serve(listener, &routes, tls.as_ref(), received).await;
             });
         });
         Self {
@@ -271,26 +256,23 @@ impl Ads {
 
     /// Cuts all connections, without a GOAWAY.
     pub fn hang_up(&self) {
-        self.order(Order::HangUp);
+        self.order(true);
     }
 
     /// Goes away like a killed process.
     pub fn leave(&self) {
-        self.order(Order::Leave);
+        self.order(false);
     }
 
     pub fn come_back(&self) {
-        self.order(Order::Return);
+        self.order(true);
     }
 
     /// Returns when the order is carried out: a change that follows meets no connection from before it.
-    fn order(&self, order: Order) {
+    fn order(&self, listens: bool) {
         let (done, is_done) = std::sync::mpsc::channel();
-        assert!(
-            self.orders.send((order, done)).is_ok(),
-            "the control plane ended"
-        );
-        is_done.recv().expect("the control plane ended");
+        self.orders.send((listens, done)).expect("it runs");
+        is_done.recv().expect("it runs");
     }
 
     #[track_caller]
@@ -322,13 +304,8 @@ impl Ads {
 
     #[track_caller]
     pub fn wait_for_ack(&self, version: &str) -> Seen {
-        let seen = self.find(|seen| {
-            let DiscoveryRequest {
-                version_info,
-                response_nonce,
-                ..
-            } = &seen.request;
-            version_info == version && !response_nonce.is_empty()
+        let seen = self.find(|Seen { request, .. }| {
+            request.version_info == version && !request.response_nonce.is_empty()
         });
         assert_eq!(seen.refusal(), None);
         seen
@@ -345,7 +322,7 @@ async fn serve(
     listener: TcpListener,
     routes: &Routes,
     tls: Option<&TlsFiles>,
-    mut orders: mpsc::UnboundedReceiver<(Order, Done)>,
+    mut orders: mpsc::UnboundedReceiver<(bool, Done)>,
 ) {
     let address = listener.local_addr().unwrap();
     let mut listener = Some(listener);
@@ -359,22 +336,17 @@ async fn serve(
         };
         tokio::select! {
             order = orders.recv() => {
-                let Some((order, done)) = order else { return };
-                match order {
-                    Order::HangUp => connections.shutdown().await,
-                    Order::Leave => {
-                        listener = None;
-                        connections.shutdown().await;
+                let Some((listens, done)) = order else { return };
+                listener = listener.filter(|_| listens);
+                connections.shutdown().await;
+                // A program that another test starts may have the old one for a moment.
+                eventually("the port is free again", async || {
+                    if listens && listener.is_none() {
+                        listener = TcpListener::bind(address).await.ok();
                     }
-                    Order::Return => {
-                        // A program that another test starts may have the old one for a moment.
-                        eventually("the port is free again", async || {
-                            listener = TcpListener::bind(address).await.ok();
-                            listener.is_some()
-                        })
-                        .await;
-                    }
-                }
+                    listener.is_some() == listens
+                })
+                .await;
                 // A test that has failed waits no longer.
                 let _ = done.send(());
             }
@@ -392,7 +364,7 @@ async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
     match tls {
         None => http2(stream, routes).await,
         Some(files) => {
-            let acceptor = TlsAcceptor::from(Arc::new(files.config()));
+            let acceptor = TlsAcceptor::from(Arc::new(config(&files)));
             if let Ok(stream) = acceptor.accept(stream).await {
                 http2(stream, routes).await;
             }
@@ -403,36 +375,34 @@ async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
 async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Routes) {
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
-        let scheme = request.uri().scheme_str().unwrap_or_default();
-        let scheme = scheme.parse().unwrap();
-        request.headers_mut().insert(SCHEME, scheme);
+        let scheme = request.uri().scheme_str().unwrap_or_default().parse();
+        request.headers_mut().insert(SCHEME, scheme.unwrap());
         routes.call(request)
     });
-    let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let _ = builder
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-impl TlsFiles {
-    fn config(&self) -> ServerConfig {
-        let [certificate, key, ca] = &self.0;
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_file(ca).unwrap())
-            .unwrap();
-        let provider = Arc::new(ring::default_provider());
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-        let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .unwrap()
-            .with_client_cert_verifier(clients.build().unwrap())
-            .with_single_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap())
-            .unwrap();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        config
-    }
+/// As in Envoy Gateway: clients must have a certificate of the authority, and TLS is 1.3.
+fn config([certificate, key, ca]: &TlsFiles) -> ServerConfig {
+    let read = |file| CertificateDer::from_pem_file(file).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(read(ca)).unwrap();
+    let provider = Arc::new(ring::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_client_cert_verifier(clients.build().unwrap())
+        .with_single_cert(
+            vec![read(certificate)],
+            PrivateKeyDer::from_pem_file(key).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config
 }
 
 #[derive(Debug)]

@@ -1,23 +1,21 @@
 //! tollgate under the name of envoyproxy/ratelimit: no arguments, only an environment.
 
 use std::{
-    fs,
     net::SocketAddr,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::{free_port, http, tollgate::Log, wait_until};
+use super::{certificates::Secret, free_port, http, tollgate::Log, wait_until};
 
 /// A running `ratelimit` with a volume of rules. Killed on drop.
 #[derive(Debug)]
 pub struct Ratelimit {
     child: Child,
     log: Log,
-    volume: Volume,
+    volume: Secret,
     _folder: TempDir,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
@@ -28,7 +26,7 @@ pub struct Ratelimit {
 pub struct Builder {
     folder: TempDir,
     env: Vec<(String, String)>,
-    volume: Volume,
+    volume: Secret,
 }
 
 /// A `ratelimit` with these variables, in which `$ROOT` stands for the folder that a container would see as `/`. Its
@@ -39,7 +37,7 @@ pub fn with_env(env: &[(&str, &str)]) -> Builder {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), value.replace("$ROOT", root));
     Builder {
         env: env.iter().map(own).collect(),
-        volume: Volume::mount(folder.path().join("data/ratelimit/config")),
+        volume: Secret::at_folder(folder.path().join("data/ratelimit/config")),
         folder,
     }
 }
@@ -47,7 +45,7 @@ pub fn with_env(env: &[(&str, &str)]) -> Builder {
 impl Builder {
     /// Sets the rules, as the only file of their ConfigMap.
     pub fn rules(mut self, text: &str) -> Self {
-        self.volume.update(text);
+        self.volume.update(&[("config.yaml", text)]);
         self
     }
 
@@ -144,7 +142,7 @@ impl Ratelimit {
 
     /// Replaces the rules, as the kubelet does.
     pub fn update(&mut self, text: &str) {
-        self.volume.update(text);
+        self.volume.update(&[("config.yaml", text)]);
     }
 
     pub fn rlconfig(&self) -> String {
@@ -158,39 +156,5 @@ impl Drop for Ratelimit {
         // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A ConfigMap volume: its visible files are links through `..data`, which is replaced as a whole.
-#[derive(Debug)]
-struct Volume {
-    folder: PathBuf,
-    generation: usize,
-}
-
-impl Volume {
-    fn mount(folder: PathBuf) -> Self {
-        fs::create_dir_all(&folder).unwrap();
-        Self {
-            folder,
-            generation: 0,
-        }
-    }
-
-    fn update(&mut self, text: &str) {
-        let name = |generation| format!("..2026_11_21_{generation}");
-        let old = self.folder.join(name(self.generation));
-        self.generation += 1;
-        let new = name(self.generation);
-        fs::create_dir(self.folder.join(&new)).unwrap();
-        fs::write(self.folder.join(&new).join("config.yaml"), text).unwrap();
-        symlink(&new, self.folder.join("..data_tmp")).unwrap();
-        fs::rename(self.folder.join("..data_tmp"), self.folder.join("..data")).unwrap();
-        let shown = self.folder.join("config.yaml");
-        if !shown.is_symlink() {
-            symlink(Path::new("..data/config.yaml"), shown).unwrap();
-        }
-        // At the first update there is none.
-        let _ = fs::remove_dir_all(old);
     }
 }

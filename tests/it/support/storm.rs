@@ -16,10 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::{
-    SHOULD_RATE_LIMIT,
-    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
+use ::tollgate::{SHOULD_RATE_LIMIT, proto::envoy::service::ratelimit::v3::RateLimitResponse};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, ppoll},
@@ -39,8 +36,8 @@ mod frames;
 mod hpack;
 
 use frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, FIRST_WINDOW, FRAME_HEADER, GOAWAY, HEADERS, PING, RESET,
-    SETTINGS, WINDOW_UPDATE, frame, hello,
+    ACK, DATA, END_HEADERS, END_STREAM, FRAME_HEADER, GOAWAY, HEADERS, PING, RESET, SETTINGS,
+    frame, hello,
 };
 
 /// Number of callers, which send requests all the time.
@@ -122,9 +119,7 @@ impl Storm {
         thread::spawn(move || {
             // A thread that panicked has printed why; then no answers are sent.
             let seen: Result<Vec<_>, _> = lines.into_iter().map(thread::JoinHandle::join).collect();
-            if let Ok(seen) = seen {
-                let _ = answer.send(seen.concat());
-            }
+            seen.map(|seen| answer.send(seen.concat()))
         });
         Self { over, seen }
     }
@@ -142,8 +137,6 @@ impl Storm {
 struct Caller {
     /// The bytes of a call, except for the number of its stream.
     frames: Vec<u8>,
-    /// Bytes of it that count against the window: headers do not.
-    counted: usize,
     due: Instant,
     is_waiting: bool,
 }
@@ -176,7 +169,6 @@ impl Caller {
         frame(&mut frames, DATA, END_STREAM, &body);
         Self {
             frames,
-            counted: body.len(),
             due,
             is_waiting: false,
         }
@@ -193,8 +185,6 @@ struct Line {
     /// Running calls by stream.
     calls: HashMap<u32, Call>,
     next_stream: u32,
-    /// Bytes that may be sent.
-    window: usize,
     seen: Vec<Seen>,
 }
 
@@ -220,7 +210,6 @@ impl Line {
             callers,
             calls: HashMap::new(),
             next_stream: 1,
-            window: FIRST_WINDOW as usize,
             seen: Vec::new(),
         })
     }
@@ -254,7 +243,7 @@ impl Line {
     fn ask(&mut self, period: Duration) {
         let now = Instant::now();
         for (number, caller) in self.callers.iter_mut().enumerate() {
-            if caller.is_waiting || caller.due > now || self.window < caller.counted {
+            if caller.is_waiting || caller.due > now {
                 continue;
             }
             while caller.due <= now {
@@ -263,7 +252,6 @@ impl Line {
             caller.is_waiting = true;
             let stream = self.next_stream;
             self.next_stream += 2;
-            self.window -= caller.counted;
             let mut rest = caller.frames.as_slice();
             while !rest.is_empty() {
                 let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
@@ -326,9 +314,8 @@ impl Line {
                     b"grpc-message" => call.message = value.to_vec(),
                     _ => {}
                 };
-                self.headers
-                    .read(payload, see)
-                    .expect("headers are readable");
+                let read = self.headers.read(payload, see);
+                read.expect("headers are readable");
             }
             DATA => {
                 let call = self.calls.get_mut(&stream).expect("a reply to a call");
@@ -336,10 +323,6 @@ impl Line {
             }
             SETTINGS if flags & ACK == 0 => frame(&mut self.outbound, SETTINGS, ACK, &[]),
             PING if flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, payload),
-            WINDOW_UPDATE if stream == 0 => {
-                let more = u32::from_be_bytes(payload.try_into().expect("four bytes"));
-                self.window += more as usize;
-            }
             RESET | GOAWAY => panic!("the server gave up: {payload:?}"),
             _ => {}
         }
@@ -357,16 +340,16 @@ impl Call {
             Some(b"0") => {
                 // After a flag and the length.
                 let reply = RateLimitResponse::decode(&self.body[5..]).expect("a reply");
-                let what = match reply.overall_code() {
-                    Code::Ok => What::Ok,
-                    Code::OverLimit => What::OverLimit,
-                    Code::Unknown => panic!("a decision without a code"),
-                };
-                (what, ask::is_degraded(&reply))
+                let is_degraded = ask::is_degraded(&reply);
+                match ask::is_ok(&Ok(reply)) {
+                    true => (What::Ok, is_degraded),
+                    false => (What::OverLimit, is_degraded),
+                }
             }
             Some(_) => {
                 let message = String::from_utf8_lossy(&self.message).replace("%20", " ");
-                (What::Error(known(&message)), false)
+                let known = TEXTS.into_iter().find(|text| *text == message);
+                (What::Error(known.unwrap_or("another error")), false)
             }
             None => panic!("a reply without a status"),
         };
@@ -379,21 +362,15 @@ impl Call {
     }
 }
 
+/// The texts of all errors that a caller may see.
+const TEXTS: [&str; 5] = [
+    TIMEOUT,
+    "the counter store is not reachable",
+    "the counter store refused a command",
+    "too many requests are waiting for the counter store",
+    "no rate limit configuration loaded",
+];
 pub const TIMEOUT: &str = "the counter store did not answer in time";
-
-fn known(message: &str) -> &'static str {
-    const TEXTS: [&str; 5] = [
-        TIMEOUT,
-        "the counter store is not reachable",
-        "the counter store refused a command",
-        "too many requests are waiting for the counter store",
-        "no rate limit configuration loaded",
-    ];
-    TEXTS
-        .into_iter()
-        .find(|text| *text == message)
-        .unwrap_or("another error")
-}
 
 /// All answers of a storm, in the order of the requests.
 #[derive(Debug)]
@@ -432,11 +409,8 @@ impl Answers {
     }
 
     pub fn longest(&self) -> Duration {
-        self.0
-            .iter()
-            .map(|seen| seen.took)
-            .max()
-            .unwrap_or_default()
+        let took = self.0.iter().map(|seen| seen.took);
+        took.max().unwrap_or_default()
     }
 
     /// The answers to requests sent between two times.
@@ -466,10 +440,8 @@ impl Answers {
             reason = "a place among some thousand answers"
         )]
         let at = (times.len() as f64 * share) as usize;
-        times
-            .get(at.min(times.len().saturating_sub(1)))
-            .copied()
-            .unwrap_or_default()
+        let at = at.min(times.len().saturating_sub(1));
+        times.get(at).copied().unwrap_or_default()
     }
 
     /// When the first answer without the store came after `moment`.
