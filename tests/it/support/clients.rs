@@ -81,9 +81,8 @@ impl Client {
         let message = request("d", vec![descriptor(&[("k", value)])]).encode_to_vec();
         let hex: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new(tool(program));
-        command
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
-            .args([PATH, &channel.target, &hex, &calls.to_string()]);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+        command.args([PATH, &channel.target, &hex, &calls.to_string()]);
         if let Some(authority) = &channel.authority {
             command.args(["--authority", authority]);
         }
@@ -133,10 +132,8 @@ fn ending(line: &str) -> String {
     let Some(hex) = line.strip_prefix("OK ") else {
         return line.to_owned();
     };
-    let bytes: Vec<_> = (0..hex.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
-        .collect();
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let bytes: Vec<_> = (0..hex.len()).step_by(2).map(byte).collect();
     let reply = RateLimitResponse::decode(&bytes[..]).unwrap();
     format!("{:?}", reply.overall_code())
 }

@@ -14,23 +14,13 @@ pub struct Cluster {
 }
 
 /// The loss of a master is detected within a second; replicas get data at once.
-const OPTIONS: [&str; 10] = [
-    "--cluster-enabled",
-    "yes",
-    "--cluster-config-file",
-    "nodes-of-the-cluster",
-    "--cluster-node-timeout",
-    "1000",
-    "--repl-diskless-sync-delay",
-    "0",
-    "--enable-debug-command",
-    "local",
-];
+const OPTIONS: &str = "--cluster-enabled yes --cluster-config-file nodes-of-the-cluster --cluster-node-timeout 1000 \
+    --repl-diskless-sync-delay 0 --enable-debug-command local";
 
 /// Starts a server that will join a cluster. Its bus uses the port 10,000 higher.
 fn member(program: &'static str, more: &[String]) -> Redis {
     Redis::with_made(program, |_| {
-        let options = OPTIONS.iter().map(|&option| option.to_owned());
+        let options = OPTIONS.split(' ').map(str::to_owned);
         let is_old = program == "redis-server-6.2";
         // The old version does not know this option.
         let options = options.take(if is_old { 8 } else { 10 });
@@ -52,10 +42,10 @@ impl Cluster {
 
     #[track_caller]
     pub fn with(program: &'static str, replicas: usize, more: &[String]) -> Self {
-        let nodes: Vec<_> = (0..3 * (1 + replicas))
-            .map(|_| member(program, more))
-            .collect();
-        let cluster = Self { nodes };
+        let nodes = (0..3 * (1 + replicas)).map(|_| member(program, more));
+        let cluster = Self {
+            nodes: nodes.collect(),
+        };
         let addresses: Vec<_> = cluster.nodes.iter().map(Redis::address).collect();
         let mut create = vec!["--cluster", "create"];
         create.extend(addresses.iter().map(String::as_str));

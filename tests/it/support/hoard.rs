@@ -41,10 +41,8 @@ impl Hoarder {
     pub fn connect(address: SocketAddr, window: u32) -> Self {
         let mut frames = Frames::connect(address);
         let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
-        frames
-            .0
-            .write_all(&frame(SETTINGS, 0, 0, &setting))
-            .unwrap();
+        let setting = frame(SETTINGS, 0, 0, &setting);
+        frames.0.write_all(&setting).unwrap();
         if let Some(more @ 1..) = window.checked_sub(65_535) {
             let more = frame(WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
             frames.0.write_all(&more).unwrap();
@@ -93,6 +91,16 @@ impl Hoarder {
             }
         }
         true
+    }
+
+    /// So many calls, unless the server closes before.
+    fn with_calls(mut self, calls: usize, bytes: &[u8], is_end: bool) -> Self {
+        for _ in 0..calls {
+            if !self.call(bytes, is_end) && self.is_closed {
+                break;
+            }
+        }
+        self
     }
 
     /// Writes raw bytes; returns whether that succeeded.
@@ -154,14 +162,9 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
 
 /// Calls with messages of `bytes` each, without their last byte.
 pub fn calls_without_end(address: SocketAddr, calls: usize, bytes: usize) -> Hoarder {
-    let mut hoarder = Hoarder::connect(address, 65_535);
     let message = framed(&vec![b'x'; bytes]);
-    for _ in 0..calls {
-        if !hoarder.call(&message[..message.len() - 1], false) && hoarder.is_closed {
-            break;
-        }
-    }
-    hoarder
+    let begun = &message[..message.len() - 1];
+    Hoarder::connect(address, 65_535).with_calls(calls, begun, false)
 }
 
 /// Calls on `connections`, as many as each allows, with a closed window for replies: each has `descriptors`, whose
@@ -172,15 +175,7 @@ pub fn unread_replies(
     calls: usize,
     message: &[u8],
 ) -> Vec<Hoarder> {
-    let hoard = || {
-        let mut hoarder = Hoarder::connect(address, 0);
-        for _ in 0..calls {
-            if !hoarder.call(&framed(message), true) && hoarder.is_closed {
-                break;
-            }
-        }
-        hoarder
-    };
+    let hoard = || Hoarder::connect(address, 0).with_calls(calls, &framed(message), true);
     thread::scope(|scope| {
         let all: Vec<_> = (0..connections).map(|_| scope.spawn(hoard)).collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -201,11 +196,8 @@ pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
 pub fn made_up_names(names: usize, length: usize) -> Vec<Vec<u8>> {
     const OF_EACH: usize = 100;
     let name = |number| format!("{number:0>length$}");
-    let all: Vec<_> = (0..names)
-        .map(|number| descriptor(&[("named", &name(number))]))
-        .collect();
-    let requests = all.chunks(OF_EACH);
-    requests
-        .map(|some| request("d", some.to_vec()).encode_to_vec())
-        .collect()
+    let all = (0..names).map(|number| descriptor(&[("named", &name(number))]));
+    let all: Vec<_> = all.collect();
+    let requests = all.chunks(OF_EACH).map(|some| request("d", some.to_vec()));
+    requests.map(|request| request.encode_to_vec()).collect()
 }

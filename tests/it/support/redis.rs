@@ -4,7 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -37,12 +37,8 @@ pub struct Redis {
 }
 
 /// The supported servers, by the names of their tools; the first is the usual one.
-pub const PROGRAMS: [&str; 4] = [
-    "redis-server",
-    "redis-server-6.2",
-    "redis-server-8",
-    "valkey-server-9",
-];
+#[rustfmt::skip]
+pub const PROGRAMS: [&str; 4] = ["redis-server", "redis-server-6.2", "redis-server-8", "valkey-server-9"];
 
 impl Redis {
     #[track_caller]
@@ -59,9 +55,8 @@ impl Redis {
     /// Starts it with further options, such as `["--requirepass", "secret"]`.
     #[track_caller]
     pub fn with(options: &[&str]) -> Self {
-        Self::with_made(PROGRAMS[0], |_| {
-            options.iter().map(|&option| option.to_owned()).collect()
-        })
+        let owned = |_: &Path| options.iter().map(|&option| option.to_owned()).collect();
+        Self::with_made(PROGRAMS[0], owned)
     }
 
     /// Starts it with options that are made for each attempt, because they may contain a port that another process
@@ -120,8 +115,7 @@ impl Redis {
     /// Starts a server that also supports TLS, with further options, and requires no client certificate.
     #[track_caller]
     pub fn with_tls_and(folder: &Path, options: &[&str]) -> Self {
-        let options = [&["--tls-auth-clients", "no"], options].concat();
-        Self::with_tls_options(folder, &options)
+        Self::with_tls_options(folder, &[&["--tls-auth-clients", "no"], options].concat())
     }
 
     #[track_caller]
@@ -140,11 +134,9 @@ impl Redis {
     }
 
     pub fn tls_port(&self) -> &str {
-        let at = self
-            .options
-            .iter()
-            .position(|option| option == "--tls-port");
-        &self.options[at.expect("it speaks TLS") + 1]
+        let mut options = self.options.iter();
+        options.find(|option| *option == "--tls-port");
+        options.next().expect("it speaks TLS")
     }
 
     pub fn with_password(password: &str) -> Self {
@@ -169,26 +161,25 @@ impl Redis {
     /// Runs redis-cli and returns its output.
     #[track_caller]
     pub fn cli(&self, args: &[&str]) -> String {
-        let mut command = Command::new(tool("redis-cli"));
-        command.args(["-p", &self.port.to_string()]);
-        if let Some(password) = &self.password {
-            command.env("REDISCLI_AUTH", password);
-        }
-        let output = command.args(args).output().unwrap();
+        let output = self.cli_output(args);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Like [`cli`](Self::cli), for a server that may be gone or may refuse; `None` without output.
     pub fn cli_if_there(&self, args: &[&str]) -> Option<String> {
+        let output = self.cli_output(args);
+        let said = String::from_utf8(output.stdout).unwrap();
+        output.status.success().then_some(said)
+    }
+
+    fn cli_output(&self, args: &[&str]) -> Output {
         let mut command = Command::new(tool("redis-cli"));
         command.args(["-p", &self.port.to_string()]);
         if let Some(password) = &self.password {
             command.env("REDISCLI_AUTH", password);
         }
-        let output = command.args(args).output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        output.status.success().then_some(said)
+        command.args(args).output().unwrap()
     }
 
     /// Kills it, as a crash would.
@@ -231,10 +222,8 @@ impl Redis {
     /// All keys; they must be printable.
     pub fn keys(&self) -> Vec<String> {
         let keys = self.cli(&["KEYS", "*"]);
-        keys.lines()
-            .filter(|key| !key.is_empty())
-            .map(str::to_owned)
-            .collect()
+        let keys = keys.lines().filter(|key| !key.is_empty());
+        keys.map(str::to_owned).collect()
     }
 
     #[track_caller]
@@ -296,15 +285,12 @@ impl Monitor<'_> {
             heard = self.lines.text();
             heard.contains(LAST)
         });
-        heard
-            .lines()
-            .filter(|line| !line.contains(LAST))
-            .map(|line| {
-                let (_, command) = line.split_once("] ").expect("[database client] command");
-                command.to_owned()
-            })
-            .filter(|command| !["\"PING\"", "\"TIME\"", "\"ROLE\""].contains(&command.as_str()))
-            .collect()
+        let lines = heard.lines().filter(|line| !line.contains(LAST));
+        let commands =
+            lines.map(|line| line.split_once("] ").expect("[database client] command").1);
+        let probes = ["\"PING\"", "\"TIME\"", "\"ROLE\""];
+        let others = commands.filter(|command| !probes.contains(command));
+        others.map(str::to_owned).collect()
     }
 }
 
@@ -325,40 +311,36 @@ fn spawn(
         }
         None => Command::new(program),
     };
+    let port = port.to_string();
     match options.split_first() {
         Some((file, others)) if file.ends_with(".conf") => {
-            command
-                .arg(file)
-                .args(["--port", &port.to_string()])
-                .args(others);
+            command.arg(file).args(["--port", &port]).args(others);
         }
         _ => {
+            command.args(["--port", &port, "--bind", "127.0.0.1"]);
             command
-                .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
                 .args(["--save", "", "--appendonly", "no"])
                 .args(options);
         }
     }
     command
-        .current_dir(folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the server is installed")
+        .stderr(Stdio::null());
+    let child = command.current_dir(folder.path()).spawn();
+    child.expect("the server is installed")
 }
 
 /// Whether a Redis on `port` answers at all.
 fn answers(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
-        return false;
+    let ask = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"PING\r\n")?;
+        // `+PONG`, or `-NOAUTH` from a server with a password.
+        stream.read_exact(&mut [0; 1])
     };
-    stream
-        .set_read_timeout(Some(Duration::from_secs(1)))
-        .unwrap();
-    let mut reply = [0; 1];
-    // `+PONG`, or `-NOAUTH` from a server with a password.
-    stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut reply).is_ok()
+    ask().is_ok()
 }
 
 impl Drop for Redis {

@@ -84,10 +84,8 @@ impl Log {
 
     fn ready_line(&self) -> Option<serde_json::Value> {
         let lines = self.0.lock().unwrap();
-        let line = lines
-            .iter()
-            .find(|line| line.contains("tollgate is ready"))?;
-        serde_json::from_str(line).ok()
+        let mut lines = lines.iter();
+        serde_json::from_str(lines.find(|line| line.contains("tollgate is ready"))?).ok()
     }
 }
 
@@ -130,14 +128,19 @@ pub fn builder() -> Builder {
 /// recognised.
 pub fn bare() -> Builder {
     let mut command = program();
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+    quiet(&mut command);
     Builder {
         rules: TempDir::new().unwrap(),
         command,
     }
+}
+
+/// Only its standard error is read.
+fn quiet(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
 }
 
 /// Another build of the program to test, if one is set.
@@ -185,8 +188,8 @@ impl Builder {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", script, "sh"])
-            .arg(super::tool("faketime"))
-            .args(["--exclude-monotonic", "-f", offset]);
+            .arg(super::tool("faketime"));
+        command.args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)
     }
 
@@ -219,21 +222,14 @@ except OSError: pass
 
     /// Starts it through a program that takes the command after its own arguments.
     fn started_by(mut self, mut command: Command) -> Self {
+        let envs = self.command.get_envs();
+        let envs = envs.filter_map(|(name, value)| Some((name, value?)));
+        command.env_clear().envs(envs).env("PATH", "/usr/bin:/bin");
         command
-            .env_clear()
             .arg(self.command.get_program())
-            .args(self.command.get_args())
-            .envs(
-                self.command
-                    .get_envs()
-                    .filter_map(|(name, value)| Some((name, value?))),
-            )
-            .env("PATH", "/usr/bin:/bin")
-            // It has a child process, which must end with it.
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
+            .args(self.command.get_args());
+        // It has a child process, which must end with it.
+        quiet(&mut command).process_group(0);
         self.command = command;
         self
     }
@@ -256,14 +252,10 @@ except OSError: pass
     /// Starts it and waits until it is ready.
     #[track_caller]
     pub fn start(self) -> Tollgate {
-        match self.start_within(PATIENCE) {
-            Ok(server) => server,
-            Err(FailedStart {
-                status: Some(status),
-                log,
-            }) => panic!("tollgate ended with {status}:\n{}", log.text()),
-            Err(FailedStart { log, .. }) => panic!("tollgate is not ready:\n{}", log.text()),
-        }
+        self.start_within(PATIENCE)
+            .unwrap_or_else(|FailedStart { status, log }| {
+                panic!("tollgate is not ready, {status:?}:\n{}", log.text())
+            })
     }
 
     /// Starts it and waits until it is ready.
@@ -329,21 +321,17 @@ impl Tollgate {
     /// The page at `path`, on the port that serves it.
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
-        let port = if path.starts_with("/healthcheck") {
-            self.http
-        } else {
-            self.debug
-        };
+        let is_health = path.starts_with("/healthcheck");
+        let port = if is_health { self.http } else { self.debug };
         super::http::get(port, path).body
     }
 
     #[track_caller]
     pub fn metric(&self, name: &str) -> u64 {
-        let page = super::http::get(self.debug, "/metrics").body;
-        let value = page
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-            .unwrap_or_else(|| panic!("no {name} in\n{page}"));
+        let page = self.page("/metrics");
+        let mut lines = page.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.unwrap_or_else(|| panic!("no {name} in\n{page}"));
         value.parse().unwrap()
     }
 
@@ -385,8 +373,7 @@ impl Tollgate {
     /// Processor time of all threads so far, to 10 ms.
     pub fn processor_time(&self) -> Duration {
         const TICKS_A_SECOND: u64 = 100;
-        let path = format!("/proc/{}/stat", self.pid());
-        let stat = fs::read_to_string(path).unwrap();
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         // proc(5): 14 and 15, of which 3 is the first behind the name.
         let (_, fields) = stat.rsplit_once(')').unwrap();
         let ticks = fields.split_whitespace().skip(11).take(2);
@@ -395,8 +382,7 @@ impl Tollgate {
     }
 
     fn memory(&self, which: &str) -> u64 {
-        let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
-        let status = fs::read_to_string(path).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024

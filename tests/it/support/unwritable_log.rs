@@ -6,7 +6,7 @@ use std::{
     io::{self, PipeReader},
     net::SocketAddr,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -27,7 +27,9 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFault {
     Closed,
+    /// The disk is full.
     Full,
+    /// A pipe whose reader ends at this moment, or never reads.
     ReaderEnds(Moment),
     ReaderStalls,
 }
@@ -35,11 +37,13 @@ pub enum LogFault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Start,
+    /// The server is ready.
     Later,
     Reload,
     Stop,
 }
 
+/// The form of the log and of logged decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogForm {
     Text,
@@ -66,34 +70,16 @@ impl LogFault {
 
 impl LogForm {
     pub const ALL: [Self; 2] = [Self::Text, Self::Json];
-
-    fn args(self) -> &'static [&'static str] {
-        match self {
-            Self::Text => &["--log-format", "text"],
-            Self::Json => &["--log-format", "json"],
-        }
-    }
 }
 
 impl fmt::Display for LogFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Full => "full",
-            Self::ReaderEnds(Moment::Start) => "reader ends at the start",
-            Self::ReaderEnds(Moment::Later) => "reader ends later",
-            Self::ReaderEnds(Moment::Reload) => "reader ends before a reload",
-            Self::ReaderEnds(Moment::Stop) => "reader ends before SIGTERM",
-            Self::ReaderStalls => "reader stalls",
-        })
+        fmt::Debug::fmt(self, f)
     }
 }
 
 /// Calls that are logged while the reader stalls: more than a pipe holds.
 const STALLED_CALLS: usize = 1500;
-
-/// A long value, so that few lines fill a pipe.
-const LONG_VALUE: [u8; 200] = [b'x'; 200];
 
 /// Longest time for a call: no decision waits for the log.
 const CALL: Duration = Duration::from_secs(10);
@@ -127,9 +113,10 @@ impl UnwritableLog {
         let mut client = connect(server.grpc).await;
         admits(&mut client, "a", 2).await?;
         if self.fault == LogFault::ReaderStalls {
-            let value = str::from_utf8(&LONG_VALUE)?;
+            // Long, so that few lines fill a pipe.
+            let value = "x".repeat(200);
             for _ in 0..STALLED_CALLS {
-                decided(&mut client, value).await?;
+                decided(&mut client, &value).await?;
             }
         }
         server.reset("a")?;
@@ -174,7 +161,7 @@ async fn admits(client: &mut Client, value: &str, limit: usize) -> anyhow::Resul
     }
     ensure!(
         admitted == limit,
-        "{admitted} of {value} were admitted instead of {limit}"
+        "{admitted} of {value} passed, not {limit}"
     );
     Ok(())
 }
@@ -186,31 +173,27 @@ impl LoggingServer {
         let address = || SocketAddr::from(([127, 0, 0, 1], free_port()));
         let (grpc, http, debug) = (address(), address(), address());
         let server = program();
-        // A shell can start a program without a descriptor.
-        let redirection = match run.fault {
-            LogFault::Closed => "2>&-",
-            _ => "",
+        let form = match run.form {
+            LogForm::Text => "text",
+            LogForm::Json => "json",
         };
+        let args = format!(
+            "serve --workers 2 --drain-delay 0 --log-decisions all --log-format {form} --grpc-host 127.0.0.1 --grpc-port {} \
+             --host 127.0.0.1 --port {} --debug-port {} --config-dir",
+            grpc.port(),
+            http.port(),
+            debug.port()
+        );
+        // A shell can start a program without a descriptor.
+        let is_closed = run.fault == LogFault::Closed;
+        let script = format!("exec \"$@\" {}", if is_closed { "2>&-" } else { "" });
         let mut command = Command::new("/bin/sh");
         command
             .env_clear()
-            .args(["-c", &format!("exec \"$@\" {redirection}"), "sh"])
-            .arg(server.get_program())
-            .args([
-                "serve",
-                "--workers",
-                "2",
-                "--drain-delay",
-                "0",
-                "--log-decisions",
-                "all",
-            ])
-            .args(["--grpc-host", "127.0.0.1", "--host", "127.0.0.1"])
-            .args(["--grpc-port", &grpc.port().to_string()])
-            .args(["--port", &http.port().to_string()])
-            .args(["--debug-port", &debug.port().to_string()])
-            .args(run.form.args())
-            .arg("--config-dir")
+            .args(["-c", &script, "sh"])
+            .arg(server.get_program());
+        command
+            .args(args.split(' '))
             .arg(folder.path())
             .stdout(Stdio::null());
         let mut reader = None;
@@ -252,7 +235,7 @@ impl LoggingServer {
         what: &str,
         mut is_so: impl FnMut(&mut Self) -> bool,
     ) -> anyhow::Result<()> {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         while !is_so(self) {
             // It may have ended since, as it should.
             if let Some(status) = self.process.status()
@@ -260,10 +243,7 @@ impl LoggingServer {
             {
                 anyhow::bail!("not so: {what}; the server ended with {status}");
             }
-            ensure!(
-                std::time::Instant::now() < deadline,
-                "not so in time: {what}"
-            );
+            ensure!(Instant::now() < deadline, "not so in time: {what}");
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -310,10 +290,10 @@ impl LoggingServer {
             }
             // It loses lines when the process ends.
             LogFault::ReaderEnds(Moment::Stop) | LogFault::ReaderStalls => Ok(()),
-            LogFault::Full | LogFault::ReaderEnds(_) => self
-                .until("lost lines are counted", |server| {
-                    server.metric("tollgate_log_lines_dropped_total") > Some(0)
-                }),
+            LogFault::Full | LogFault::ReaderEnds(_) => {
+                let dropped = |server: &mut Self| server.metric("tollgate_log_lines_dropped_total");
+                self.until("lost lines are counted", |server| dropped(server) > Some(0))
+            }
         }
     }
 }
