@@ -1,10 +1,10 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate restarts, and Redis is frozen or killed. After each round all counters are read from
-//! Redis past tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate is killed, and Redis is frozen. After each round all counters are read from Redis past
+//! tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
-//! - a cost is charged whatever happens to its token or the store, unless an answer is unknown;
+//! - a cost is charged whatever happens to its token, unless an answer is unknown;
 //! - no ended window changes, because its counter is compared too.
 //!
 //! tollgate's own clock is set by the history, and always is hours away from the end of a window.
@@ -27,9 +27,7 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    model::{
-        Asking, Changes, DAY, ESTIMATE, EndKind, HitChange, Lease, LeaseModel, RulesInUse, VARIANTS,
-    },
+    model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS},
     stores::{Place, Stores},
 };
 use crate::it::support::{
@@ -47,28 +45,17 @@ const TENANTS: usize = 6;
 
 const KEPT: usize = 60;
 
-/// For a call that a busy machine delays.
-const PATIENT: &str = "10s";
-
-/// A Redis that is frozen for longer loses calls.
-const IMPATIENT: &str = "300ms";
-
 /// A caller that gives up waits so long for a frozen Redis.
 const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
-
-/// Costs that wait for Redis are sent within a second of its return.
-const SENT_WITHIN: Duration = Duration::from_millis(1500);
 
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-const EVENTS: [Event; 23] = {
-    use Event::{
-        Away, Burst, Clock, Emptied, Frozen, GiveUp, Killed, Late, Reload, Reset, Restart,
-    };
+const EVENTS: [Event; 20] = {
+    use Event::{Burst, Clock, Frozen, GiveUp, Killed, Reload, Reset, Restart};
     [
-        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Away, Burst,
-        Reset, Clock, Reload, Late, GiveUp, Burst, Restart, Frozen, Clock, Reload, Emptied,
+        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Burst, Reset,
+        Clock, Reload, GiveUp, Burst, Restart, Frozen, Clock, Reload,
     ]
 };
 
@@ -83,19 +70,13 @@ enum Event {
     /// tollgate is killed in the middle of calls.
     Killed,
     Restart,
-    /// Redis does not answer in time.
-    Late,
-    /// A Redis is killed, and comes back as it was.
-    Away,
-    /// A Redis is killed, and comes back empty.
-    Emptied,
     Clock,
     Reload,
     Reset,
 }
 
 /// These happen in every history, unless it is too small. Others depend on time.
-const STEPS: &str = "burst, cancelled, clock, failed, frozen, killed, late, refused, released, reload, repeated, \
+const STEPS: &str = "burst, cancelled, clock, frozen, killed, refused, released, reload, repeated, \
     reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
 
 #[derive(Clone, Copy, Debug)]
@@ -198,8 +179,6 @@ enum Unanswered {
     MayCount,
     /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
     GivenBack,
-    /// This server is known to be lost. Costs wait for it.
-    Lost(usize),
     /// Nothing is known.
     Unknown,
 }
@@ -213,9 +192,6 @@ struct History {
     replicas: Vec<Replica>,
     started: usize,
     rules: RulesInUse,
-    /// Losses so far: then there are other tenants, because each process may know for a second that the old ones are
-    /// over their limit.
-    losses: usize,
     leases: Vec<Lease>,
     model: LeaseModel,
     calls: usize,
@@ -248,7 +224,6 @@ impl History {
                 gives_back: true,
                 number: 1,
             },
-            losses: 0,
             leases: Vec::new(),
             model: LeaseModel::default(),
             calls: 0,
@@ -257,20 +232,20 @@ impl History {
             plan,
         };
         history.set_clock(0).await;
-        history.start_replicas(PATIENT).await;
+        history.start_replicas().await;
         history
     }
 
     /// Starts one process with a cache of full counters, or two without: such a cache does not know of the other's
     /// settlements.
-    async fn start_replicas(&mut self, patience: &str) {
+    async fn start_replicas(&mut self) {
         self.replicas.clear();
         let count = 1 + self.below(2);
         let args = self.stores.args();
         for _ in 0..count {
             let mut builder = tollgate::with_rules(&self.rules.text())
                 .args(args.iter().map(String::as_str))
-                .args(["--redis-timeout", patience, "--clock", "local"]);
+                .args(["--redis-timeout", "10s", "--clock", "local"]);
             if count > 1 {
                 builder = builder.args(["--local-cache-bytes", "0"]);
             }
@@ -313,10 +288,6 @@ impl History {
         sleep(Duration::from_millis(2)).await;
     }
 
-    fn tenant(&self, number: usize) -> String {
-        format!("{}-{number}", self.losses)
-    }
-
     async fn round(&mut self, round: usize) {
         if round % ROUNDS_PER_EVENT != ROUNDS_PER_EVENT - 1 {
             let messages = self.messages();
@@ -339,12 +310,9 @@ impl History {
             }
             Event::Killed => self.kill_tollgate().await,
             Event::Restart => {
-                self.start_replicas(PATIENT).await;
+                self.start_replicas().await;
                 self.note("restart");
             }
-            Event::Late => self.be_late().await,
-            Event::Away => self.lose(true).await,
-            Event::Emptied => self.lose(false).await,
             Event::Clock => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
@@ -367,7 +335,7 @@ impl History {
                 _ => {
                     let number = self.below(TENANTS);
                     Some(Message::Unreserved {
-                        tenant: self.tenant(number),
+                        tenant: tenant(number),
                         cost: self.random.below(50),
                     })
                 }
@@ -380,16 +348,6 @@ impl History {
             }
         }
         messages
-    }
-
-    /// Whether this server has a counter of each tenant.
-    fn is_on(&mut self, message: &Message, server: usize) -> bool {
-        let mut tenants = self.tenants(message).into_iter();
-        tenants.all(|tenant| self.is_at(&tenant, server))
-    }
-
-    fn is_at(&mut self, tenant: &str, server: usize) -> bool {
-        self.plan.place == Place::TwoRedis || self.stores.home(tenant, DAY) == server
     }
 
     fn tenants(&self, message: &Message) -> Vec<String> {
@@ -417,7 +375,7 @@ impl History {
                 // More than the lowest limit.
                 _ => Some(500 + self.random.below(300)),
             };
-            hits.push((self.tenant(number), sent));
+            hits.push((tenant(number), sent));
         }
         Some(Message::Reserve { hits })
     }
@@ -600,7 +558,6 @@ impl History {
                     self.note("refused");
                 }
             }
-            (Reply::Failed(_), Unanswered::Lost(_)) => self.note("failed"),
             (Reply::Dropped, Unanswered::GivenBack) => self.note("cancelled"),
             (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
                 self.note("perhaps reserved");
@@ -614,27 +571,10 @@ impl History {
 
     /// Has the effect of an order, whose message was for these changes.
     fn order(&mut self, changes: &Changes, reply: Reply, unanswered: Unanswered) {
-        let adds = |change: &HitChange| matches!(change, HitChange::Add(_));
         match (reply, unanswered) {
-            (Reply::Answered(reply), unanswered) => {
+            (Reply::Answered(reply), _) => {
                 assert!(is_ok(&Ok(reply)), "an order has no limit");
-                let each = changes.iter().cloned();
-                let (added, given_back): (Changes, Changes) =
-                    each.partition(|(_, change)| adds(change));
-                match unanswered {
-                    Unanswered::Lost(server) => {
-                        // It is sent later, if it cannot be sent now.
-                        self.model.apply(&added);
-                        let is_lost = given_back.iter().any(|(key, _)| self.home(key) == server);
-                        if is_lost {
-                            self.note("lost");
-                        } else {
-                            self.model.apply(&given_back);
-                        }
-                    }
-                    Unanswered::Unknown => self.model.perhaps(changes),
-                    Unanswered::MayCount | Unanswered::GivenBack => self.model.apply(changes),
-                }
+                self.model.apply(changes);
             }
             (Reply::Dropped, Unanswered::GivenBack) => self.model.apply(changes),
             (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
@@ -644,18 +584,10 @@ impl History {
         }
     }
 
-    /// The server of a counter.
-    fn home(&mut self, key: &str) -> usize {
-        let (descriptor, rest) = key.rsplit_once('}').expect("a key has braces");
-        let (_, tenant) = descriptor.rsplit_once(':').expect("a tenant has a length");
-        let (secs, _) = rest.split_once('@').expect("a window has a number");
-        self.stores.home(tenant, secs.parse().unwrap())
-    }
-
     /// Many requests for one tenant at once: as many are admitted as fit.
     async fn burst(&mut self) {
         let number = self.below(TENANTS);
-        let tenant = self.tenant(number);
+        let tenant = tenant(number);
         let hits = 1 + self.random.below(300);
         let count = 2 + self.below(10);
         let message = Message::Reserve {
@@ -690,13 +622,8 @@ impl History {
     async fn freeze(&mut self) {
         self.reserve_anew().await;
         let count = self.stores.servers().len();
-        let servers = match self.below(2) {
-            0 => 0..count,
-            _ => {
-                let one = self.below(count);
-                one..one + 1
-            }
-        };
+        let (all, one) = (self.below(2) == 0, self.below(count));
+        let servers = if all { 0..count } else { one..one + 1 };
         let mut hasty = self.latest_ends();
         let patient = hasty.split_off(TENANTS / 2 + 1);
         // An end, and reservations.
@@ -734,11 +661,8 @@ impl History {
 
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
-        let count = |replica: &Replica| {
-            let server = &replica.server;
-            server.metric("tollgate_late_calls_total")
-        };
-        self.replicas.iter().map(count).sum()
+        let servers = self.replicas.iter().map(|replica| &replica.server);
+        servers.map(|server| server.metric("tollgate_late_calls_total")).sum()
     }
 
     /// Waits until every worker has done what it does for callers that have gone: charges that were on their way, and
@@ -746,7 +670,7 @@ impl History {
     async fn pass_through(&mut self) {
         const TIMES: usize = 6;
         // No cache knows the last one.
-        let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
+        let mut tenants: Vec<_> = (0..TENANTS).map(tenant).collect();
         tenants.extend(probes());
         for client in self.clients() {
             for _ in 0..TIMES {
@@ -766,25 +690,6 @@ impl History {
         }
     }
 
-    /// Waits until every worker knows that a server is lost.
-    async fn await_loss(&mut self, server: usize) {
-        let lost: Vec<_> = probes()
-            .filter(|tenant| self.is_at(tenant, server))
-            .collect();
-        for client in self.clients() {
-            let mut failures = 0;
-            eventually("the loss is known", async || {
-                failures = if look(client, &lost).await.is_err() {
-                    failures + 1
-                } else {
-                    0
-                };
-                failures == 3
-            })
-            .await;
-        }
-    }
-
     /// tollgate is killed at any moment of some calls, and started again.
     async fn kill_tollgate(&mut self) {
         let messages = self.messages();
@@ -796,40 +701,8 @@ impl History {
             self.judge(call, Unanswered::Unknown);
         }
         self.check().await;
-        self.start_replicas(PATIENT).await;
+        self.start_replicas().await;
         self.note("killed");
-    }
-
-    /// A Redis answers later than tollgate waits.
-    async fn be_late(&mut self) {
-        self.start_replicas(IMPATIENT).await;
-        self.reserve_anew().await;
-        let server = self.below(self.stores.servers().len());
-        let messages = self.latest_ends();
-        self.stores.servers()[server].freeze();
-        let calls = self.send(messages, |_| None);
-        let calls = answers(calls).await;
-        self.stores.servers()[server].thaw();
-        for call in calls {
-            self.judge(call, Unanswered::Unknown);
-        }
-        self.await_health().await;
-        self.await_costs().await;
-        self.check().await;
-        self.start_replicas(PATIENT).await;
-        self.note("late");
-    }
-
-    /// Waits until costs that were not sent before are sent, at a moment that nothing else shows.
-    async fn await_costs(&mut self) {
-        let (mut found, mut since) = (self.stores.look(), Instant::now());
-        while since.elapsed() < SENT_WITHIN {
-            sleep(SENT_WITHIN / 20).await;
-            let again = self.stores.look();
-            if again != found {
-                (found, since) = (again, Instant::now());
-            }
-        }
     }
 
     /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
@@ -853,7 +726,7 @@ impl History {
     }
 
     async fn reserve_for_all(&mut self) {
-        let hits = |number| vec![(self.tenant(number), None)];
+        let hits = |number| vec![(tenant(number), None)];
         let messages = (0..TENANTS).map(|number| Message::Reserve { hits: hits(number) });
         let messages = messages.collect();
         self.call(messages, |_| None, Unanswered::MayCount).await;
@@ -874,48 +747,10 @@ impl History {
         ends
     }
 
-    /// A Redis is killed, and comes back as it was, or empty.
-    async fn lose(&mut self, keeps: bool) {
-        let server = self.below(self.stores.servers().len());
-        self.reserve_anew().await;
-        self.stores.kill(server, keeps);
-        if !keeps {
-            let mut model = std::mem::take(&mut self.model);
-            model.forget(|key| self.home(key) == server);
-            self.model = model;
-        }
-        self.await_loss(server).await;
-        let mut messages = self.latest_ends();
-        messages.retain(|message| self.is_on(message, server));
-        self.call(messages, |_| None, Unanswered::Lost(server))
-            .await;
-        // Costs that come alone wait as well, and nothing is reserved.
-        let (mut costs, mut reservations) = (Vec::new(), Vec::new());
-        for number in 0..TENANTS {
-            let tenant = self.tenant(number);
-            let hits = vec![(tenant.clone(), None)];
-            let cost = 1 + self.random.below(50);
-            costs.push(Message::Unreserved { tenant, cost });
-            reservations.push(Message::Reserve { hits });
-        }
-        for mut messages in [costs, reservations] {
-            messages.retain(|message| self.is_on(message, server));
-            self.call(messages, |_| None, Unanswered::Lost(server))
-                .await;
-        }
-        self.stores.restart(server);
-        self.await_health().await;
-        if self.plan.place == Place::Cluster {
-            self.await_costs().await;
-        }
-        self.losses += 1;
-        self.note(if keeps { "lost for a while" } else { "emptied" });
-    }
-
     /// Resets the counters of a tenant, as an operator does.
     async fn reset(&mut self) {
         let number = self.below(TENANTS);
-        let tenant = self.tenant(number);
+        let tenant = tenant(number);
         let replica = self.below(self.replicas.len());
         let Replica {
             server, process, ..
@@ -974,6 +809,10 @@ async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
     let mut calls = calls.join_all().await;
     calls.sort_unstable_by_key(|call| call.number);
     calls
+}
+
+fn tenant(number: usize) -> String {
+    format!("tenant-{number}")
 }
 
 /// Tenants without hits, some on each server.

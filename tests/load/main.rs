@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during a history. `--clocks` steps the clocks of tollgate and of Redis instead.
-//! `--leases` compares reservations, their ends and losses of Redis with a model, counter by counter. `--only` takes the
+//! `--leases` compares reservations and their ends with a model, counter by counter. `--only` takes the
 //! scenarios and attacks whose names contain the text. `--server FILE` attacks another build, and `--write` puts the table
 //! between the two marks of a page.
 
@@ -54,7 +54,7 @@ use it::support::{
 };
 use stores::Place;
 
-/// The calls of a history. Those of leases lose Redis again and again, and make about a hundred calls a second.
+/// The calls of a history. Those of leases look at all counters after each round, and make about a hundred a second.
 const CALLS: usize = 1_000_000;
 const LEASE_CALLS: usize = 20_000;
 

@@ -276,10 +276,6 @@ impl LeaseModel {
         }
     }
 
-    pub fn forget(&mut self, mut is_lost: impl FnMut(&str) -> bool) {
-        self.counts.retain(|key, _| !is_lost(key));
-    }
-
     /// The counters that hold other hits than they have to.
     pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
         let mut wrong = Vec::new();

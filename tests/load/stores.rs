@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 
 use redis::{Connection, Pipeline, cmd};
 
-use super::model::{DAY, key};
 use crate::it::support::{cluster::Cluster, redis::Redis};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +37,6 @@ pub struct Stores {
     redis: Vec<Redis>,
     cluster: Option<Cluster>,
     connections: HashMap<u16, Connection>,
-    /// The node of each tenant in a cluster.
-    nodes: HashMap<String, usize>,
 }
 
 impl Stores {
@@ -53,17 +50,12 @@ impl Stores {
             redis: (0..count).map(|_| Redis::start()).collect(),
             cluster: (place == Place::Cluster).then(|| Cluster::start(0)),
             connections: HashMap::new(),
-            nodes: HashMap::new(),
         };
-        stores.be_patient();
-        stores
-    }
-
-    /// A node of a cluster may be silent for a minute before the others give it up.
-    fn be_patient(&self) {
-        for node in self.cluster.iter().flat_map(|cluster| &cluster.nodes) {
+        // A node may be silent for a minute before the others give it up.
+        for node in stores.cluster.iter().flat_map(|cluster| &cluster.nodes) {
             node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
+        stores
     }
 
     /// The arguments by which tollgate finds them.
@@ -88,22 +80,6 @@ impl Stores {
             Some(cluster) => &cluster.nodes,
             None => &self.redis,
         }
-    }
-
-    pub fn home(&mut self, tenant: &str, secs: u64) -> usize {
-        let Some(cluster) = &self.cluster else {
-            return usize::from(self.redis.len() > 1 && secs < 6 * DAY);
-        };
-        *self.nodes.entry(tenant.to_owned()).or_insert_with(|| {
-            // Each of the three nodes has a third of the slots, in order.
-            let asked = ["CLUSTER", "KEYSLOT", &key(tenant, secs, 0)];
-            let slot = cluster
-                .nodes
-                .iter()
-                .find_map(|node| node.cli_if_there(&asked));
-            let slot: f64 = slot.unwrap().trim().parse().unwrap();
-            [5460.5, 10922.5].iter().filter(|end| slot > **end).count()
-        })
     }
 
     pub fn look(&mut self) -> BTreeMap<String, u64> {
@@ -131,31 +107,5 @@ impl Stores {
                 .extend(held.filter_map(|(key, hits)| Some((key, hits.filter(|hits| *hits > 0)?))));
         }
         found
-    }
-
-    /// Kills a server. It comes back with all of its counters, or none of them.
-    pub fn kill(&mut self, server: usize, keeps: bool) {
-        self.connections.clear();
-        let redis = self.server(server);
-        if !keeps {
-            redis.cli(&["FLUSHALL"]);
-        }
-        redis.cli(&["SAVE"]);
-        redis.kill();
-    }
-
-    pub fn restart(&mut self, server: usize) {
-        self.server(server).restart();
-        if let Some(cluster) = &self.cluster {
-            cluster.await_agreement();
-            self.be_patient();
-        }
-    }
-
-    fn server(&mut self, number: usize) -> &mut Redis {
-        match &mut self.cluster {
-            Some(cluster) => &mut cluster.nodes[number],
-            None => &mut self.redis[number],
-        }
     }
 }
