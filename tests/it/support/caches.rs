@@ -16,9 +16,6 @@ pub enum Cache {
     /// A snapshot cache of earlier versions: each request with another version than the newest gets the newest.
     Newest(Option<DiscoveryResponse>),
     Snapshot(SnapshotCache),
-    /// A snapshot cache behind a server that answers requests for several types in a fixed order. A client of one
-    /// type sees no difference.
-    Ordered(SnapshotCache),
     Linear(LinearCache),
     /// A cache for each type.
     Mux(BTreeMap<String, Cache>),
@@ -67,10 +64,6 @@ impl Cache {
         Self::Snapshot(SnapshotCache::default())
     }
 
-    pub fn ordered() -> Self {
-        Self::Ordered(SnapshotCache::default())
-    }
-
     pub fn linear() -> Self {
         Self::Linear(LinearCache::default())
     }
@@ -81,11 +74,10 @@ impl Cache {
         Self::Mux([(TYPE_URL.to_owned(), cache), (other, Self::linear())].into())
     }
 
-    /// All four, empty; the last one twice.
-    pub fn all() -> [NamedCache; 5] {
+    /// All three, empty; the last one twice.
+    pub fn all() -> [NamedCache; 4] {
         [
             ("snapshot", Self::snapshot),
-            ("ordered", Self::ordered),
             ("linear", Self::linear),
             ("mux of linear", || Self::mux(Self::linear())),
             ("mux of snapshot", || Self::mux(Self::snapshot())),
@@ -96,7 +88,7 @@ impl Cache {
     pub fn fill(&mut self, configs: &[RateLimitConfig]) {
         match self {
             Self::Newest(_) => panic!("it is filled by hand"),
-            Self::Snapshot(cache) | Self::Ordered(cache) => {
+            Self::Snapshot(cache) => {
                 cache.version += 1;
                 cache.snapshot = Some(snapshot(&cache.version.to_string(), configs));
             }
@@ -120,7 +112,7 @@ impl Cache {
                 }
                 _ => Answer::Wait,
             },
-            Self::Snapshot(cache) | Self::Ordered(cache) => cache.answer(request, returned, is_new),
+            Self::Snapshot(cache) => cache.answer(request, returned, is_new),
             Self::Linear(cache) => cache.answer(request, returned),
             Self::Mux(caches) => match caches.get(&request.type_url) {
                 Some(cache) => cache.answer(request, returned, is_new),

@@ -1,7 +1,7 @@
 //! HTTP/2 frame by frame, including frames that no client would send.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
+    io::{self, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
 };
 
@@ -45,31 +45,26 @@ impl Frames {
 
     /// Type and payload of the next frame; `None` when the server has closed.
     pub fn read(&mut self) -> Option<(u8, Vec<u8>)> {
-        let mut head = [0; 9];
-        self.fill(&mut head)?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        let mut payload = vec![0; usize::try_from(length).unwrap()];
-        self.fill(&mut payload)?;
-        Some((head[3], payload))
+        match self.next_frame() {
+            Ok((kind, _, _, payload)) => Some((kind, payload)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
+            Err(_) => None,
+        }
     }
 
     /// Type, flags, stream and payload of the next frame; `None` if none comes in time or the server has closed.
     pub fn try_read(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
+        self.next_frame().ok()
+    }
+
+    fn next_frame(&mut self) -> io::Result<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
-        self.0.read_exact(&mut head).ok()?;
+        self.0.read_exact(&mut head)?;
         let [_, _, _, kind, flags, stream @ ..] = head;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
-        self.0.read_exact(&mut payload).ok()?;
-        Some((kind, flags, u32::from_be_bytes(stream), payload))
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) -> Option<()> {
-        match self.0.read_exact(bytes) {
-            Ok(()) => Some(()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
-            Err(_) => None,
-        }
+        self.0.read_exact(&mut payload)?;
+        Ok((kind, flags, u32::from_be_bytes(stream), payload))
     }
 
     /// Reads until a frame of this type, or until the server closes.
@@ -125,12 +120,8 @@ pub fn header_block(literal: u8) -> Vec<u8> {
 pub fn data(stream: u32) -> Vec<u8> {
     let entry = b"\x0a\x01k\x12\x01v";
     let descriptor = [&[0x0a, u8::try_from(entry.len()).unwrap()][..], entry].concat();
-    let request = [
-        b"\x0a\x01d\x12",
-        &[u8::try_from(descriptor.len()).unwrap()][..],
-        &descriptor,
-    ]
-    .concat();
+    let length = [u8::try_from(descriptor.len()).unwrap()];
+    let request = [b"\x0a\x01d\x12", &length[..], &descriptor].concat();
     let length = u32::try_from(request.len()).unwrap().to_be_bytes();
     let message = [&[0][..], &length, &request].concat();
     frame(0, 1, stream, &message)

@@ -74,48 +74,39 @@ impl Builder {
         }
         let mut command = Command::new(program);
         command.env_clear();
-        for (name, value) in &self.env {
-            command.env(name, value);
-        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         for (name, port) in ["GRPC_PORT", "PORT", "DEBUG_PORT"].iter().zip(ports) {
             command.env(name, port.to_string());
         }
         command
-            .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
+        command.current_dir(self.folder.path());
         command
     }
 
     /// Starts it and waits until a probe succeeds.
     #[track_caller]
     pub fn start(self) -> Ratelimit {
-        // Another process may take a port before the server does.
-        for _ in 0..10 {
-            let ports = [free_port(), free_port(), free_port()];
-            let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-            let mut child = self.command(ports).spawn().expect("tollgate was built");
-            let log = Log::follow(child.stderr.take().unwrap());
-            let mut has_ended = false;
-            wait_until("ratelimit is up", || {
-                has_ended = child.try_wait().unwrap().is_some();
-                has_ended || is_healthy(http) || log.text().contains("tollgate is ready")
-            });
-            if !has_ended {
-                return Ratelimit {
-                    child,
-                    log,
-                    volume: self.volume,
-                    _folder: self.folder,
-                    grpc,
-                    http,
-                    debug,
-                };
-            }
-            assert!(log.text().contains("in use"), "{}", log.text());
+        let ports = [free_port(), free_port(), free_port()];
+        let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let mut child = self.command(ports).spawn().expect("tollgate was built");
+        let log = Log::follow(child.stderr.take().unwrap());
+        wait_until("ratelimit is up", || {
+            let status = child.try_wait().unwrap();
+            assert_eq!(status, None, "{}", log.text());
+            is_healthy(http) || log.text().contains("tollgate is ready")
+        });
+        Ratelimit {
+            child,
+            log,
+            volume: self.volume,
+            _folder: self.folder,
+            grpc,
+            http,
+            debug,
         }
-        panic!("ratelimit finds no free ports");
     }
 
     /// Starts it, expects it to fail, and returns its exit status and its output.

@@ -59,8 +59,7 @@ impl Redis {
         Self::with_made(PROGRAMS[0], owned)
     }
 
-    /// Starts it with options that are made for each attempt, because they may contain a port that another process
-    /// can take first.
+    /// Starts it with options that may name files in its folder.
     #[track_caller]
     pub fn with_made(program: &'static str, options: impl Fn(&Path) -> Vec<String>) -> Self {
         Self::with_all(program, None, options)
@@ -79,29 +78,28 @@ impl Redis {
         clock: Option<Arc<WallClock>>,
         options: impl Fn(&Path) -> Vec<String>,
     ) -> Self {
-        let folder = TempDir::new().unwrap();
-        for _ in 0..10 {
-            let port = free_port();
-            let options = options(folder.path());
-            let mut child = spawn(program, port, &folder, clock.as_deref(), &options);
-            let mut has_ended = false;
-            wait_until("redis-server answers", || {
-                has_ended = child.try_wait().unwrap().is_some();
-                has_ended || answers(port)
-            });
-            if !has_ended {
-                return Self {
-                    program,
-                    child,
-                    port,
-                    folder,
-                    options,
-                    clock,
-                    password: None,
-                };
-            }
-        }
-        panic!("redis-server does not start");
+        let (folder, port) = (TempDir::new().unwrap(), free_port());
+        let options = options(folder.path());
+        let mut redis = Self {
+            program,
+            child: spawn(program, port, &folder, clock.as_deref(), &options),
+            port,
+            folder,
+            options,
+            clock,
+            password: None,
+        };
+        redis.await_answer();
+        redis
+    }
+
+    #[track_caller]
+    fn await_answer(&mut self) {
+        wait_until("redis-server answers", || {
+            let status = self.child.try_wait().unwrap();
+            assert_eq!(status, None, "redis-server does not start");
+            answers(self.port)
+        });
     }
 
     /// Starts a server that also supports TLS, with the files `cert`, `key` and `ca` of `folder`; `clients` says
@@ -193,12 +191,7 @@ impl Redis {
     pub fn restart(&mut self) {
         let clock = self.clock.as_deref();
         self.child = spawn(self.program, self.port, &self.folder, clock, &self.options);
-        let (child, port) = (&mut self.child, self.port);
-        wait_until("redis-server answers again", || {
-            let status = child.try_wait().unwrap();
-            assert_eq!(status, None, "redis-server does not start again");
-            answers(port)
-        });
+        self.await_answer();
     }
 
     pub fn process_id(&self) -> u32 {
