@@ -21,10 +21,7 @@ use super::full;
 use crate::it::support::{
     PATIENCE,
     ask::{descriptor, request},
-    frames::{
-        DATA, Frames, HEADERS, RESET, SETTINGS, beginnings, data, frame, header_block, headers,
-        streams,
-    },
+    frames::{DATA, Frames, SETTINGS, beginnings, data, frame, headers, streams},
     hoard::{Hoarder, calls_without_end, framed, made_up_names, unread_replies, who_does_not_read},
     http, json,
     tollgate::{self, Tollgate},
@@ -57,8 +54,6 @@ json | large requests in JSON, all the time | health 4.1 s, new connections 0.9 
 periods | 200,000 periods of one descriptor | calls of others 99 ms
 files | 300 connections where 256 files may be open | no health, no new connection
 names | 10,000 made-up names of 490 bytes, scraped | 255 MB, health 0.5 s
-reset | rapid reset (CVE-2023-44487) | 17 MB, calls of others 13 ms
-headers | headers that never end (CVE-2024-2758) | 1 MB more
 small | small calls, 10,240 replies unread | 19 MB
 all | 976 calls of 250 kB without an end, 976 slow bodies at /json, 10,240 unread replies, 10,000 names of 490 bytes \
 scraped, all at once | more than 1 GB
@@ -254,13 +249,13 @@ impl Others {
 }
 
 /// Makes calls one after the other.
-pub struct Caller {
+struct Caller {
     frames: Frames,
     next: u32,
 }
 
 impl Caller {
-    pub fn connect(address: SocketAddr) -> Option<Self> {
+    fn connect(address: SocketAddr) -> Option<Self> {
         // No panic if the connection fails: that is one of the results.
         let mut stream = TcpStream::connect(address).ok()?;
         stream.set_nodelay(true).ok()?;
@@ -270,7 +265,7 @@ impl Caller {
         Some(Self { frames, next: 1 })
     }
 
-    pub fn call(&mut self) -> Option<()> {
+    fn call(&mut self) -> Option<()> {
         let stream = self.next;
         self.next += 2;
         let call = [headers(stream), data(stream)].concat();
@@ -355,18 +350,6 @@ fn carry_out(which: &str, server: &Tollgate) -> Kept {
                 assert_eq!(http::get(server.debug, "/metrics").status, 200);
             }
             keep([hoarder])
-        }
-        "reset" => {
-            let calls = cancelled_calls(3_000);
-            keep((0..200).map(|_| flood(grpc, &calls)))
-        }
-        "headers" => {
-            let [first, further] = endless_headers();
-            keep((0..200).map(|_| {
-                let mut client = flood(grpc, &first);
-                while client.0.write_all(&further).is_ok() {}
-                client
-            }))
         }
         "small" => {
             let call = |stream| [headers(stream), data(stream)].concat();
@@ -456,35 +439,4 @@ pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
         let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
     })
-}
-
-/// Writes `bytes` and reads nothing. The server may close the connection before.
-fn flood(address: SocketAddr, bytes: &[u8]) -> Frames {
-    let mut client = Frames::connect(address);
-    let long = Some(Duration::from_secs(1));
-    client.0.set_write_timeout(long).unwrap();
-    let _ = client.0.write_all(bytes);
-    client
-}
-
-/// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
-/// others are as short as calls can be.
-fn cancelled_calls(count: usize) -> Vec<u8> {
-    let first = header_block(0x40);
-    let call = |stream| {
-        let block = match stream {
-            1 => &first[..],
-            _ => &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe],
-        };
-        let begun = frame(HEADERS, 4, stream, block);
-        [begun, frame(RESET, 0, stream, &[0, 0, 0, 8])].concat()
-    };
-    streams().take(count).flat_map(call).collect()
-}
-
-/// Headers of 16 kB without END_HEADERS, which continue in equally large frames: the first frame and a further one.
-fn endless_headers() -> [Vec<u8>; 2] {
-    const CONTINUATION: u8 = 9;
-    let long = [&[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..], &[b'v'; 15_999]].concat();
-    [HEADERS, CONTINUATION].map(|kind| frame(kind, 0, 1, &long))
 }

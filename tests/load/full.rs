@@ -1,11 +1,11 @@
 //! The attack on memory as a sum: full counters, connections, pages, bodies and a load of rules, where little memory is
 //! allowed.
 
-use std::{fmt::Write as _, fs, thread, time::Instant};
+use std::{fmt::Write as _, fs};
 
 use prost::Message as _;
 
-use super::attack::{Caller, Kept, calls_without_message, connections, slow_bodies};
+use super::attack::{Kept, calls_without_message, connections, slow_bodies};
 use crate::it::support::{
     ask::{descriptor, request},
     hoard::{Hoarder, framed, who_does_not_read},
@@ -24,10 +24,7 @@ pub const ARGS: &[&str] = &[
 /// Bytes of each invented value.
 const VALUE: usize = 120;
 
-const CALLS: usize = 5_000;
-
 pub fn carry_out(server: &Tollgate) -> Kept {
-    let idle = micros(server);
     let messages = (0..430).map(|thousand| {
         let value = |number| format!("{:0>VALUE$}", thousand * 1_000 + number);
         let descriptors = (0..1_000).map(|number| descriptor(&[("two", &value(number))]));
@@ -48,28 +45,7 @@ pub fn carry_out(server: &Tollgate) -> Kept {
         flood,
     );
     load_rules(server, 5_000);
-    println!(
-        "processor time of a call: {idle:.0} µs before the attack, {:.0} µs while it holds",
-        micros(server)
-    );
     Box::new(kept)
-}
-
-/// The processor time of the server for a call, in microseconds, without that for all others. The calls have a
-/// connection of their own: one that is idle during the attack may be closed for a new one.
-fn micros(server: &Tollgate) -> f64 {
-    let mut caller = Caller::connect(server.grpc).unwrap();
-    caller.call().unwrap();
-    let (begun, before) = (Instant::now(), server.processor_time());
-    for _ in 0..CALLS {
-        caller.call().unwrap();
-    }
-    let (took, with_calls) = (begun.elapsed(), server.processor_time() - before);
-    // Others go on for as long.
-    let before = server.processor_time();
-    thread::sleep(took);
-    let of_others = server.processor_time() - before;
-    with_calls.saturating_sub(of_others).as_secs_f64() * 1e6 / CALLS as f64
 }
 
 /// Gives the server so many rules more, and waits until it has taken or refused them.

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    net::SocketAddr,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -18,17 +17,12 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use serde_json::json;
-use tokio::{
-    task::{JoinSet, spawn_blocking},
-    time::sleep,
-};
+use tokio::{task::JoinSet, time::sleep};
 use tonic::Status;
 
 use super::stores::{Place, Stores};
 use crate::it::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
-    http,
     random::Random,
     tollgate::{self, Tollgate},
 };
@@ -69,12 +63,10 @@ enum Way {
     Plain,
     /// Admitted hits are sometimes given back.
     Lively,
-    /// Operators reset its counters, through the port for that of one of the replicas.
-    Reset,
 }
 
 /// Kinds of requests: the keys of each, each in its own descriptor.
-const KINDS: [(&[&str], Way); 13] = [
+const KINDS: [(&[&str], Way); 9] = [
     (&["all"], Way::All),
     (&["admitted"], Way::Plain),
     (&["admitted"], Way::Lively),
@@ -84,17 +76,13 @@ const KINDS: [(&[&str], Way); 13] = [
     (&["token_bucket"], Way::Lively),
     (&["several"], Way::Lively),
     (&["client", "shared"], Way::Plain),
-    (&["admitted"], Way::Reset),
-    (&["sliding_log"], Way::Reset),
-    (&["token_bucket"], Way::Reset),
-    (&["several"], Way::Reset),
 ];
 
 impl Way {
     fn most_hits(self) -> u64 {
         match self {
             Self::All | Self::Plain => 1,
-            Self::Lively | Self::Reset => 3,
+            Self::Lively => 3,
         }
     }
 }
@@ -104,17 +92,11 @@ pub struct Plan {
     pub place: Place,
     pub calls: usize,
     pub seed: u64,
-    /// Whether Redis servers get faults repeatedly. Some lose all counts, of all servers.
+    /// Whether Redis servers get faults repeatedly.
     pub has_faults: bool,
 }
 
 const CLIENTS: u64 = 32;
-
-/// Of so many calls, one is followed by a reset.
-const CALLS_PER_RESET: u64 = 40;
-
-/// How long after the end of a call its commands may still be carried out: longer than any pause of Redis.
-const LATE: Duration = Duration::from_secs(1);
 
 const BETWEEN_FAULTS: Duration = Duration::from_millis(200);
 
@@ -123,9 +105,6 @@ const CALM: Duration = Duration::from_millis(600);
 
 /// How long a paused Redis stays paused, in milliseconds. Calls wait for 50.
 const STOPPED_FOR: Range<u64> = 250..450;
-
-/// Of so many rounds of faults, one loses all counts.
-const LOSS_OF: u64 = 3;
 
 /// A caller without a decision waits this long before its next call.
 const AFTER_NONE: Duration = Duration::from_millis(20);
@@ -155,11 +134,11 @@ impl Servers {
         Self { all, stores }
     }
 
-    /// Gives one Redis after the other a fault. Each fault is repaired; only a loss loses counts.
+    /// Gives one Redis after the other a fault, and repairs it.
     async fn fail(&self, seed: u64, caller: &Caller) {
         let all = self.stores.servers();
         let mut random = Random::new(seed);
-        for round in 0_u64.. {
+        loop {
             let redis = &all[usize::try_from(random.below(all.len() as u64)).unwrap()];
             let Range { start, end } = STOPPED_FOR;
             let since = caller.nanos();
@@ -174,13 +153,6 @@ impl Servers {
             sleep(CALM).await;
             redis.cli(&["SCRIPT", "FLUSH"]);
             sleep(BETWEEN_FAULTS).await;
-            if round.is_multiple_of(LOSS_OF) {
-                caller.lose(|| {
-                    for redis in all {
-                        redis.cli(&["FLUSHALL"]);
-                    }
-                });
-            }
         }
     }
 
@@ -205,17 +177,6 @@ struct Call {
     /// `None` if unknown.
     admitted: Option<bool>,
     remaining: u32,
-}
-
-impl Call {
-    /// Until when it may have been carried out. Redis may still have the command of a call that no longer waits.
-    fn latest(&self) -> u64 {
-        let late = match self.admitted {
-            Some(_) => 0,
-            None => u64::try_from(LATE.as_nanos()).unwrap(),
-        };
-        self.received.saturating_add(late)
-    }
 }
 
 /// The identity of a counter, which has one history.
@@ -275,20 +236,9 @@ impl Asked {
     }
 }
 
-/// A time between whose ends a counter lost all hits that it held.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Zeroing {
-    sent: u64,
-    received: u64,
-}
-
 #[derive(Debug, Default)]
 struct Log {
     calls: Vec<(Asked, Call)>,
-    /// Of one counter.
-    resets: Vec<(Asked, Zeroing)>,
-    /// Of all counters.
-    losses: Vec<Zeroing>,
     /// Times in which a Redis did not answer all replicas. What these knew to be full then stays full for them.
     faults: Vec<Range<u64>>,
 }
@@ -297,42 +247,9 @@ struct Log {
 struct Caller {
     began: Instant,
     log: Arc<Mutex<Log>>,
-    losses: Arc<AtomicUsize>,
 }
 
 impl Caller {
-    /// Hits that are admitted now are held until this number changes. `None` while counts are lost.
-    fn era(&self) -> Option<usize> {
-        let losses = self.losses.load(Relaxed);
-        losses.is_multiple_of(2).then_some(losses)
-    }
-
-    fn lose(&self, lose: impl FnOnce()) {
-        self.losses.fetch_add(1, Relaxed);
-        let sent = self.nanos();
-        lose();
-        let received = self.nanos();
-        let loss = Zeroing { sent, received };
-        self.log.lock().unwrap().losses.push(loss);
-        self.losses.fetch_add(1, Relaxed);
-    }
-
-    /// Resets the counters of `asked`, through the debug port, and returns whether that was done. A reset without an
-    /// answer may have happened, now or later.
-    async fn reset(&self, port: SocketAddr, asked: Asked) -> bool {
-        let entry =
-            |one: Counter| json!({ "entries": [{ "key": one.name(), "value": one.text() }] });
-        let descriptors: Vec<_> = asked.counters().map(entry).collect();
-        let body = json!({ "domain": "d", "descriptors": descriptors }).to_string();
-        let sent = self.nanos();
-        let posted = spawn_blocking(move || http::post_json(port, "/counters/reset", &body)).await;
-        let is_done = posted.unwrap().is_ok_and(|reply| reply.status == 200);
-        let received = if is_done { self.nanos() } else { u64::MAX };
-        let reset = Zeroing { sent, received };
-        self.log.lock().unwrap().resets.push((asked, reset));
-        is_done
-    }
-
     async fn call(&self, client: &mut Client, asked: Asked, hits: i64) -> Option<bool> {
         let message = request("d", asked.descriptors(hits));
         let sent = self.nanos();
@@ -359,8 +276,7 @@ fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
     first.map_or(0, |status| status.limit_remaining)
 }
 
-pub const COLUMNS: &str =
-    "place | calls | counters | admitted | resets | losses | without a decision | violations";
+pub const COLUMNS: &str = "place | calls | counters | admitted | without a decision | violations";
 
 /// Runs a history and checks it. Returns a row of a table, and the answers that no order of the calls explains.
 pub async fn run(plan: Plan) -> (String, Vec<String>) {
@@ -368,7 +284,6 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
     let caller = Caller {
         began: Instant::now(),
         log: Arc::default(),
-        losses: Arc::default(),
     };
     let next = Arc::new(AtomicUsize::new(0));
     let mut asking = JoinSet::new();
@@ -377,7 +292,6 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
         let number = usize::try_from(number).unwrap();
         let mut client = servers.client(number).await;
         let mut other = servers.client(number + 1).await;
-        let port = servers.all[(number + 2) % servers.all.len()].debug;
         let (caller, next) = (caller.clone(), next.clone());
         asking.spawn(async move {
             let mut kept = VecDeque::new();
@@ -389,23 +303,17 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
                 let asked = asked(number);
                 let way = KINDS[asked.kind].1;
                 let hits = 1 + i64::try_from(random.below(way.most_hits())).unwrap();
-                let era = caller.era();
                 let admitted = caller.call(&mut client, asked, hits).await;
                 if admitted.is_none() {
                     sleep(AFTER_NONE).await;
                 }
-                let is_held = admitted == Some(true) && era.is_some() && era == caller.era();
-                if way == Way::Lively && is_held && random.below(3) == 0 {
-                    kept.push_back((era, asked, hits));
+                if way == Way::Lively && admitted == Some(true) && random.below(3) == 0 {
+                    kept.push_back((asked, hits));
                 }
                 if kept.len() > KEPT
-                    && let Some((era, asked, hits)) = kept.pop_front()
-                    && era == caller.era()
+                    && let Some((asked, hits)) = kept.pop_front()
                 {
                     caller.call(&mut other, asked, -hits).await;
-                }
-                if way == Way::Reset && random.below(CALLS_PER_RESET) == 0 {
-                    caller.reset(port, asked).await;
                 }
             }
         });
@@ -414,11 +322,9 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
         () = servers.fail(plan.seed, &caller), if plan.has_faults => unreachable!("it has no end"),
         () = async { while let Some(ended) = asking.join_next().await { ended.unwrap() } } => {}
     }
-    servers
-        .stores
-        .servers()
-        .iter()
-        .for_each(|redis| redis.thaw());
+    for redis in servers.stores.servers() {
+        redis.thaw();
+    }
     let mut violations = fill_up(&servers, &caller, plan).await;
     let mended_by = Instant::now() + MENDED_WITHIN;
     while servers.keys_without_end() > 0 && Instant::now() < mended_by {
@@ -434,17 +340,14 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
     let (calls, counters) = (log.calls.len(), by_counter(&log.calls).len());
     let admitted = count(|call| call.hits > 0 && call.admitted == Some(true));
     let unknown = count(|call| call.admitted.is_none());
-    let (resets, losses) = (log.resets.len(), log.losses.len());
-    if plan.has_faults != (unknown > 0) || plan.has_faults != (losses > 0) {
+    if plan.has_faults != (unknown > 0) {
         violations.push("the faults had no effect, or calls without them no answer".to_owned());
     }
-    if admitted * 9 < calls || resets * 180 < calls {
-        violations.push("too few calls were admitted, or counters reset".to_owned());
+    if admitted * 9 < calls {
+        violations.push("too few calls were admitted".to_owned());
     }
     let (name, found) = (plan.place.name(), violations.len());
-    let row = format!(
-        "{name} | {calls} | {counters} | {admitted} | {resets} | {losses} | {unknown} | {found}"
-    );
+    let row = format!("{name} | {calls} | {counters} | {admitted} | {unknown} | {found}");
     (row, violations)
 }
 
@@ -464,20 +367,7 @@ fn asked(number: usize) -> Asked {
 
 /// Sends requests until no replica admits more, so that what a counter holds too much or too little is seen in the answers.
 async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
-    let resets = caller.log.lock().unwrap().resets.clone();
-    let reset: BTreeSet<_> = resets.iter().map(|(asked, _)| *asked).collect();
-    let answered_by = Instant::now() + MENDED_WITHIN;
-    for (number, asked) in reset.into_iter().enumerate() {
-        let port = servers.all[number % servers.all.len()].debug;
-        // A Redis with a fault does not answer at first, and nobody knows what the counter holds then.
-        while !caller.reset(port, asked).await {
-            if Instant::now() > answered_by {
-                return vec![format!("the reset of {asked:?} has no answer")];
-            }
-            sleep(AFTER_NONE).await;
-        }
-    }
-    // Every cache knows of the resets then.
+    // Every cache knows of what was given back then.
     sleep(STALE).await;
     let mut clients = Vec::new();
     for number in 0..servers.all.len() {
@@ -494,12 +384,11 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
         let mut refusals = 0;
         for number in 0..10 * LIMIT as usize {
             let at = number % clients.len();
-            let admitted = caller.call(&mut clients[at], asked, 1).await;
-            refusals = if admitted == Some(false) {
-                refusals + 1
-            } else {
-                0
-            };
+            match caller.call(&mut clients[at], asked, 1).await {
+                Some(false) => refusals += 1,
+                Some(true) => refusals = 0,
+                None => sleep(AFTER_NONE).await,
+            }
             if refusals == clients.len() {
                 break;
             }
@@ -509,32 +398,6 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
         }
     }
     Vec::new()
-}
-
-/// The times at which each counter lost its hits, in order and apart from each other.
-fn zeroings(log: &Log) -> BTreeMap<Counter, Vec<Zeroing>> {
-    let mut all: BTreeMap<Counter, Vec<Zeroing>> = BTreeMap::new();
-    for (asked, reset) in &log.resets {
-        for counter in asked.counters() {
-            all.entry(counter).or_default().push(*reset);
-        }
-    }
-    if !log.losses.is_empty() {
-        for counter in by_counter(&log.calls).into_keys() {
-            all.entry(counter).or_default().extend(&log.losses);
-        }
-    }
-    for zeroings in all.values_mut() {
-        zeroings.sort_unstable();
-        zeroings.dedup_by(|later, earlier| {
-            let is_one = later.sent <= earlier.received;
-            if is_one {
-                earlier.received = earlier.received.max(later.received);
-            }
-            is_one
-        });
-    }
-    all
 }
 
 fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
@@ -547,17 +410,14 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
     calls
 }
 
+/// Answers that no order of the calls explains.
 fn check(log: &Log, sees_pending: bool) -> Vec<String> {
-    let zeroings = zeroings(log);
-    let account = |(counter, calls)| {
-        let zeroings = zeroings.get(&counter).map_or(&[][..], Vec::as_slice);
-        (counter, Account::new(counter, calls, zeroings))
-    };
+    let account = |(counter, calls)| (counter, Account::new(counter, calls));
     let counters: BTreeMap<_, _> = by_counter(&log.calls).into_iter().map(account).collect();
     let mut violations = Vec::new();
     for (counter, account) in &counters {
-        violations.extend(account.too_much(*counter, sees_pending));
-        if !sees_pending && account.segments.len() == 1 {
+        violations.extend(account.too_much(*counter));
+        if !sees_pending {
             violations.extend(account.told_twice(*counter));
         }
     }
@@ -566,41 +426,29 @@ fn check(log: &Log, sees_pending: bool) -> Vec<String> {
             continue;
         }
         let meets = |fault: &Range<u64>| call.received >= fault.start && call.sent <= fault.end;
-        let knows_losses = !log.faults.iter().any(meets);
+        let knows_all = !log.faults.iter().any(meets);
         let is_explained = asked.counters().any(|counter| {
-            let others = counters[&counter].most(call, sees_pending, knows_losses);
+            let others = counters[&counter].most(call, sees_pending, knows_all);
             others + call.hits > counter.limit()
         });
         if !is_explained {
             let named: Vec<_> = asked.counters().collect();
-            let segments = named.iter().flat_map(|counter| &counters[counter].segments);
-            let lost: Vec<_> = segments.map(|segment| segment.zeroing).collect();
-            let text = format!("{named:?}, lost at {lost:?}: {call:?} was refused with room left");
-            violations.push(text);
+            violations.push(format!("{named:?}: {call:?} was refused with room left"));
         }
     }
     violations
 }
 
 /// The calls of one counter, in the orders needed by the checks.
-#[derive(Debug)]
 struct Account {
     calls: Vec<Call>,
     charges_refused: bool,
-    /// The times from one zeroing on; the first is the beginning.
-    segments: Vec<Segment>,
-}
-
-/// The calls that a counter may hold after a zeroing.
-#[derive(Debug)]
-struct Segment {
-    zeroing: Zeroing,
     /// Charged hits by their sending time, as running sums.
     charged: Sums,
     /// Hits of all calls, by sending time and by answer time.
     sent: Sums,
     received: Sums,
-    /// Hits given back after the zeroing, by answer time.
+    /// Hits given back, by answer time.
     given: Sums,
 }
 
@@ -626,91 +474,52 @@ impl Sums {
     }
 }
 
-impl Segment {
-    fn new(zeroing: Zeroing, calls: &[Call], charges_refused: bool) -> Self {
-        let is_charged =
-            |call: &&Call| call.hits > 0 && (charges_refused || call.admitted != Some(false));
-        let may_count = |call: &&Call| call.latest() >= zeroing.sent;
-        let asks = || calls.iter().filter(may_count).filter(|call| call.hits > 0);
-        let gives = calls.iter().filter(|call| {
-            call.hits < 0 && call.admitted.is_some() && call.sent >= zeroing.received
-        });
+impl Account {
+    fn new(counter: Counter, calls: Vec<Call>) -> Self {
+        let charges_refused = KINDS[counter.kind].1 == Way::All;
+        let is_charged = |call: &&Call| charges_refused || call.admitted != Some(false);
+        let asks = || calls.iter().filter(|call| call.hits > 0);
+        let gives = calls
+            .iter()
+            .filter(|call| call.hits < 0 && call.admitted.is_some());
         Self {
-            zeroing,
+            charges_refused,
             charged: Sums::new(asks().filter(is_charged).map(|call| (call.sent, call.hits))),
             sent: Sums::new(asks().map(|call| (call.sent, call.hits))),
             received: Sums::new(asks().map(|call| (call.received, call.hits))),
             given: Sums::new(gives.map(|call| (call.received, -call.hits))),
-        }
-    }
-}
-
-impl Account {
-    fn new(counter: Counter, calls: Vec<Call>, zeroings: &[Zeroing]) -> Self {
-        let charges_refused = KINDS[counter.kind].1 == Way::All;
-        let begin = Zeroing::default();
-        let segments = std::iter::once(&begin).chain(zeroings);
-        let segment = |zeroing: &Zeroing| Segment::new(*zeroing, &calls, charges_refused);
-        Self {
-            charges_refused,
-            segments: segments.map(segment).collect(),
             calls,
         }
     }
 
     /// The most hits that may have been counted, without `call` itself, while it was decided. Unless the replica
-    /// `knows_losses`, it may go by what it knew at any time before.
-    fn most(&self, call: &Call, sees_pending: bool, knows_losses: bool) -> i64 {
+    /// `knows_all`, it may go by what it knew at any time before.
+    fn most(&self, call: &Call, sees_pending: bool, knows_all: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
-        let seen = match knows_losses {
-            true => call.sent.saturating_sub(stale),
-            false => 0,
+        let seen = if knows_all {
+            call.sent.saturating_sub(stale)
+        } else {
+            0
         };
         let own = if self.charges_refused { call.hits } else { 0 };
-        // The last zeroing that it certainly saw, and those that it perhaps saw.
-        let is_seen = |segment: &&Segment| segment.zeroing.received <= seen;
-        let first = self.segments.iter().filter(is_seen).count().max(1) - 1;
-        let perhaps = self.segments[first..].iter();
-        let perhaps = perhaps.take_while(|segment| segment.zeroing.sent <= call.received);
-        let most = perhaps.map(|segment| {
-            let charged = segment.charged.before(call.received) - own;
-            let given = segment.given.before(seen);
-            // Calls under way at that time may have been charged and taken back.
-            let pending = if sees_pending {
-                segment.sent.before(call.received) - segment.received.before(call.sent) - call.hits
-            } else {
-                0
-            };
-            charged + pending - given
-        });
-        most.max().expect("all calls come after the beginning")
+        let charged = self.charged.before(call.received) - own;
+        // Calls under way at that time may have been charged and taken back.
+        let pending = match sees_pending {
+            true => self.sent.before(call.received) - self.received.before(call.sent) - call.hits,
+            false => 0,
+        };
+        charged + pending - self.given.before(seen)
     }
 
-    /// Times at which more hits were certainly admitted and not given back than the limit allows.
-    fn too_much(&self, counter: Counter, sees_pending: bool) -> Option<String> {
-        (0..self.segments.len()).find_map(|index| {
-            let since = self.segments[index].zeroing;
-            let next = self.segments.get(index + 1);
-            let [sent, received] = [u64::MAX; 2];
-            let until = next.map_or(Zeroing { sent, received }, |segment| segment.zeroing);
-            let changes = self.calls.iter().filter_map(|call| {
-                let may_count = call.latest() >= since.sent && call.sent <= until.received;
-                let does_count = call.sent >= since.received && call.received <= until.sent;
-                let is_charged = call.admitted == Some(true);
-                if call.hits < 0 {
-                    may_count.then_some((call.sent.max(since.sent), call.hits))
-                } else if does_count {
-                    is_charged.then_some((call.received, call.hits))
-                } else {
-                    // It may have been charged before the zeroing, and taken back after it.
-                    let is_taken_back = sees_pending && may_count && !is_charged;
-                    is_taken_back.then_some((since.sent, -call.hits))
-                }
-            });
-            let sums = Sums::new(changes);
-            let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
-            (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
-        })
+    /// Whether more hits were certainly admitted and not given back at a time than the limit allows.
+    fn too_much(&self, counter: Counter) -> Option<String> {
+        let changes = self.calls.iter().filter_map(|call| match call.hits {
+            ..0 => Some((call.sent, call.hits)),
+            hits => (call.admitted == Some(true)).then_some((call.received, hits)),
+        });
+        let sums = Sums::new(changes);
+        let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
+        (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
     }
 
     /// If each call takes one hit and none is given back, no two admitted calls may report an equal rest.
@@ -731,25 +540,17 @@ pub fn check_the_checker() {
     /// A call: the second in which it is sent, its hits, and whether it was admitted.
     type Called = (u64, i64, bool);
     const FULL: Called = (0, 100, true);
-    const AGAIN: Called = (20, 100, true);
-    /// Calls, the seconds of resets, and how many violations there are.
-    const CASES: [(&[Called], &[(u64, u64)], usize); 12] = [
-        (&[FULL, (1, 1, false)], &[], 0),
+    /// Calls, and how many violations there are.
+    const CASES: [(&[Called], usize); 6] = [
+        (&[FULL, (1, 1, false)], 0),
         // In either order, one of them was admitted wrongly.
-        (&[FULL, (1, 1, true)], &[], 1),
+        (&[FULL, (1, 1, true)], 1),
         // There is room, or there is room again.
-        (&[(0, 99, true), (10, 1, false)], &[], 1),
-        (&[FULL, (10, 1, false), (20, -1, true)], &[], 0),
-        (&[FULL, (10, -1, true), (20, 1, false)], &[], 1),
+        (&[(0, 99, true), (10, 1, false)], 1),
+        (&[FULL, (10, 1, false), (20, -1, true)], 0),
+        (&[FULL, (10, -1, true), (20, 1, false)], 1),
         // It was under way when there was room.
-        (&[FULL, (10, -1, true), (11, 1, false)], &[], 0),
-        // A reset makes room once, not twice, and for calls that come after it or with it.
-        (&[FULL, AGAIN], &[(10, 12)], 0),
-        (&[FULL, AGAIN, (30, 1, true)], &[(10, 12)], 1),
-        (&[FULL, (20, 1, false)], &[(10, 12)], 1),
-        (&[FULL, (11, 1, false)], &[(10, 12)], 0),
-        (&[FULL, (11, 100, true)], &[(10, 12)], 0),
-        (&[FULL, AGAIN], &[(30, 31)], 1),
+        (&[FULL, (10, -1, true), (11, 1, false)], 0),
     ];
     let asked = Asked { kind: 1, value: 0 };
     let nanos = |secs: u64| secs * 1_000_000_000;
@@ -760,22 +561,16 @@ pub fn check_the_checker() {
         admitted: Some(admitted),
         remaining: u32::try_from(sent).unwrap(),
     };
-    let reset = |&(sent, received): &(u64, u64)| {
-        let [sent, received] = [sent, received].map(nanos);
-        (asked, Zeroing { sent, received })
-    };
     let mut log = Log::default();
-    for (calls, resets, expected) in CASES {
+    for (calls, expected) in CASES {
         log.calls = calls.iter().map(|one| (asked, call(one))).collect();
-        log.resets = resets.iter().map(reset).collect();
         let found = check(&log, false);
-        assert_eq!(found.len(), expected, "{calls:?}, {resets:?}: {found:?}");
+        assert_eq!(found.len(), expected, "{calls:?}: {found:?}");
     }
     let twin = Call {
         remaining: 5,
         ..call(&(20, 1, true))
     };
     log.calls = vec![(asked, call(&(5, 1, true))), (asked, twin)];
-    log.resets.clear();
     assert_eq!(check(&log, false).len(), 1);
 }

@@ -662,7 +662,9 @@ impl History {
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
         let servers = self.replicas.iter().map(|replica| &replica.server);
-        servers.map(|server| server.metric("tollgate_late_calls_total")).sum()
+        servers
+            .map(|server| server.metric("tollgate_late_calls_total"))
+            .sum()
     }
 
     /// Waits until every worker has done what it does for callers that have gone: charges that were on their way, and

@@ -85,35 +85,26 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The headers of a call, without END_STREAM.
 pub fn headers(stream: u32) -> Vec<u8> {
-    frame(HEADERS, 4, stream, &header_block(0x00))
+    frame(HEADERS, 4, stream, &header_block())
 }
 
 /// [`headers`], with a timeout (gRPC over HTTP/2, "Timeout").
 pub fn headers_with_timeout(stream: u32, timeout: &str) -> Vec<u8> {
     let length = u8::try_from(timeout.len()).unwrap();
     let field = [b"\x00\x0cgrpc-timeout", &[length][..], timeout.as_bytes()].concat();
-    frame(HEADERS, 4, stream, &[header_block(0x00), field].concat())
+    frame(HEADERS, 4, stream, &[header_block(), field].concat())
 }
 
-/// The header block of a call. `literal` says what becomes of its fields: 0x00 leaves them out of the dynamic table,
-/// 0x40 puts them into it (RFC 7541, 6.2).
-pub fn header_block(literal: u8) -> Vec<u8> {
+/// The header block of a call, without the dynamic table (RFC 7541, 6.2).
+fn header_block() -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    [
-        // POST, http, and :path.
-        &[0x83, 0x86, literal | 4][..],
-        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-        // :authority.
-        &[literal | 1],
-        &text("tollgate"),
-        &[literal],
-        &text("content-type"),
-        &text("application/grpc"),
-        &[literal],
-        &text("te"),
-        &text("trailers"),
-    ]
-    .concat()
+    let path = text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    // POST and http; :path, :authority and others.
+    let mut block = [&[0x83, 0x86, 0x04], &path[..], &[0x01], &text("tollgate")].concat();
+    for part in ["content-type", "application/grpc", "te", "trailers"].chunks(2) {
+        block.extend([&[0], &text(part[0])[..], &text(part[1])].concat());
+    }
+    block
 }
 
 /// A request for one descriptor, in one frame with END_STREAM.

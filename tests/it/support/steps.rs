@@ -2,7 +2,6 @@
 //! steadily. What they measure is by a clock that cannot be set.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -84,7 +83,7 @@ impl Rate {
 
 /// One call, decided between `sent` and `received` after the beginning.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+struct Sample {
     pub sent: Duration,
     pub received: Duration,
     /// `None` if there was no decision.
@@ -93,7 +92,7 @@ pub struct Sample {
 
 /// A client that asks for one descriptor, from `began` for as long as `lasts`.
 #[derive(Clone, Debug)]
-pub struct Asking {
+struct Asking {
     pub key: String,
     pub value: &'static str,
     /// The mean time from one call to the next.
@@ -104,7 +103,7 @@ pub struct Asking {
 
 impl Asking {
     /// Asks at irregular times, so that no two clients keep step with each other. Returns the calls in order.
-    pub async fn run(self, client: Client, seed: u64) -> Vec<Sample> {
+    async fn run(self, client: Client, seed: u64) -> Vec<Sample> {
         let mut random = Random::new(seed);
         let mut client = client;
         let mut samples = Vec::new();
@@ -127,19 +126,8 @@ impl Asking {
     }
 }
 
-/// How many were admitted in each second.
-pub fn by_second(samples: &[Sample]) -> Vec<usize> {
-    let mut seconds = Vec::new();
-    for sample in samples {
-        let second = usize::try_from(sample.received.as_secs()).unwrap();
-        seconds.resize(seconds.len().max(second + 1), 0);
-        seconds[second] += usize::from(sample.admitted == Some(true));
-    }
-    seconds
-}
-
 /// The longest time in which calls were refused and none was admitted, from the first answer to the last question.
-pub fn longest_refusal(samples: &[Sample]) -> Duration {
+fn longest_refusal(samples: &[Sample]) -> Duration {
     let (mut longest, mut first) = (Duration::ZERO, None);
     for sample in samples {
         match sample.admitted {
@@ -155,7 +143,7 @@ pub fn longest_refusal(samples: &[Sample]) -> Duration {
 }
 
 /// For each call that was admitted: when it was sent, and how many were certainly admitted in the `period` from then on.
-pub fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = (Duration, usize)> {
+fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = (Duration, usize)> {
     let admitted = samples
         .iter()
         .filter(|sample| sample.admitted == Some(true));
@@ -205,12 +193,6 @@ struct Step {
     /// How many windows it may add. A replica whose own clock steps goes on by that of Redis. Each moves to another
     /// window when it has measured a step of Redis, so that for a while both may be in different ones.
     windows: usize,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {:.1} s", self.what, self.at.as_secs_f64())
-    }
 }
 
 /// Milliseconds from one step to the next.
@@ -349,7 +331,6 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
     let mut clients = asking.join_all().await;
     clients.sort_unstable_by_key(|((rate, algorithm, value), _)| (rate.secs, *algorithm, *value));
     let mut violations = Vec::new();
-    let all: Vec<_> = steps.iter().map(Step::to_string).collect();
     for of_one in clients.chunk_by(|(one, _), (other, _)| one == other) {
         let (rate, algorithm, value) = of_one[0].0;
         let by_replica = of_one.iter().map(|(_, samples)| samples);
@@ -367,9 +348,8 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
             _ => longest_refusal(&samples),
         };
         if longest > rate.period() + REFUSED_FOR && !is_used_in_advance {
-            let by_second = by_second(&samples);
             violations.push(format!(
-                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {by_second:?}, {all:?}",
+                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {steps:?}",
             ));
         }
         let limit = usize::try_from(rate.hits).unwrap();
@@ -382,7 +362,7 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
         });
         if let Some((from, count)) = found {
             violations.push(format!(
-                "{algorithm}, {value}, {rate:?}: {count} admitted in a period from {from:?}, {all:?}"
+                "{algorithm}, {value}, {rate:?}: {count} admitted in a period from {from:?}, {steps:?}"
             ));
         }
     }
