@@ -129,10 +129,8 @@ chaos: tools ## Break Redis in every way and write the results to docs/evidence/
 	$(CARGO) test --release --locked --test load -- chaos --write docs/evidence/chaos.md
 
 # As above: it measures the release build.
-# ATTACK_TOLLGATE=FILE attacks that program instead, and only prints.
 attack: tools ## Attack the server in every way and write the effects to docs/evidence/hardening.md
-	$(CARGO) test --release --locked --test load -- attack \
-		$(if $(ATTACK_TOLLGATE),--server $(ATTACK_TOLLGATE),--write docs/evidence/hardening.md)
+	$(CARGO) test --release --locked --test load -- attack --write docs/evidence/hardening.md
 
 # A job of its own: Go builds both control planes the first time, twenty minutes of a processor and some GB.
 # CONTROL_PLANES_TOLLGATE=FILE takes that program instead of the release build.

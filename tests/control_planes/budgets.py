@@ -114,10 +114,8 @@ def at_once(model, ask):
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         asked = [pool.submit(ask) for _ in range(AT_ONCE)]
         try:
-            wait_until(
-                "all are refused or have arrived",
-                lambda: model.arrived + sum(one.done() for one in asked) == AT_ONCE,
-            )
+            counted = lambda: model.arrived + sum(one.done() for one in asked)
+            wait_until("all are refused or have arrived", lambda: counted() == AT_ONCE)
             passed = model.arrived
         finally:
             model.open()

@@ -116,14 +116,8 @@ class Program:
         self.log = folder / f"{name}.log"
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder)} | (env or {})
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-            )
+            words, streams = [str(word) for word in command], {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(words, stdout=log, env=environment, cwd=folder, **streams)
 
     def wait_until(self, what, holds):
         """As the function, as long as the program runs."""

@@ -20,12 +20,8 @@ LIMIT = 5
 # The filter and an entry that only costs need.
 FILTER, ENTRY = "tollgate.tokens", "tollgate.reservation"
 # No slot of a case frees itself.
-SLOTS = Rule(
-    {"rate_limits": [{"algorithm": "concurrency", "requests_per_unit": LIMIT, "ttl": "1h"}]},
-    "slots_total",
-    "taken",
-    "freed",
-)
+LIMITS = [{"algorithm": "concurrency", "requests_per_unit": LIMIT, "ttl": "1h"}]
+SLOTS = Rule({"rate_limits": LIMITS}, "slots_total", "taken", "freed")
 
 
 def expect_at_once(leases, tenant):

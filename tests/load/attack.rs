@@ -64,10 +64,8 @@ of them";
 pub const COLUMNS: &str =
     "attack | before | health, ms | connections, ms | calls, ms | memory, MB | drain, s";
 
-/// Values kept until the server gets its stop signal, such as connections.
 pub type Kept = Box<dyn Any>;
 
-/// Keeps as many as there are.
 fn keep<T: 'static>(all: impl IntoIterator<Item = T>) -> Kept {
     Box::new(Vec::from_iter(all))
 }
@@ -99,7 +97,6 @@ pub struct Outcome {
     calls: Duration,
     resident_bytes: u64,
     drain: Duration,
-    /// Probes, connections and calls without any answer.
     failures: usize,
 }
 
@@ -248,7 +245,6 @@ impl Others {
     }
 }
 
-/// Makes calls one after the other.
 struct Caller {
     frames: Frames,
     next: u32,
@@ -288,7 +284,6 @@ impl Caller {
     }
 }
 
-/// Almost the largest message that is let in.
 const MESSAGE: usize = 250_000;
 
 fn carry_out(which: &str, server: &Tollgate) -> Kept {
@@ -396,7 +391,6 @@ pub fn calls_without_message(grpc: SocketAddr) -> Vec<TcpStream> {
     connections(grpc, 9_000, &begun)
 }
 
-/// Calls without an end on several connections, because each has few streams.
 fn endless_calls(grpc: SocketAddr) -> Vec<Hoarder> {
     (0..8)
         .map(|_| calls_without_end(grpc, 122, MESSAGE))
@@ -412,7 +406,6 @@ fn answered(grpc: SocketAddr, messages: impl IntoIterator<Item = Vec<u8>>) -> Ho
     hoarder
 }
 
-/// A request for so many descriptors with this value.
 fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
     let mut one = descriptor(&[("k", "")]);
     one.entries[0].value = value.to_vec().into();

@@ -27,7 +27,6 @@ use crate::it::support::{
 
 pub struct Effect {
     pub text: String,
-    /// Whether it is as it should be, apart from times.
     pub is_harmless: bool,
 }
 
@@ -72,7 +71,6 @@ const TEN_SECONDS: Duration = Duration::from_secs(10);
 /// Below the 256 Mi in `deploy/`.
 const MOST_MEMORY: u64 = 160 << 20;
 
-/// Far above a line for each kind of event, and far below one for each event.
 const MOST_LOG: usize = 200 << 10;
 
 /// Memory, processor time since `before`, and log of a server.
@@ -104,7 +102,6 @@ fn liar(redis: &Redis, word: &'static [u8], answer: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// An error is the end of a connection.
 fn lie(mut client: TcpStream, redis: &str, word: &[u8], answer: &[u8]) -> io::Result<()> {
     let mut server = TcpStream::connect(redis)?;
     let (mut replies, mut back) = (server.try_clone()?, client.try_clone()?);

@@ -20,7 +20,6 @@ const LIMIT: usize = 5;
 /// Values in one request: as many as it may have descriptors.
 const TOGETHER: usize = 1_000;
 
-/// Newcomers, spread over the flood.
 const NEWCOMERS: usize = 200;
 
 /// Floods a server whose table has room for so many counters, and describes the effects. Also returns whether nobody got a
@@ -72,7 +71,6 @@ pub async fn run(values: usize, counters: usize) -> (String, bool) {
     (text, is_shared && is_limited && is_small)
 }
 
-/// How many of `count` hits of one value are admitted.
 async fn hits(
     client: &mut Client,
     entry: (&str, &str),

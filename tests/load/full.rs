@@ -21,7 +21,6 @@ pub const ARGS: &[&str] = &[
     "1016",
 ];
 
-/// Bytes of each invented value.
 const VALUE: usize = 120;
 
 pub fn carry_out(server: &Tollgate) -> Kept {

@@ -27,7 +27,6 @@ use crate::it::support::{
     tollgate::{self, Tollgate},
 };
 
-/// Every limit except that of `client`.
 const LIMIT: i64 = 100;
 const CLIENT_LIMIT: i64 = 30;
 
@@ -92,7 +91,6 @@ pub struct Plan {
     pub place: Place,
     pub calls: usize,
     pub seed: u64,
-    /// Whether Redis servers get faults repeatedly.
     pub has_faults: bool,
 }
 
@@ -109,7 +107,6 @@ const STOPPED_FOR: Range<u64> = 250..450;
 /// A caller without a decision waits this long before its next call.
 const AFTER_NONE: Duration = Duration::from_millis(20);
 
-/// The replicas, and their stores.
 struct Servers {
     all: Vec<Tollgate>,
     stores: Stores,
@@ -134,7 +131,6 @@ impl Servers {
         Self { all, stores }
     }
 
-    /// Gives one Redis after the other a fault, and repairs it.
     async fn fail(&self, seed: u64, caller: &Caller) {
         let all = self.stores.servers();
         let mut random = Random::new(seed);
@@ -160,7 +156,6 @@ impl Servers {
         connect(self.all[number % self.all.len()].grpc).await
     }
 
-    /// How many keys of all servers never end.
     fn keys_without_end(&self) -> i64 {
         let servers = self.stores.servers().iter();
         servers.map(|redis| redis.keys_without_end()).sum()
@@ -448,7 +443,6 @@ struct Account {
     /// Hits of all calls, by sending time and by answer time.
     sent: Sums,
     received: Sums,
-    /// Hits given back, by answer time.
     given: Sums,
 }
 
@@ -467,7 +461,6 @@ impl Sums {
         Self(all)
     }
 
-    /// The sum of all amounts before `time`.
     fn before(&self, time: u64) -> i64 {
         let count = self.0.partition_point(|(at, _)| *at < time);
         count.checked_sub(1).map_or(0, |last| self.0[last].1)

@@ -61,13 +61,9 @@ const EVENTS: [Event; 20] = {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// Many requests for one tenant at once.
     Burst,
-    /// Callers give up while a Redis does not answer.
     Frozen,
-    /// Callers give up at any time.
     GiveUp,
-    /// tollgate is killed in the middle of calls.
     Killed,
     Restart,
     Clock,
@@ -86,11 +82,8 @@ pub struct LeasePlan {
     pub seed: u64,
 }
 
-/// How often each kind of step happened.
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
-/// Runs a history.
-///
 /// # Panics
 ///
 /// If a counter or an answer is not as in the model, or a step never happened.
@@ -117,7 +110,6 @@ pub async fn run(plan: LeasePlan) -> LeaseSteps {
     done
 }
 
-/// One process, and a connection to each of its workers.
 struct Replica {
     server: Tollgate,
     clients: Vec<Client>,
@@ -142,7 +134,6 @@ enum Message {
     },
 }
 
-/// A call, and its end.
 #[derive(Debug)]
 struct Call {
     /// How many calls were sent before it.
@@ -156,7 +147,6 @@ struct Call {
 enum Reply {
     Answered(RateLimitResponse),
     Failed(Status),
-    /// Its caller has given up.
     Dropped,
 }
 
@@ -179,7 +169,6 @@ enum Unanswered {
     MayCount,
     /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
     GivenBack,
-    /// Nothing is known.
     Unknown,
 }
 
@@ -196,7 +185,6 @@ struct History {
     model: LeaseModel,
     calls: usize,
     done: LeaseSteps,
-    /// The last steps.
     said: VecDeque<String>,
     plan: LeasePlan,
 }
@@ -270,7 +258,6 @@ impl History {
         *self.done.entry(step).or_default() += 1;
     }
 
-    /// The time of tollgate, in milliseconds.
     fn now(&self) -> u64 {
         let millis = u64::try_from(true_time().as_millis()).expect("it fits");
         millis.saturating_add_signed(self.ahead * 1000)
@@ -380,7 +367,6 @@ impl History {
         Some(Message::Reserve { hits })
     }
 
-    /// Ends a lease, which may have ended before. Parts of a lease end together or apart.
     fn end(&mut self, kind: EndKind) -> Option<Message> {
         let count = self.leases.len();
         if count == 0 {
@@ -681,7 +667,6 @@ impl History {
         }
     }
 
-    /// Waits until all servers answer every worker.
     async fn await_health(&mut self) {
         let tenants: Vec<_> = probes().collect();
         for client in self.clients() {
@@ -692,7 +677,6 @@ impl History {
         }
     }
 
-    /// tollgate is killed at any moment of some calls, and started again.
     async fn kill_tollgate(&mut self) {
         let messages = self.messages();
         let calls = self.send(messages, |_| None);
@@ -749,7 +733,6 @@ impl History {
         ends
     }
 
-    /// Resets the counters of a tenant, as an operator does.
     async fn reset(&mut self) {
         let number = self.below(TENANTS);
         let tenant = tenant(number);
@@ -806,7 +789,6 @@ impl History {
     }
 }
 
-/// The calls after their ends, in their order.
 async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
     let mut calls = calls.join_all().await;
     calls.sort_unstable_by_key(|call| call.number);

@@ -6,12 +6,12 @@
 //! load histories --clocks [--seed 1] [--only memory|redis]
 //! load histories --leases [--calls 20000] [--seed 1] [--only redis|two-redis|cluster]
 //! load chaos [--only TEXT] [--write FILE]
-//! load attack [--only TEXT] [--write FILE] [--server FILE]
+//! load attack [--only TEXT] [--write FILE]
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during a history. `--clocks` steps the clocks of tollgate and of Redis instead.
 //! `--leases` compares reservations and their ends with a model, counter by counter. `--only` takes the
-//! scenarios and attacks whose names contain the text. `--server FILE` attacks another build, and `--write` puts the table
+//! scenarios and attacks whose names contain the text. `--write` puts the table
 //! between the two marks of a page.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
@@ -50,7 +50,6 @@ use it::support::{
     chaos,
     steps::{self, ClockPlan, Clocks, Rate},
     storm::PERIOD,
-    tollgate,
 };
 use stores::Place;
 
@@ -84,7 +83,6 @@ impl Options {
                 "--seed" => options.seed = Some(value().parse().unwrap()),
                 "--only" => options.only = Some(value()),
                 "--faults" | "--clocks" | "--leases" => options.kind = arg,
-                "--server" => tollgate::test_build(value().into()),
                 "--write" => options.write = Some(value().into()),
                 other => panic!("`{other}` is none of the options"),
             }
@@ -96,13 +94,11 @@ impl Options {
         self.seed.unwrap_or(1)
     }
 
-    /// Whether this is the place of `--only`.
     fn is_place(&self, place: &str) -> bool {
         let only = self.only.as_ref();
         only.is_none_or(|only| only == place)
     }
 
-    /// Whether the name contains the text of `--only`.
     fn is_named(&self, name: &str) -> bool {
         let only = self.only.as_deref();
         only.is_none_or(|only| name.contains(only))
@@ -127,7 +123,6 @@ struct Report {
 }
 
 impl Report {
-    /// A table with these columns, separated like cells.
     fn new(columns: &str) -> Self {
         let mut report = Self {
             text: String::new(),
@@ -148,7 +143,6 @@ impl Report {
         let _ = writeln!(self.text, "{line}");
     }
 
-    /// A row, and the first of what is wrong with it.
     fn row(&mut self, cells: &dyn Display, violations: &[String]) {
         self.line(&format!("| {cells} |"));
         for violation in violations.iter().take(SHOWN) {
@@ -241,7 +235,6 @@ fn step_clocks(options: &Options) -> Report {
     report
 }
 
-/// Breaks Redis, and the network to it, in every way.
 fn break_redis(options: &Options) -> Report {
     let mut report = Report::new(
         "what breaks | not by Redis, % | longest, ms | first, ms | others, ms | hits off | exact again, ms",
@@ -261,7 +254,6 @@ fn break_redis(options: &Options) -> Report {
     report
 }
 
-/// Attacks the ports in every way, and by way of Redis and the control plane.
 fn attack(options: &Options) -> Report {
     // Attackers need as many files as the attacked servers.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

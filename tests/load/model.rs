@@ -9,7 +9,6 @@ pub const DAY: u64 = 86_400;
 
 pub const ESTIMATE: u64 = 200;
 
-/// Hits and seconds of a rule's two limits.
 pub type Limits = [(u64, u64); 2];
 
 /// A reload chooses one: another limit, or another period.
@@ -75,7 +74,6 @@ impl HitChange {
     }
 }
 
-/// Changes of counters, by key.
 pub type Changes = Vec<(String, HitChange)>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,7 +137,6 @@ pub enum EndKind {
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     pub process: usize,
-    /// In milliseconds.
     pub now: u64,
     pub rules: RulesInUse,
 }
@@ -156,7 +153,6 @@ impl LeaseModel {
         self.counts.get(key).copied().unwrap_or_default()
     }
 
-    /// The counters of a tenant at `now`, and the limit of each.
     pub fn counters(tenant: &str, limits: Limits, now: u64) -> [(String, u64); 2] {
         limits.map(|(hits, secs)| (key(tenant, secs, now), hits))
     }
@@ -168,7 +164,6 @@ impl LeaseModel {
         room.into_iter().min().unwrap_or(0)
     }
 
-    /// The changes by a reservation.
     pub fn reserved(hits: &[(String, u64)], limits: Limits, now: u64) -> Changes {
         let of_tenant = |(tenant, hits): &(String, u64)| {
             Self::counters(tenant, limits, now).map(|(key, _)| (key, HitChange::Add(*hits)))
@@ -237,14 +232,12 @@ impl LeaseModel {
         (name, changes)
     }
 
-    /// The changes by a cost without a lease.
     pub fn charged(tenant: &str, cost: u64, asking: Asking) -> Changes {
         let counters = Self::counters(tenant, asking.rules.limits(), asking.now);
         let changes = counters.map(|(key, _)| (key, HitChange::Add(cost)));
         changes.into_iter().filter(|_| cost > 0).collect()
     }
 
-    /// The changes by an operator's reset.
     pub fn reset(&mut self, tenant: &str, asking: Asking) -> Changes {
         let mut changes = Changes::new();
         for (key, _) in Self::counters(tenant, asking.rules.limits(), asking.now) {
@@ -276,7 +269,6 @@ impl LeaseModel {
         }
     }
 
-    /// The counters that hold other hits than they have to.
     pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, HitRange { least, most }) in &self.counts {

@@ -88,10 +88,8 @@ impl Seen {
     }
 }
 
-/// The files of certificate, key and authority, read for each handshake.
 type TlsFiles = [PathBuf; 3];
 
-/// Notified when an order is carried out.
 type Done = std::sync::mpsc::Sender<()>;
 
 #[derive(Debug, Default)]
@@ -119,7 +117,6 @@ struct Call {
 }
 
 impl State {
-    /// Answers a request of one call, or keeps it open.
     fn answer(&mut self, call: usize, request: DiscoveryRequest, is_new: bool) {
         let Call { returned, open, .. } = &mut self.calls[call];
         match self.cache.answer(&request, returned, is_new) {
@@ -136,7 +133,6 @@ impl State {
         }
     }
 
-    /// Sends a response to one call, with a new nonce.
     fn send(&mut self, call: usize, mut response: DiscoveryResponse) {
         self.responses += 1;
         response.nonce = format!("nonce-{}", self.responses);
@@ -151,7 +147,6 @@ impl State {
     }
 }
 
-/// All rules of a control plane, one resource each.
 pub fn snapshot(version: &str, configs: &[RateLimitConfig]) -> DiscoveryResponse {
     let any = |config: &RateLimitConfig| Any {
         type_url: TYPE_URL.to_owned(),
@@ -236,7 +231,6 @@ impl Ads {
         self.come_back();
     }
 
-    /// Sends a response to one call, whether it waits for one or not.
     pub fn send(&self, call: usize, response: DiscoveryResponse) {
         self.state().send(call, response);
     }
@@ -289,7 +283,6 @@ impl Ads {
         }
     }
 
-    /// The next request that `is_it` accepts.
     #[track_caller]
     pub fn find(&self, is_it: impl Fn(&Seen) -> bool) -> Seen {
         // A client that answers wrongly, and is answered, sends requests for ever.
@@ -317,7 +310,6 @@ impl Ads {
     }
 }
 
-/// Serves until no more orders can come.
 async fn serve(
     listener: TcpListener,
     routes: &Routes,

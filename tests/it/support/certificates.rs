@@ -35,7 +35,6 @@ use tonic::{
 
 use super::{ask::Client, finish, tool};
 
-/// A certificate with its key, both in PEM.
 #[derive(Debug)]
 pub struct Pair {
     pub certificate: String,

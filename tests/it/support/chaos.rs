@@ -32,11 +32,8 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub deadline: Duration,
-    /// Duration of the fault, if it has one.
     pub lasts: Duration,
-    /// Time between two requests of one stream.
     pub period: Duration,
-    /// Further arguments for tollgate, such as the answer during a loss.
     pub args: Vec<String>,
 }
 
@@ -45,7 +42,6 @@ pub struct Outcome {
     pub name: &'static str,
     pub answers: usize,
     pub errors: usize,
-    /// The error texts, each with its number.
     pub texts: BTreeMap<&'static str, usize>,
     /// Answers made without Redis, as `on_store_loss` says.
     pub degraded: usize,
@@ -70,7 +66,6 @@ pub struct Outcome {
     pub under: i64,
     /// Time from the repair to the first decision for every value, and so to exact counting.
     pub recovery: Duration,
-    /// How many more or fewer than the limit were admitted afterwards.
     pub off_afterwards: i64,
     /// The longest answer of Redis to another client, if it was always available.
     pub redis_took: Option<Duration>,
@@ -157,7 +152,6 @@ pub const STALL_ENVOY: &str = "the same stall with callers that wait for 20 ms";
 pub const SLEEPS: &str = "Redis sleeps for 30 ms each second";
 pub const SAVES: &str = "BGSAVE of a large Redis";
 
-/// Milliseconds by which replies are late.
 const LATE: [u64; 6] = [1, 5, 9, 11, 15, 30];
 
 /// Runs the scenario of this name. After a semicolon stands the answer to a lost store.
@@ -309,13 +303,10 @@ descriptors:
 
 const VALUES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
 
-/// How long the load runs before the fault, and after the repair.
 const CALM: Duration = Duration::from_millis(300);
 
-/// Number of the slowest answers kept for inspection.
 const SLOWEST: usize = 20;
 
-/// A scenario, and a timeout that callers send.
 struct Case {
     name: &'static str,
     plan: Plan,
@@ -418,7 +409,6 @@ impl Case {
     }
 }
 
-/// Waits until the store decides for every value again.
 async fn all_work(client: &Client) {
     eventually("all values are counted", async || {
         let mut client = client.clone();
@@ -447,7 +437,6 @@ fn counted_in(redis: &Redis) -> i64 {
     sum(|key| redis.cli(&["GET", key]).trim().parse().unwrap_or(0))
 }
 
-/// The load on the servers, and the times of the events.
 struct Course {
     case: Case,
     clients: Vec<Client>,
@@ -533,7 +522,6 @@ impl Course {
     }
 }
 
-/// How many more or fewer than the limit are admitted.
 async fn off_by(client: &mut Client) -> i64 {
     let value = format!("{:?}", Instant::now());
     let mut admitted = 0;
@@ -843,7 +831,6 @@ async fn twemproxy_killed(case: Case) -> Outcome {
     course.end(&counted).await
 }
 
-/// Waits until a page contains a text.
 #[track_caller]
 pub fn await_page(server: &Tollgate, path: &str, text: &str) {
     wait_until(text, || server.page(path).contains(text));

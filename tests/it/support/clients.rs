@@ -71,7 +71,6 @@ impl Client {
         }
     }
 
-    /// A program that prints a line for each call.
     fn script(self, channel: &Channel, value: &str, calls: usize) -> Command {
         let (program, script) = match self {
             Self::Grpcio => ("python3", "tests/it/grpcio_ask.py"),
@@ -118,7 +117,6 @@ pub fn is_first_message_compressed<T>(start: impl FnOnce(String) -> T) -> bool {
     message[0] == 1
 }
 
-/// A connection after the exchange of prefaces.
 fn greeted(mut stream: TcpStream) -> Frames {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; PREFACE.len()]).unwrap();

@@ -17,7 +17,6 @@ pub struct Cluster {
 const OPTIONS: &str = "--cluster-enabled yes --cluster-config-file nodes-of-the-cluster --cluster-node-timeout 1000 \
     --repl-diskless-sync-delay 0 --enable-debug-command local";
 
-/// Starts a server that will join a cluster. Its bus uses the port 10,000 higher.
 fn member(program: &'static str, more: &[String]) -> Redis {
     Redis::with_made(program, |_| {
         let options = OPTIONS.split(' ').map(str::to_owned);
@@ -105,7 +104,6 @@ impl Cluster {
         }
     }
 
-    /// A migration of `key`'s slot to another node.
     pub fn migration_of(&self, key: &str) -> Migration {
         let slot = self.nodes[0].number(&["CLUSTER", "KEYSLOT", key]);
         let from = self.owner(key);
@@ -144,7 +142,6 @@ impl Cluster {
         }
     }
 
-    /// Three addresses, separated by commas.
     pub fn url(&self) -> String {
         let seeds: Vec<_> = self.nodes.iter().take(3).map(Redis::address).collect();
         format!("redis://{}", seeds.join(","))
@@ -172,7 +169,6 @@ impl Cluster {
     }
 }
 
-/// The migration of one slot between two nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
     pub slot: u16,

@@ -14,7 +14,6 @@ use super::{
     tool, wait_until,
 };
 
-/// A running Envoy. Killed on drop.
 #[derive(Debug)]
 pub struct Envoy {
     _process: Process,

@@ -100,7 +100,13 @@ fn header_block() -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let path = text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
     // POST and http; :path, :authority and others.
-    let mut block = [&[0x83, 0x86, 0x04], &path[..], &[0x01], &text("tollgate")].concat();
+    let mut block = [
+        &[0x83, 0x86, 0x04][..],
+        &path[..],
+        &[0x01],
+        &text("tollgate"),
+    ]
+    .concat();
     for part in ["content-type", "application/grpc", "te", "trailers"].chunks(2) {
         block.extend([&[0], &text(part[0])[..], &text(part[1])].concat());
     }

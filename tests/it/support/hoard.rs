@@ -103,14 +103,12 @@ impl Hoarder {
         self
     }
 
-    /// Writes raw bytes; returns whether that succeeded.
     pub fn write(&mut self, bytes: &[u8]) -> bool {
         let written = self.frames.0.write_all(bytes);
         self.is_closed |= matches!(&written, Err(error) if error.kind() != ErrorKind::WouldBlock);
         written.is_ok()
     }
 
-    /// Reads a frame, if one arrives.
     pub fn hear(&mut self) -> bool {
         let Some((kind, flags, stream, payload)) = self.frames.try_read() else {
             return false;
@@ -154,7 +152,6 @@ impl Hoarder {
     }
 }
 
-/// `message` in a gRPC frame.
 pub fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()

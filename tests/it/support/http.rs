@@ -22,7 +22,6 @@ impl Reply {
     }
 }
 
-/// Requests `path` on a new connection.
 #[track_caller]
 pub fn get(address: SocketAddr, path: &str) -> Reply {
     get_with(address, path, &[])

@@ -23,7 +23,6 @@ impl Reply {
     }
 }
 
-/// Sends `body` as JSON on a new connection.
 #[track_caller]
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
     let headers = "content-type: application/json\r\n";

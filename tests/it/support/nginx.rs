@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use super::{Process, free_port, tool, wait_until};
 
-/// A running nginx. Killed on drop.
 #[derive(Debug)]
 pub struct Nginx {
     _process: Process,

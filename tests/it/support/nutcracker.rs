@@ -45,7 +45,6 @@ impl Nutcracker {
         self.process = None;
     }
 
-    /// Starts it again at the same port.
     #[track_caller]
     pub fn restart(&mut self) {
         let process = Process::start(

@@ -15,7 +15,6 @@ use super::{
     tool, wait_until,
 };
 
-/// A running Prometheus. Killed on drop.
 #[derive(Debug)]
 pub struct Prometheus {
     address: SocketAddr,

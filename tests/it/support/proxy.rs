@@ -21,9 +21,7 @@ use tokio::{
 pub struct Fault {
     /// All data arrives this much later.
     pub latency: Duration,
-    /// No data arrives, and neither side is notified.
     pub swallows: bool,
-    /// Connections break, and new ones break at once.
     pub cuts: bool,
     /// At most this many bytes a second, in each direction of each connection.
     pub bytes_per_sec: Option<u32>,
@@ -163,7 +161,6 @@ impl Shared {
     }
 }
 
-/// Forwards bytes with the delay of the fault.
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

@@ -86,7 +86,6 @@ impl Builder {
         command
     }
 
-    /// Starts it and waits until a probe succeeds.
     #[track_caller]
     pub fn start(self) -> Ratelimit {
         let ports = [free_port(), free_port(), free_port()];
@@ -109,7 +108,6 @@ impl Builder {
         }
     }
 
-    /// Starts it, expects it to fail, and returns its exit status and its output.
     #[track_caller]
     pub fn fail(self) -> (ExitStatus, String) {
         let mut command = self.command([free_port(), free_port(), free_port()]);
@@ -120,7 +118,6 @@ impl Builder {
     }
 }
 
-/// Whether the probe of all platforms succeeds.
 fn is_healthy(address: SocketAddr) -> bool {
     http::try_get(address, "/healthcheck", &[])
         .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
@@ -131,7 +128,6 @@ impl Ratelimit {
         &self.log
     }
 
-    /// Replaces the rules, as the kubelet does.
     pub fn update(&mut self, text: &str) {
         self.volume.update(&[("config.yaml", text)]);
     }

@@ -12,7 +12,6 @@ use tonic::{
 
 pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Sends raw messages to `ShouldRateLimit`.
 #[derive(Clone, Debug)]
 pub struct RawClient {
     channel: Channel,

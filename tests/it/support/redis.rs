@@ -32,7 +32,6 @@ pub struct Redis {
     options: Vec<String>,
     /// Its time of day, if it is not the true one.
     clock: Option<Arc<WallClock>>,
-    /// The password for redis-cli, if it needs one.
     pub password: Option<String>,
 }
 
@@ -46,7 +45,6 @@ impl Redis {
         Self::with(&[])
     }
 
-    /// Starts another server than the usual one; see [`PROGRAMS`].
     #[track_caller]
     pub fn of(program: &'static str) -> Self {
         Self::with_made(program, |_| Vec::new())
@@ -147,7 +145,6 @@ impl Redis {
         self.port
     }
 
-    /// `host:port`
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -180,14 +177,12 @@ impl Redis {
         command.args(args).output().unwrap()
     }
 
-    /// Kills it, as a crash would.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         remove_rests_of(self.child.id());
     }
 
-    /// Restarts it, empty, on its old port.
     pub fn restart(&mut self) {
         let clock = self.clock.as_deref();
         self.child = spawn(self.program, self.port, &self.folder, clock, &self.options);
@@ -231,7 +226,6 @@ impl Redis {
         number("keys=") - number("expires=")
     }
 
-    /// The output of `command` as a number.
     pub fn number(&self, command: &[&str]) -> i64 {
         let text = self.cli(command);
         text.trim()
@@ -246,7 +240,6 @@ impl Redis {
         calls.unwrap_or(0)
     }
 
-    /// Records every command that it runs from now on.
     pub fn monitor(&self) -> Monitor<'_> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.write_all(b"MONITOR\r\n").unwrap();
@@ -260,7 +253,6 @@ impl Redis {
     }
 }
 
-/// Records every command that a Redis runs.
 #[derive(Debug)]
 pub struct Monitor<'a> {
     redis: &'a Redis,
@@ -324,7 +316,6 @@ fn spawn(
     child.expect("the server is installed")
 }
 
-/// Whether a Redis on `port` answers at all.
 fn answers(port: u16) -> bool {
     let ask = || {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;

@@ -49,7 +49,6 @@ pub fn local_rules(rate: Rate) -> String {
     )
 }
 
-/// The line of a rule, with `more` of its keys.
 fn rule(rate: Rate, algorithm: &str, more: &str) -> String {
     let way = match algorithm {
         "first_hit" => "window",
@@ -63,7 +62,6 @@ fn rule(rate: Rate, algorithm: &str, more: &str) -> String {
     )
 }
 
-/// So many hits in so many seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     pub hits: u32,
@@ -183,7 +181,6 @@ pub struct ClockOutcome {
     pub violations: Vec<String>,
 }
 
-/// Clocks step by so many seconds.
 const STEPS: [i64; 4] = [1, 20, 600, 24 * 60 * 60];
 
 #[derive(Clone, Debug)]
@@ -210,7 +207,6 @@ const STEADY: u32 = 5;
 /// How many times the limit the greedy client asks for.
 const GREEDY: u32 = 4;
 
-/// The servers of a history, and their clocks.
 #[derive(Debug)]
 struct Stepping {
     replicas: Vec<(Arc<WallClock>, Tollgate)>,

@@ -40,7 +40,6 @@ use frames::{
     frame, hello,
 };
 
-/// Number of callers, which send requests all the time.
 pub const STREAMS: usize = 64;
 
 /// Connections of all callers together, unless there are more servers.
@@ -55,12 +54,10 @@ pub struct Seen {
     pub at: Instant,
     pub took: Duration,
     pub what: What,
-    /// Whether it was made without the store.
     pub is_degraded: bool,
 }
 
 impl Seen {
-    /// Whether it was an error or made without the store.
     fn lacked_store(&self) -> bool {
         self.is_degraded || matches!(self.what, What::Error(_))
     }
@@ -88,12 +85,10 @@ impl Storm {
         Self::paced(servers, values, PERIOD)
     }
 
-    /// Like [`start`](Self::start), with another time between two requests of a caller.
     pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
         Self::with_timeout(servers, values, period, None)
     }
 
-    /// Like [`paced`](Self::paced), with callers that send a timeout in `grpc-timeout`.
     pub fn with_timeout(
         servers: &[SocketAddr],
         values: &[&str],
@@ -124,7 +119,6 @@ impl Storm {
         Self { over, seen }
     }
 
-    /// Ends it, and returns all answers.
     pub async fn end(self) -> Answers {
         self.over.store(true, Relaxed);
         let mut seen = self.seen.await.expect("all connections stood");
@@ -182,7 +176,6 @@ struct Line {
     outbound: Vec<u8>,
     headers: hpack::Decoder,
     callers: Vec<Caller>,
-    /// Running calls by stream.
     calls: HashMap<u32, Call>,
     next_stream: u32,
     seen: Vec<Seen>,
@@ -214,7 +207,6 @@ impl Line {
         })
     }
 
-    /// Sends requests until `over` is true and all of them have answers.
     fn run(&mut self, period: Duration, over: &AtomicBool) -> io::Result<Vec<Seen>> {
         let mut heard = Instant::now();
         loop {
@@ -239,7 +231,6 @@ impl Line {
         }
     }
 
-    /// Sends the request of every caller that is due.
     fn ask(&mut self, period: Duration) {
         let now = Instant::now();
         for (number, caller) in self.callers.iter_mut().enumerate() {
@@ -372,7 +363,6 @@ const TEXTS: [&str; 5] = [
 ];
 pub const TIMEOUT: &str = "the counter store did not answer in time";
 
-/// All answers of a storm, in the order of the requests.
 #[derive(Debug)]
 pub struct Answers(pub Vec<Seen>);
 
@@ -413,7 +403,6 @@ impl Answers {
         took.max().unwrap_or_default()
     }
 
-    /// The answers to requests sent between two times.
     pub fn between(&self, from: Instant, to: Instant) -> Self {
         let within = self.0.iter().filter(|seen| (from..to).contains(&seen.at));
         Self(within.cloned().collect())
@@ -444,14 +433,12 @@ impl Answers {
         times.get(at).copied().unwrap_or_default()
     }
 
-    /// When the first answer without the store came after `moment`.
     pub fn first_lack(&self, moment: Instant) -> Option<Instant> {
         let lacking = self.0.iter().filter(|seen| seen.lacked_store());
         let ended = lacking.map(|seen| seen.at + seen.took);
         ended.filter(|ended| *ended >= moment).min()
     }
 
-    /// The answers after `from` to requests sent before `to`.
     pub fn under_way(&self, from: Instant, to: Instant) -> Self {
         let is_under_way = |seen: &&Seen| seen.at < to && seen.at + seen.took >= from;
         Self(self.0.iter().filter(is_under_way).cloned().collect())

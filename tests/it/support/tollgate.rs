@@ -5,9 +5,9 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -22,7 +22,6 @@ use super::{
     wall_clock::{WallClock, remove_rests_of},
 };
 
-/// A running server. Killed on drop.
 #[derive(Debug)]
 pub struct Tollgate {
     child: Child,
@@ -63,14 +62,12 @@ impl Log {
         found.filter_map(moment).collect()
     }
 
-    /// Prints all lines if a test has failed, which then shows its own output.
     pub(super) fn print_if_panicking(&self) {
         if std::thread::panicking() {
             eprintln!("the log of the server:\n{}", self.text());
         }
     }
 
-    /// Reads `from` to its end, line by line.
     pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
         let log = Self::default();
         let lines = log.clone();
@@ -135,7 +132,6 @@ pub fn bare() -> Builder {
     }
 }
 
-/// Only its standard error is read.
 fn quiet(command: &mut Command) -> &mut Command {
     command
         .stdin(Stdio::null())
@@ -143,19 +139,9 @@ fn quiet(command: &mut Command) -> &mut Command {
         .stderr(Stdio::piped())
 }
 
-/// Another build of the program to test, if one is set.
-static OTHER_BUILD: OnceLock<PathBuf> = OnceLock::new();
-
-/// Makes the program at `path` the one that is started from now on.
-#[allow(dead_code, reason = "not all test programs compare builds")]
-pub fn test_build(path: PathBuf) {
-    OTHER_BUILD.set(path).expect("it is told once");
-}
-
-/// The program itself, in an empty environment.
+/// In an empty environment.
 pub fn program() -> Command {
-    let own = || PathBuf::from(env!("CARGO_BIN_EXE_tollgate"));
-    let mut command = Command::new(OTHER_BUILD.get().cloned().unwrap_or_else(own));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.env_clear();
     command
 }
@@ -212,7 +198,6 @@ except OSError: pass
         self.started_by(command)
     }
 
-    /// Starts it with a soft limit of `soft` file descriptors, and a hard limit of `hard`.
     pub fn with_files(self, soft: u32, hard: u32) -> Self {
         let mut command = Command::new("/bin/sh");
         let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
@@ -220,7 +205,6 @@ except OSError: pass
         self.started_by(command)
     }
 
-    /// Starts it through a program that takes the command after its own arguments.
     fn started_by(mut self, mut command: Command) -> Self {
         let envs = self.command.get_envs();
         let envs = envs.filter_map(|(name, value)| Some((name, value?)));
@@ -244,12 +228,10 @@ except OSError: pass
         self.redis_at(&redis.url(), "10s")
     }
 
-    /// Counts in the Redis at `url`, with this timeout.
     pub fn redis_at(self, url: &str, timeout: &str) -> Self {
         self.args(["--redis-url", url, "--redis-timeout", timeout])
     }
 
-    /// Starts it and waits until it is ready.
     #[track_caller]
     pub fn start(self) -> Tollgate {
         self.start_within(PATIENCE)
@@ -258,8 +240,6 @@ except OSError: pass
             })
     }
 
-    /// Starts it and waits until it is ready.
-    ///
     /// # Errors
     ///
     /// If it ends instead, or is not ready in time.
@@ -318,7 +298,6 @@ impl Tollgate {
         &self.log
     }
 
-    /// The page at `path`, on the port that serves it.
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
         let is_health = path.starts_with("/healthcheck");
@@ -349,12 +328,10 @@ impl Tollgate {
         status.unwrap()
     }
 
-    /// Its exit status, once it has ended.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:")
     }
@@ -364,7 +341,6 @@ impl Tollgate {
         self.memory("VmHWM:")
     }
 
-    /// Resets [`Self::peak_bytes`].
     pub fn forget_peak(&self) {
         // proc(5): 5 resets the peak of the resident set.
         fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();

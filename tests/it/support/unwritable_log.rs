@@ -143,7 +143,6 @@ impl UnwritableLog {
     }
 }
 
-/// Whether a request for this value is admitted.
 async fn decided(client: &mut Client, value: &str) -> anyhow::Result<bool> {
     let answer = timeout(CALL, ask(client, "d", &[("k", value)])).await;
     let answer = answer.context("a decision waits for the log")?;
