@@ -261,6 +261,6 @@ def as_deployed(gateway):
     gateway.write("shop", f"{yaml.safe_dump(route('shop'))}---\n{deployed}")
     wait_for("shop", 3)
     for client in ("127.0.9.1", "127.0.9.2"):
-        ask = lambda: fetch(envoy_gateway.PORT, headers={"host": "shop.example.com"}, client=client)[0]
-        seen = [ask() for _ in range(4)]
+        host = {"host": "shop.example.com"}
+        seen = [fetch(envoy_gateway.PORT, headers=host, client=client)[0] for _ in range(4)]
         expect_equal(seen, [200, 200, 200, 429], f"requests of {client}")

@@ -22,7 +22,7 @@ use ::tollgate::proto::envoy::{
 use serde_json::json;
 use tokio::{
     task::{JoinSet, spawn_blocking},
-    time::{sleep, timeout},
+    time::{error::Elapsed, sleep, timeout},
 };
 use tonic::Status;
 
@@ -91,7 +91,7 @@ pub async fn run(plan: LeasePlan) -> LeaseSteps {
     let mut history = History::start(plan).await;
     let mut round = 0;
     while history.calls < plan.calls {
-        history.said.push_back(format!("round {round}"));
+        history.say(format!("round {round}"));
         history.round(round).await;
         history.check().await;
         round += 1;
@@ -102,10 +102,7 @@ pub async fn run(plan: LeasePlan) -> LeaseSteps {
     }
     let done = std::mem::take(&mut history.done);
     for step in STEPS.split(", ") {
-        assert!(
-            done.contains_key(step),
-            "no {step} in {round} rounds: {done:?}"
-        );
+        assert!(done.contains_key(step), "no {step}: {done:?}");
     }
     done
 }
@@ -117,21 +114,19 @@ struct Replica {
     process: usize,
 }
 
+/// A tenant, and its hits.
+type Sent = (String, Option<u64>);
+
 #[derive(Clone, Debug)]
 enum Message {
-    Reserve {
-        hits: Vec<(String, Option<u64>)>,
-    },
+    Reserve(Vec<Sent>),
     End {
         /// The index of the lease, and of each of its parts, with a cost.
         lease: usize,
         parts: Vec<(usize, Option<u64>)>,
         kind: EndKind,
     },
-    Unreserved {
-        tenant: String,
-        cost: u64,
-    },
+    Unreserved(String, u64),
 }
 
 #[derive(Debug)]
@@ -140,28 +135,14 @@ struct Call {
     number: usize,
     message: Message,
     asking: Asking,
-    reply: Reply,
+    reply: Answer,
 }
 
-#[derive(Debug)]
-enum Reply {
-    Answered(RateLimitResponse),
-    Failed(Status),
-    Dropped,
-}
+/// An error if its caller gave up.
+type Answer = Result<Result<RateLimitResponse, Status>, Elapsed>;
 
-impl Reply {
-    fn name(&self) -> String {
-        match self {
-            Self::Answered(reply) => {
-                let token = token(reply).unwrap_or_default();
-                format!("{} {token}", reply.overall_code().as_str_name())
-            }
-            Self::Failed(status) => format!("{status}"),
-            Self::Dropped => "dropped".to_owned(),
-        }
-    }
-}
+/// After which time the caller of a message gives up.
+type Patience = fn(&mut History) -> Option<Duration>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unanswered {
@@ -231,9 +212,9 @@ impl History {
         let count = 1 + self.below(2);
         let args = self.stores.args();
         for _ in 0..count {
-            let mut builder = tollgate::with_rules(&self.rules.text())
-                .args(args.iter().map(String::as_str))
-                .args(["--redis-timeout", "10s", "--clock", "local"]);
+            let mut builder = tollgate::with_rules(&self.rules.text());
+            builder = builder.args(args.iter().map(String::as_str));
+            builder = builder.args(["--redis-timeout", "10s", "--clock", "local"]);
             if count > 1 {
                 builder = builder.args(["--local-cache-bytes", "0"]);
             }
@@ -252,6 +233,10 @@ impl History {
     fn below(&mut self, bound: usize) -> usize {
         let bound = u64::try_from(bound).expect("it fits");
         usize::try_from(self.random.below(bound)).expect("it is below")
+    }
+
+    fn say(&mut self, said: String) {
+        self.said.push_back(said);
     }
 
     fn note(&mut self, step: &'static str) {
@@ -278,20 +263,17 @@ impl History {
     async fn round(&mut self, round: usize) {
         if round % ROUNDS_PER_EVENT != ROUNDS_PER_EVENT - 1 {
             let messages = self.messages();
-            let patience = |_: &mut Self| None;
-            return self.call(messages, patience, Unanswered::MayCount).await;
+            return self.call(messages, |_| None, Unanswered::MayCount).await;
         }
         let event = EVENTS[round / ROUNDS_PER_EVENT % EVENTS.len()];
-        self.said.push_back(format!("{event:?}"));
+        self.say(format!("{event:?}"));
         match event {
             Event::Burst => self.burst().await,
             Event::Frozen => self.freeze().await,
             Event::GiveUp => {
                 let messages = self.messages();
-                let patience = |history: &mut Self| {
-                    let micros = history.random.below(3_000);
-                    Some(Duration::from_micros(micros))
-                };
+                let patience: Patience =
+                    |history| Some(Duration::from_micros(history.random.below(3_000)));
                 self.call(messages, patience, Unanswered::MayCount).await;
                 self.pass_through().await;
             }
@@ -320,11 +302,8 @@ impl History {
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
                 _ => {
-                    let number = self.below(TENANTS);
-                    Some(Message::Unreserved {
-                        tenant: tenant(number),
-                        cost: self.random.below(50),
-                    })
+                    let tenant = tenant(self.below(TENANTS));
+                    Some(Message::Unreserved(tenant, self.random.below(50)))
                 }
             };
             let Some(message) = message else { continue };
@@ -339,12 +318,12 @@ impl History {
 
     fn tenants(&self, message: &Message) -> Vec<String> {
         match message {
-            Message::Reserve { hits } => hits.iter().map(|(tenant, _)| tenant.clone()).collect(),
+            Message::Reserve(hits) => hits.iter().map(|(tenant, _)| tenant.clone()).collect(),
             Message::End { lease, .. } => {
                 let parts = &self.leases[*lease].parts;
                 parts.iter().map(|part| part.tenant.clone()).collect()
             }
-            Message::Unreserved { tenant, .. } => vec![tenant.clone()],
+            Message::Unreserved(tenant, _) => vec![tenant.clone()],
         }
     }
 
@@ -364,7 +343,7 @@ impl History {
             };
             hits.push((tenant(number), sent));
         }
-        Some(Message::Reserve { hits })
+        Some(Message::Reserve(hits))
     }
 
     fn end(&mut self, kind: EndKind) -> Option<Message> {
@@ -401,12 +380,12 @@ impl History {
         };
         let unreserved = ("tollgate.unreserved", "1");
         match message {
-            Message::Reserve { hits } => {
+            Message::Reserve(hits) => {
                 let each = hits.iter();
                 each.map(|(tenant, hits)| one(tenant, None, *hits))
                     .collect()
             }
-            Message::Unreserved { tenant, cost } => {
+            Message::Unreserved(tenant, cost) => {
                 vec![one(tenant, Some(unreserved), Some(*cost))]
             }
             Message::End { lease, parts, kind } => {
@@ -439,11 +418,7 @@ impl History {
     }
 
     /// Sends all messages at once, each through any connection. Callers with a patience give up after it.
-    fn send(
-        &mut self,
-        messages: Vec<Message>,
-        mut patience: impl FnMut(&mut Self) -> Option<Duration>,
-    ) -> JoinSet<Call> {
+    fn send(&mut self, messages: Vec<Message>, patience: Patience) -> JoinSet<Call> {
         let mut calls = JoinSet::new();
         for message in messages {
             let number = self.below(self.replicas.len());
@@ -454,17 +429,11 @@ impl History {
             let mut client = self.replicas[number].clients[connection].clone();
             let sent = request("llm", self.descriptors(&message));
             let patience = patience(self);
-            let said = format!("to {}: {message:?}, {patience:?}", asking.process);
-            self.said.push_back(said);
+            self.say(format!("to {}: {message:?}, {patience:?}", asking.process));
             let number = self.calls;
             self.calls += 1;
             calls.spawn(async move {
-                let answered = timeout(patience.unwrap_or(PATIENCE), send(&mut client, sent)).await;
-                let reply = match answered {
-                    Ok(Ok(reply)) => Reply::Answered(reply),
-                    Ok(Err(status)) => Reply::Failed(status),
-                    Err(_) => Reply::Dropped,
-                };
+                let reply = timeout(patience.unwrap_or(PATIENCE), send(&mut client, sent)).await;
                 Call {
                     number,
                     message,
@@ -476,12 +445,7 @@ impl History {
         calls
     }
 
-    async fn call(
-        &mut self,
-        messages: Vec<Message>,
-        patience: impl FnMut(&mut Self) -> Option<Duration>,
-        unanswered: Unanswered,
-    ) {
+    async fn call(&mut self, messages: Vec<Message>, patience: Patience, unanswered: Unanswered) {
         let calls = self.send(messages, patience);
         for call in answers(calls).await {
             self.judge(call, unanswered);
@@ -491,10 +455,9 @@ impl History {
     /// Compares an answer with the model, which then has the effect of the call.
     fn judge(&mut self, call: Call, unanswered: Unanswered) {
         let (asking, reply) = (call.asking, call.reply);
-        let said = format!("{:?}: {}", call.message, reply.name());
-        self.said.push_back(said);
+        self.say(format!("{:?}: {reply:?}", call.message));
         match call.message {
-            Message::Reserve { hits } => self.judge_reserve(&hits, asking, reply, unanswered),
+            Message::Reserve(hits) => self.reserved(&hits, asking, reply, unanswered),
             Message::End { lease, parts, kind } => {
                 let mut changes = Changes::new();
                 for (index, cost) in parts {
@@ -503,13 +466,13 @@ impl History {
                     self.note(ended.0);
                     changes.extend(ended.1);
                 }
-                if matches!(reply, Reply::Dropped) && unanswered == Unanswered::MayCount {
+                if reply.is_err() && unanswered == Unanswered::MayCount {
                     // Whether it is settled is unknown, so it is not used again.
                     self.leases[lease].parts.clear();
                 }
                 self.order(&changes, reply, unanswered);
             }
-            Message::Unreserved { tenant, cost } => {
+            Message::Unreserved(tenant, cost) => {
                 self.note("unreserved");
                 let changes = LeaseModel::charged(&tenant, cost, asking);
                 self.order(&changes, reply, unanswered);
@@ -517,22 +480,17 @@ impl History {
         }
     }
 
-    fn judge_reserve(
-        &mut self,
-        sent: &[(String, Option<u64>)],
-        asking: Asking,
-        reply: Reply,
-        unanswered: Unanswered,
-    ) {
+    fn reserved(&mut self, sent: &[Sent], asking: Asking, reply: Answer, unanswered: Unanswered) {
         let (now, limits) = (asking.now, asking.rules.limits());
-        let each = sent.iter();
-        let hits = each.map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)));
+        let hits = sent
+            .iter()
+            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)));
         let hits: Vec<_> = hits.collect();
         let fit = |(tenant, hits): &(String, u64)| self.model.room(tenant, limits, now, *hits) > 0;
         let fits = hits.iter().all(fit);
         let changes = LeaseModel::reserved(&hits, limits, now);
         match (reply, unanswered) {
-            (Reply::Answered(reply), _) => {
+            (Ok(Ok(reply)), _) => {
                 let token = token(&reply);
                 let seen = (is_ok(&Ok(reply)), token.is_some());
                 assert_eq!(seen, (fits, fits), "{hits:?}: admitted, and a token");
@@ -544,8 +502,8 @@ impl History {
                     self.note("refused");
                 }
             }
-            (Reply::Dropped, Unanswered::GivenBack) => self.note("cancelled"),
-            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
+            (Err(_), Unanswered::GivenBack) => self.note("cancelled"),
+            (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
                 self.note("perhaps reserved");
                 if fits {
                     self.model.perhaps(&changes);
@@ -556,14 +514,14 @@ impl History {
     }
 
     /// Has the effect of an order, whose message was for these changes.
-    fn order(&mut self, changes: &Changes, reply: Reply, unanswered: Unanswered) {
+    fn order(&mut self, changes: &Changes, reply: Answer, unanswered: Unanswered) {
         match (reply, unanswered) {
-            (Reply::Answered(reply), _) => {
+            (Ok(Ok(reply)), _) => {
                 assert!(is_ok(&Ok(reply)), "an order has no limit");
                 self.model.apply(changes);
             }
-            (Reply::Dropped, Unanswered::GivenBack) => self.model.apply(changes),
-            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
+            (Err(_), Unanswered::GivenBack) => self.model.apply(changes),
+            (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
                 self.model.perhaps(changes);
             }
             (reply, _) => panic!("{changes:?}: {reply:?}"),
@@ -572,21 +530,16 @@ impl History {
 
     /// Many requests for one tenant at once: as many are admitted as fit.
     async fn burst(&mut self) {
-        let number = self.below(TENANTS);
-        let tenant = tenant(number);
+        let tenant = tenant(self.below(TENANTS));
         let hits = 1 + self.random.below(300);
         let count = 2 + self.below(10);
-        let message = Message::Reserve {
-            hits: vec![(tenant.clone(), Some(hits))],
-        };
+        let message = Message::Reserve(vec![(tenant.clone(), Some(hits))]);
         let limits = self.rules.limits();
         let room = self.model.room(&tenant, limits, self.now(), hits);
         let calls = self.send(vec![message; count], |_| None);
         let mut admitted = 0;
         for call in answers(calls).await {
-            let Reply::Answered(reply) = call.reply else {
-                panic!("{:?}", call.reply);
-            };
+            let reply = call.reply.expect("nobody gave up").expect("an answer");
             let token = token(&reply);
             assert_eq!(is_ok(&Ok(reply)), token.is_some());
             if let Some(token) = token {
@@ -616,7 +569,7 @@ impl History {
         for message in &mut hasty[1..] {
             let tenants = self.tenants(message).into_iter();
             let hits = tenants.map(|tenant| (tenant, None)).collect();
-            *message = Message::Reserve { hits };
+            *message = Message::Reserve(hits);
         }
         let before = self.late_calls();
         for redis in &self.stores.servers()[servers.clone()] {
@@ -625,8 +578,7 @@ impl History {
         let waiting = self.send(patient, |_| None);
         let given_up = self.send(hasty, |_| Some(GIVES_UP_AFTER));
         let given_up = answers(given_up).await;
-        let is_dropped = |call: &&Call| matches!(call.reply, Reply::Dropped);
-        let dropped = given_up.iter().filter(is_dropped).count() as u64;
+        let dropped = given_up.iter().filter(|call| call.reply.is_err()).count() as u64;
         wait_until("tollgate knows who has gone", || {
             self.late_calls() == before + dropped
         });
@@ -712,9 +664,8 @@ impl History {
     }
 
     async fn reserve_for_all(&mut self) {
-        let hits = |number| vec![(tenant(number), None)];
-        let messages = (0..TENANTS).map(|number| Message::Reserve { hits: hits(number) });
-        let messages = messages.collect();
+        let hits = (0..TENANTS).map(|number| vec![(tenant(number), None)]);
+        let messages = hits.map(Message::Reserve).collect();
         self.call(messages, |_| None, Unanswered::MayCount).await;
         self.check().await;
     }
@@ -734,22 +685,17 @@ impl History {
     }
 
     async fn reset(&mut self) {
-        let number = self.below(TENANTS);
-        let tenant = tenant(number);
+        let tenant = tenant(self.below(TENANTS));
         let replica = self.below(self.replicas.len());
-        let Replica {
-            server, process, ..
-        } = &self.replicas[replica];
-        let (asking, port) = (self.asking(*process), server.debug);
-        let body = json!({ "domain": "llm", "descriptors": [{
-            "entries": [{ "key": "tenant", "value": tenant }],
-        }] });
+        let replica = &self.replicas[replica];
+        let (asking, port) = (self.asking(replica.process), replica.server.debug);
+        let entry = json!({ "key": "tenant", "value": tenant });
+        let body = json!({ "domain": "llm", "descriptors": [{ "entries": [entry] }] });
         let post = move || http::post_json(port, "/counters/reset", &body.to_string());
         let reply = spawn_blocking(post).await.unwrap().unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let changes = self.model.reset(&tenant, asking);
-        let said = format!("reset {tenant} by {}", asking.process);
-        self.said.push_back(said);
+        self.say(format!("reset {tenant} by {}", asking.process));
         self.model.apply(&changes);
         self.note("reset");
     }
@@ -764,13 +710,13 @@ impl History {
         for Replica { server, .. } in &self.replicas {
             fs::write(server.rules().join("rules.yaml"), self.rules.text()).unwrap();
         }
-        for Replica { server, .. } in &self.replicas {
-            eventually("the new rules are in force", async || {
-                server.page("/rules").contains(&rate)
-            })
-            .await;
-        }
-        self.said.push_back(format!("{:?}", self.rules));
+        let servers = self.replicas.iter().map(|replica| &replica.server);
+        let is_new = |server: &Tollgate| server.page("/rules").contains(&rate);
+        eventually("the new rules are in force", async || {
+            servers.clone().all(is_new)
+        })
+        .await;
+        self.say(format!("{:?}", self.rules));
         self.note("reload");
     }
 
