@@ -9,7 +9,7 @@ import yaml
 import envoy_gateway
 import policies
 import tollgate
-from lint import expect_lint, has_drained, without_drained
+from lint import expect_lint, without_drained
 from sandbox import Traffic, expect, expect_answered, expect_equal, fetch, redirected, wait_until
 
 # Each has a group, a title and a function that gets the Gateway and may return a remark.
@@ -93,13 +93,6 @@ def statuses(name, user, count):
 @case(LINT, "nothing is found that was not meant")
 def linted(gateway):
     lint(gateway, [without_drained(dump) for dump in gateway.config_dumps()])
-
-
-@case(LINT, "nothing more is found while a listener of before is drained")
-def linted_while_draining(gateway):
-    dumps = gateway.config_dumps()
-    expect(any(has_drained(dump) for dump in dumps), "no listener is drained")
-    lint(gateway, dumps)
 
 
 def lint(gateway, dumps):

@@ -71,6 +71,12 @@ impl Process {
         Self(child.expect("the program is there"))
     }
 
+    /// Starts a program whose output nobody reads.
+    #[track_caller]
+    pub fn start_quietly(command: &mut Command) -> Self {
+        Self::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
+    }
+
     pub fn id(&self) -> u32 {
         self.0.id()
     }

@@ -30,36 +30,24 @@ pub struct Effect {
     pub is_harmless: bool,
 }
 
-type Door = (&'static str, &'static str, fn() -> Effect);
+/// In the order of the review, with their effects before there was a defence.
+const DOORS: &str = "\
+a Redis that answers a count with 5,592,000 values | peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s
+a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s | peak 433 MB, 6.2 s CPU, 857 kB of log
+a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can | 13,698 lines, 6.1 MB of log in 12 s
+a resolver that does not answer, for 10 s | a thread for each attempt to connect
+a collector of spans that does not answer, at the end | 6 s after `--drain-delay`";
 
-/// All attacks in the order of the review, and their effects before there was a defence.
-pub const ALL: [Door; 5] = [
-    (
-        "a Redis that answers a count with 5,592,000 values",
-        "peak 566 MB, 1.3 s CPU, the call answered after 12 to 16 s",
-        endless_count,
-    ),
-    (
-        "a cluster whose CLUSTER SLOTS names 4,000 servers, for 10 s",
-        "peak 433 MB, 6.2 s CPU, 857 kB of log",
-        cluster_of_thousands,
-    ),
-    (
-        "a control plane pushes 10,000 good and 3,000 bad sets of rules, as fast as it can",
-        "13,698 lines, 6.1 MB of log in 12 s",
-        flood_of_pushes,
-    ),
-    (
-        "a resolver that does not answer, for 10 s",
-        "a thread for each attempt to connect",
-        silent_resolver,
-    ),
-    (
-        "a collector of spans that does not answer, at the end",
-        "6 s after `--drain-delay`",
-        silent_collector,
-    ),
-];
+#[rustfmt::skip]
+const ATTACKS: [fn() -> Effect; 5] = [endless_count, cluster_of_thousands, flood_of_pushes, silent_resolver, silent_collector];
+
+/// The name, the effect before, and the attack.
+pub fn all() -> impl Iterator<Item = (&'static str, &'static str, fn() -> Effect)> {
+    DOORS.lines().zip(ATTACKS).map(|(line, attack)| {
+        let (name, before) = line.split_once(" | ").expect("two cells");
+        (name, before, attack)
+    })
+}
 
 fn with_limit() -> Builder {
     with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [7/year]}]\n")

@@ -330,7 +330,7 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
         violations.push(format!("{without_end} keys never end"));
     }
     let log = caller.log.lock().unwrap();
-    violations.extend(check(&log, plan.place.is_several()));
+    violations.extend(check(&log, plan.place == Place::Cluster));
     let count = |pick: fn(&Call) -> bool| log.calls.iter().filter(|(_, call)| pick(call)).count();
     let (calls, counters) = (log.calls.len(), by_counter(&log.calls).len());
     let admitted = count(|call| call.hits > 0 && call.admitted == Some(true));

@@ -551,9 +551,7 @@ impl History {
             }
         }
         let fit = room.min(u64::try_from(count).expect("it is small"));
-        // Where two servers are asked, each may have found the other's hits, which were taken back.
-        let is_less = self.plan.place == Place::TwoRedis && admitted < fit;
-        assert!(admitted == fit || is_less, "{admitted} of {fit}");
+        assert_eq!(admitted, fit, "admitted of a burst");
         self.note("burst");
     }
 

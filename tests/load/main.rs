@@ -2,9 +2,9 @@
 //! tables. `make histories`, `make chaos` and `make attack` run it.
 //!
 //! ```text
-//! load histories [--calls 1000000] [--seed 1] [--only memory|redis|two-redis|cluster] [--faults]
+//! load histories [--calls 1000000] [--seed 1] [--only memory|redis|cluster] [--faults]
 //! load histories --clocks [--seed 1] [--only memory|redis]
-//! load histories --leases [--calls 20000] [--seed 1] [--only redis|two-redis|cluster]
+//! load histories --leases [--calls 20000] [--seed 1] [--only redis|cluster]
 //! load chaos [--only TEXT] [--write FILE]
 //! load attack [--only TEXT] [--write FILE]
 //! ```
@@ -199,7 +199,7 @@ fn call(options: &Options) -> Report {
 fn reserve(options: &Options) -> Report {
     println!("seed {}", options.seed());
     let mut report = Report::new("place | seconds | steps");
-    for place in [Place::Redis, Place::TwoRedis, Place::Cluster] {
+    for place in [Place::Redis, Place::Cluster] {
         if options.is_place(place.name()) {
             let (calls, seed) = (options.calls.unwrap_or(LEASE_CALLS), options.seed());
             let began = Instant::now();
@@ -268,7 +268,7 @@ fn attack(options: &Options) -> Report {
     }
     report.line(&"\nBy way of Redis, the control plane, a resolver and a collector:\n");
     report.table("attack | before | effect");
-    for (name, before, carry_out) in doors::ALL {
+    for (name, before, carry_out) in doors::all() {
         if options.is_named(name) {
             let effect = carry_out();
             let harm = Vec::from_iter((!effect.is_harmless).then(|| name.to_owned()));

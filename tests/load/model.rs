@@ -36,7 +36,6 @@ impl RulesInUse {
         let [(first, secs), (second, longer)] = self.limits();
         let days = longer / DAY;
         let missing = if self.gives_back { "zero" } else { "estimate" };
-        // The first limit is one per second, which two Redis count apart.
         format!(
             "
 domain: llm

@@ -10,44 +10,31 @@ use crate::it::support::{cluster::Cluster, redis::Redis};
 pub enum Place {
     Memory,
     Redis,
-    /// With a separate Redis for limits per second.
-    TwoRedis,
     Cluster,
 }
 
 impl Place {
-    pub const ALL: [Self; 4] = [Self::Memory, Self::Redis, Self::TwoRedis, Self::Cluster];
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Redis, Self::Cluster];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Redis => "redis",
-            Self::TwoRedis => "two-redis",
             Self::Cluster => "cluster",
         }
-    }
-
-    /// Whether one request may be judged on several stores, so that a charge may be visible that is taken back.
-    pub fn is_several(self) -> bool {
-        matches!(self, Self::TwoRedis | Self::Cluster)
     }
 }
 
 pub struct Stores {
-    redis: Vec<Redis>,
+    redis: Option<Redis>,
     cluster: Option<Cluster>,
     connections: HashMap<u16, Connection>,
 }
 
 impl Stores {
     pub fn start(place: Place) -> Self {
-        let count = match place {
-            Place::Redis => 1,
-            Place::TwoRedis => 2,
-            Place::Memory | Place::Cluster => 0,
-        };
         let stores = Self {
-            redis: (0..count).map(|_| Redis::start()).collect(),
+            redis: (place == Place::Redis).then(Redis::start),
             cluster: (place == Place::Cluster).then(|| Cluster::start(0)),
             connections: HashMap::new(),
         };
@@ -60,25 +47,15 @@ impl Stores {
 
     /// The arguments by which tollgate finds them.
     pub fn args(&self) -> Vec<String> {
-        let flag = |name: &str| name.to_owned();
-        match (&self.cluster, &self.redis[..]) {
-            (Some(cluster), _) => vec![flag("--redis-url"), cluster.url()],
-            (None, []) => Vec::new(),
-            (None, [redis, others @ ..]) => {
-                let mut args = vec![flag("--redis-url"), redis.url()];
-                for other in others {
-                    args.extend(["--redis-per-second", "--redis-per-second-url"].map(flag));
-                    args.push(other.url());
-                }
-                args
-            }
-        }
+        let cluster = self.cluster.as_ref().map(Cluster::url);
+        let url = cluster.or(self.redis.as_ref().map(Redis::url));
+        url.map_or(Vec::new(), |url| vec!["--redis-url".to_owned(), url])
     }
 
     pub fn servers(&self) -> &[Redis] {
         match &self.cluster {
             Some(cluster) => &cluster.nodes,
-            None => &self.redis,
+            None => self.redis.as_slice(),
         }
     }
 

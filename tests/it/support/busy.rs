@@ -4,7 +4,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
-    process::{Command, Stdio},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -90,10 +90,10 @@ impl Drop for Pauses {
 /// Starts processes that only use processor time, at the usual priority. Killed on drop.
 pub fn loops(count: usize) -> Vec<Process> {
     let mut command = Command::new("sh");
-    command
-        .args(["-c", "while :; do :; done"])
-        .stdout(Stdio::null());
-    (0..count).map(|_| Process::start(&mut command)).collect()
+    command.args(["-c", "while :; do :; done"]);
+    (0..count)
+        .map(|_| Process::start_quietly(&mut command))
+        .collect()
 }
 
 /// Sends Redis a request every few milliseconds. A machine without time for Redis makes it late for all clients,

@@ -76,9 +76,8 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = |time: Duration| time.as_secs_f64() * 1000.0;
         let percent = |part: usize, all: usize| part as f64 * 100.0 / all as f64;
-        let first = self
-            .first
-            .map_or_else(|| "–".to_owned(), |time| format!("{:.1}", millis(time)));
+        let first = self.first.map(|time| format!("{:.1}", millis(time)));
+        let first = first.as_deref().unwrap_or("–");
         let off = match (self.over, self.under) {
             (0, 0) => "0".to_owned(),
             (over, 0) => format!("{over} lost"),
@@ -180,7 +179,7 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
                 sleep(lasts).await;
                 redis.restart();
             };
-            case.lost(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
         STOPPED => {
             let fault = async |redis: &mut Redis, _: &Tollgate, lasts| {
@@ -188,7 +187,7 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
                 sleep(lasts).await;
                 redis.thaw();
             };
-            case.lost(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
         SENTINEL => sentinel_failover(case).await,
         MASTER => cluster_master_killed(case).await,
@@ -223,7 +222,7 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
                 sleep(lasts).await;
                 redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
             };
-            case.lost(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
         FLUSHED => {
             let fault = async |redis: &mut Redis, _: &Tollgate, lasts| {
@@ -233,12 +232,12 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
                     sleep(Duration::from_millis(20)).await;
                 }
             };
-            case.lost(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
         PASSWORD => password_rotated(case).await,
         EXPIRED => certificate_expired(case).await,
         CLIENTS => too_many_clients(case).await,
-        DENIED => case.lost(Redis::start(), deny).await,
+        DENIED => case.alone(Redis::start(), deny).await,
         MOVED => address_moved(case).await,
         TWEMPROXY => twemproxy_killed(case).await,
         SPLIT => replicas_split(case).await,
@@ -248,27 +247,27 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
         PAUSES_RANDOM => paused(case, random_turns()).await,
         PAUSES_OF_BOTH => {
             // While one process is paused the other runs.
-            let fault = async |redis: &Redis, server: &Tollgate, lasts| {
+            let fault = async |redis: &mut Redis, server: &Tollgate, lasts| {
                 let turns = vec![Turn::millis(40, 60)];
                 let _pauses = Pauses::of(server.process_id(), turns.clone());
                 sleep(Duration::from_millis(50)).await;
                 let _of_redis = Pauses::of(redis.process_id(), turns);
                 sleep(lasts).await;
             };
-            case.there(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
         BUSY => {
-            let fault = async |_: &Redis, _: &Tollgate, lasts| {
+            let fault = async |_: &mut Redis, _: &Tollgate, lasts| {
                 let _others = loops(4);
                 sleep(lasts).await;
             };
-            case.there(Redis::start(), fault).await
+            case.alone(Redis::start(), fault).await
         }
-        STARVED => case.there(Redis::start(), starve).await,
+        STARVED => case.alone(Redis::start(), starve).await,
         LATE_REPLIES | LATE_REPLIES_ENVOY => late_replies(case, &LATE).await,
         STALL | STALL_ENVOY => late_replies(case, &[210]).await,
         SLEEPS => {
-            let fault = async |redis: &Redis, _: &Tollgate, lasts: Duration| {
+            let fault = async |redis: &mut Redis, _: &Tollgate, lasts: Duration| {
                 let until = Instant::now() + lasts;
                 while Instant::now() < until {
                     redis.cli(&["DEBUG", "SLEEP", "0.03"]);
@@ -276,7 +275,7 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
                 }
             };
             let redis = Redis::with(&["--enable-debug-command", "yes"]);
-            case.there(redis, fault).await
+            case.alone(redis, fault).await
         }
         SAVES => {
             let redis = Redis::with(&["--enable-debug-command", "yes"]);
@@ -284,11 +283,11 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
             let is_short = case.plan.lasts < Duration::from_secs(2);
             let keys = if is_short { "200000" } else { "5000000" };
             redis.cli(&["DEBUG", "POPULATE", keys, "filler", "100"]);
-            let fault = async |redis: &Redis, _: &Tollgate, lasts| {
+            let fault = async |redis: &mut Redis, _: &Tollgate, lasts| {
                 redis.cli(&["BGSAVE"]);
                 sleep(lasts).await;
             };
-            case.there(redis, fault).await
+            case.alone(redis, fault).await
         }
         other => panic!("no scenario is called {other}"),
     }
@@ -314,29 +313,37 @@ struct Case {
 }
 
 impl Case {
+    /// Scenarios in which Redis always answers are with default settings, the others with a deadline.
+    fn has_redis(&self) -> bool {
+        let mut there = SCENARIOS.iter().skip_while(|name| **name != PAUSES_15);
+        there.any(|name| *name == self.name)
+    }
+
     fn start(&self, url: &str, more: &[(&str, &str)]) -> Tollgate {
         let deadline = format!("{}ms", self.plan.deadline.as_millis());
-        let mut builder = tollgate::with_rules(RULES)
-            .redis_at(url, &deadline)
-            .args(self.plan.args.iter().map(String::as_str));
+        let builder = tollgate::with_rules(RULES).args(self.plan.args.iter().map(String::as_str));
+        let mut builder = match self.has_redis() {
+            true => builder.redis_by_default(url),
+            false => builder.redis_at(url, &deadline),
+        };
         for (name, value) in more {
             builder = builder.env(name, value);
         }
         builder.start()
     }
 
-    /// One server and one Redis: `fault` breaks it, and ends when it is mended.
-    async fn lost(
+    /// One server and one Redis: `fault` breaks it or the server, and ends when all is mended.
+    async fn alone(
         self,
         redis: Redis,
         fault: impl AsyncFnOnce(&mut Redis, &Tollgate, Duration),
     ) -> Outcome {
         let url = redis.url();
-        self.lost_at(&url, &[], redis, fault).await
+        self.at(&url, &[], redis, fault).await
     }
 
     /// The same, with a Redis that the server knows by this URL and more variables.
-    async fn lost_at(
+    async fn at(
         self,
         url: &str,
         more: &[(&str, &str)],
@@ -345,42 +352,15 @@ impl Case {
     ) -> Outcome {
         let server = self.start(url, more);
         let lasts = self.plan.lasts;
+        let witness = self.has_redis().then(|| Witness::of(&redis));
         let mut course = self.begin(&[&server], &|| counted_in(&redis)).await;
+        course.witness = witness;
         fault(&mut redis, &server, lasts).await;
         course.mended();
         if course.case.name.starts_with(KILLED) {
             course.counted_before = 0;
         }
         course.end(&|| counted_in(&redis)).await
-    }
-
-    /// One server with default settings and one Redis, which always answers, as a witness sees.
-    async fn there(
-        self,
-        redis: Redis,
-        fault: impl AsyncFnOnce(&Redis, &Tollgate, Duration),
-    ) -> Outcome {
-        let url = redis.url();
-        self.there_at(&url, redis, fault).await
-    }
-
-    async fn there_at(
-        self,
-        url: &str,
-        redis: Redis,
-        fault: impl AsyncFnOnce(&Redis, &Tollgate, Duration),
-    ) -> Outcome {
-        let builder = tollgate::with_rules(RULES).redis_by_default(url);
-        let args = self.plan.args.iter().map(String::as_str);
-        let server = builder.args(args).start();
-        let lasts = self.plan.lasts;
-        let witness = Witness::of(&redis);
-        let counted = || counted_in(&redis);
-        let mut course = self.begin(&[&server], &counted).await;
-        course.witness = Some(witness);
-        fault(&redis, &server, lasts).await;
-        course.mended();
-        course.end(&counted).await
     }
 
     /// Waits until all values work, and begins. The fault comes next.
@@ -609,7 +589,7 @@ async fn network(case: Case, fault: Fault) -> Outcome {
         sleep(lasts).await;
         proxy.heal();
     };
-    case.lost_at(&proxy.url(), &[], redis, fault).await
+    case.at(&proxy.url(), &[], redis, fault).await
 }
 
 async fn password_rotated(case: Case) -> Outcome {
@@ -660,7 +640,7 @@ async fn certificate_expired(case: Case) -> Outcome {
         sleep(lasts).await;
         show(&good_cert, &good_key);
     };
-    case.lost_at(&url, &tls, redis, fault).await
+    case.at(&url, &tls, redis, fault).await
 }
 
 async fn replicas_split(case: Case) -> Outcome {
@@ -681,11 +661,11 @@ async fn replicas_split(case: Case) -> Outcome {
 }
 
 async fn paused(case: Case, turns: Vec<Turn>) -> Outcome {
-    let fault = async |_: &Redis, server: &Tollgate, lasts| {
+    let fault = async |_: &mut Redis, server: &Tollgate, lasts| {
         let _pauses = Pauses::of(server.process_id(), turns);
         sleep(lasts).await;
     };
-    case.there(Redis::start(), fault).await
+    case.alone(Redis::start(), fault).await
 }
 
 /// Turns of random lengths, equal in each run.
@@ -699,7 +679,7 @@ fn random_turns() -> Vec<Turn> {
 }
 
 /// A worker that reads a large message does nothing else meanwhile.
-async fn starve(_: &Redis, server: &Tollgate, lasts: Duration) {
+async fn starve(_: &mut Redis, server: &Tollgate, lasts: Duration) {
     let clients = [connect(server.grpc).await, connect(server.grpc).await];
     let until = Instant::now() + lasts;
     let message = request("d", vec![descriptor(&[("k", "large"); 18_000])]);
@@ -719,7 +699,7 @@ async fn starve(_: &Redis, server: &Tollgate, lasts: Duration) {
 async fn late_replies(case: Case, late: &[u64]) -> Outcome {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let fault = async |_: &Redis, _: &Tollgate, lasts| {
+    let fault = async |_: &mut Redis, _: &Tollgate, lasts| {
         let until = Instant::now() + lasts;
         for late in late.iter().cycle() {
             if Instant::now() >= until {
@@ -729,7 +709,7 @@ async fn late_replies(case: Case, late: &[u64]) -> Outcome {
             sleep(Duration::from_millis(100 + 2 * late)).await;
         }
     };
-    case.there_at(&proxy.url(), redis, fault).await
+    case.at(&proxy.url(), &[], redis, fault).await
 }
 
 /// Connections that leave a server with `maxclients` no room for another one.
@@ -737,9 +717,8 @@ pub fn fill(redis: &Redis) -> Vec<TcpStream> {
     let mut idle: Vec<TcpStream> = Vec::new();
     wait_until("the server is full", || {
         let stream = TcpStream::connect(redis.address()).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_millis(50)))
-            .unwrap();
+        let short = Some(Duration::from_millis(50));
+        stream.set_read_timeout(short).unwrap();
         let mut first = [0];
         // It says so by itself, and nothing to a client for which it has room.
         let is_refused = (&stream).read(&mut first).is_ok_and(|read| read == 1);
@@ -763,7 +742,7 @@ async fn too_many_clients(case: Case) -> Outcome {
         proxy.heal();
         sleep(lasts).await;
     };
-    case.lost_at(&proxy.url(), &[], redis, fault).await
+    case.at(&proxy.url(), &[], redis, fault).await
 }
 
 async fn deny(redis: &mut Redis, server: &Tollgate, lasts: Duration) {

@@ -1,10 +1,6 @@
 //! A real Prometheus.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    process::{Command, Stdio},
-};
+use std::{fs, net::SocketAddr, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -34,7 +30,7 @@ impl Prometheus {
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--web.listen-address={address}"))
             .arg(format!("--storage.tsdb.path={}", folder.path().display()));
-        let process = Process::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
+        let process = Process::start_quietly(&mut command);
         wait_until("Prometheus is ready", || {
             let ready = try_get(address, "/-/ready", &[]);
             ready.is_ok_and(|reply| reply.status == 200)
