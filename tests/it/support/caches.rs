@@ -64,6 +64,11 @@ impl Cache {
         Self::Snapshot(SnapshotCache::default())
     }
 
+    /// Behind a server that answers requests for several types in a fixed order: a client of one type sees no difference.
+    pub fn ordered() -> Self {
+        Self::snapshot()
+    }
+
     pub fn linear() -> Self {
         Self::Linear(LinearCache::default())
     }

@@ -106,11 +106,6 @@ impl Authority {
         }
     }
 
-    pub fn issue_for(&self, name: &str, key: &KeyPair) -> String {
-        let signed = params("*", &[name]).signed_by(key, &self.issuer);
-        signed.unwrap().pem()
-    }
-
     pub fn client(&self, version: &'static SupportedProtocolVersion, pair: Option<&Pair>) -> Tls {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.certificate)).unwrap();

@@ -346,17 +346,6 @@ impl Tollgate {
         fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
     }
 
-    /// Processor time of all threads so far, to 10 ms.
-    pub fn processor_time(&self) -> Duration {
-        const TICKS_A_SECOND: u64 = 100;
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        // proc(5): 14 and 15, of which 3 is the first behind the name.
-        let (_, fields) = stat.rsplit_once(')').unwrap();
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-        Duration::from_millis(ticks * 1000 / TICKS_A_SECOND)
-    }
-
     fn memory(&self, which: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
