@@ -152,20 +152,6 @@ def killed(gateway):
     expect_equal(statuses("killed", "ann", 1), [expected], "the count of before")
 
 
-@case(RESTARTS, "Envoy Gateway restarts, and rules and counts stay")
-def control_plane_restarts(gateway):
-    install(gateway, "calm", 2)
-    expect_equal(statuses("calm", "ann", 3), [200, 200, 429], "before")
-    rules = sorted(tollgate.rules().splitlines())
-    gateway.control_plane.stop()
-    wait_until("it is away", lambda: tollgate.metric("tollgate_control_plane_up") == 0)
-    expect_equal(sorted(tollgate.rules().splitlines()), rules, "the rules without a control plane")
-    gateway.start_control_plane()
-    wait_until("it is back", lambda: tollgate.metric("tollgate_control_plane_up") == 1)
-    wait_until("requests are refused again", lambda: statuses("calm", "ann", 1) == [429])
-    wait_until("the same rules", lambda: sorted(tollgate.rules().splitlines()) == rules)
-
-
 @case(BETWEEN, "a policy changes while Envoy Gateway restarts, which then has the version of before")
 def changes_in_between(gateway):
     gateway.control_plane.stop()

@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    fmt,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     sync::{
@@ -39,8 +38,7 @@ descriptors:
 /// What the manifests in `deploy/` allow.
 const BOUND: u64 = 256 << 20;
 
-/// In the order of the review: a short name, the cells of the table, and before the last bar the effect before there was a
-/// defence.
+/// In the order of the review: a short name, the name, and the effect before there was a defence.
 const ATTACKS: &str = "\
 beginnings | 9,000 connections that begin and do not call | 8 to 38 kB each, held for a day
 begun | 9,000 calls without a message, a connection each | 23 kB each
@@ -57,9 +55,9 @@ names | 10,000 made-up names of 490 bytes, scraped | 255 MB, health 0.5 s
 small | small calls, 10,240 replies unread | 19 MB
 all | 976 calls of 250 kB without an end, 976 slow bodies at /json, 10,240 unread replies, 10,000 names of 490 bytes \
 scraped, all at once | more than 1 GB
-full | full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 slow bodies and \
-5,000 rules more, with the bounds of a container of 256 MiB | 375 MB without the rules, 286 MB with nothing but two loads \
-of them";
+full | full counters, 9,000 calls without a message, 900 unread pages, 900 clients that do not read, 600 slow bodies \
+and 5,000 rules more, with the bounds of a container of 256 MiB | 375 MB without the rules, 286 MB with nothing but \
+two loads of them";
 
 pub const COLUMNS: &str =
     "attack | before | health, ms | connections, ms | calls, ms | memory, MB | drain, s";
@@ -100,22 +98,16 @@ pub struct Outcome {
     failures: usize,
 }
 
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [health, connecting, calls] =
-            [self.health, self.connecting, self.calls].map(|time| time.as_secs_f64() * 1e3);
-        let (megabytes, drain) = (
-            self.resident_bytes.div_ceil(1 << 20),
-            self.drain.as_secs_f64(),
-        );
-        write!(
-            f,
-            "{health:.0} | {connecting:.0} | {calls:.1} | {megabytes} | {drain:.1}"
-        )
-    }
-}
-
 impl Outcome {
+    /// Cells of the table.
+    pub fn cells(&self) -> String {
+        let millis = |time: Duration| time.as_secs_f64() * 1e3;
+        let (health, connecting) = (millis(self.health), millis(self.connecting));
+        let (calls, drain) = (millis(self.calls), self.drain.as_secs_f64());
+        let megabytes = self.resident_bytes.div_ceil(1 << 20);
+        format!("{health:.0} | {connecting:.0} | {calls:.1} | {megabytes} | {drain:.1}")
+    }
+
     /// Other clients get answers, and memory stays below the limit of the manifests.
     pub fn violations(&self) -> Vec<String> {
         let is_bad = self.failures > 0 || self.resident_bytes > BOUND;
@@ -129,7 +121,7 @@ impl Attack {
         let mut server = match self.which {
             "metadata" => builder.args(["--dynamic-metadata"]).start(),
             "files" => builder.with_files(256, 256).start(),
-            "full" => builder.args(full::ARGS.iter().copied()).start(),
+            "full" => builder.args(full::ARGS.split(' ')).start(),
             _ => builder.start(),
         };
         let others = Others::of(&server);
@@ -151,8 +143,7 @@ impl Attack {
     }
 }
 
-/// Other clients that send requests all the time, each in a thread: a probe, a client that opens a new connection
-/// each time, and one that keeps its connection.
+/// Other clients, each in a thread: a probe, one that opens a connection for each call, and one that keeps its own.
 struct Others {
     is_over: Arc<AtomicBool>,
     rounds: [Arc<AtomicUsize>; 3],
@@ -220,9 +211,8 @@ impl Others {
     /// Their share of an outcome. The attackers were at work until `carried_out`.
     fn end(self, carried_out: Instant) -> Outcome {
         self.is_over.store(true, Relaxed);
-        let all = self
-            .threads
-            .map(|thread| thread.join().expect("it only asks"));
+        let join = |thread: JoinHandle<_>| thread.join().expect("it only asks");
+        let all: [Vec<Asked>; 3] = self.threads.map(join);
         let failures = all.iter().flatten().filter(|(_, took)| took.is_none());
         let failures = failures.count();
         let [health, connecting, mut calls] = all;

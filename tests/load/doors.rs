@@ -1,5 +1,4 @@
-//! Attacks by way of Redis, the control plane, a resolver and a collector. Each runs against a server of its own, and
-//! has an effect of its own: what it cost the server, or what the attacker got.
+//! Attacks by way of Redis, the control plane, a resolver and a collector, each on a server of its own.
 
 use std::{
     fs,
@@ -39,7 +38,9 @@ a resolver that does not answer, for 10 s | a thread for each attempt to connect
 a collector of spans that does not answer, at the end | 6 s after `--drain-delay`";
 
 #[rustfmt::skip]
-const ATTACKS: [fn() -> Effect; 5] = [endless_count, cluster_of_thousands, flood_of_pushes, silent_resolver, silent_collector];
+const ATTACKS: [fn() -> Effect; 5] = [
+    endless_count, cluster_of_thousands, flood_of_pushes, silent_resolver, silent_collector,
+];
 
 /// The name, the effect before, and the attack.
 pub fn all() -> impl Iterator<Item = (&'static str, &'static str, fn() -> Effect)> {

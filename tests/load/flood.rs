@@ -22,8 +22,7 @@ const TOGETHER: usize = 1_000;
 
 const NEWCOMERS: usize = 200;
 
-/// Floods a server whose table has room for so many counters, and describes the effects. Also returns whether nobody got a
-/// fresh limit and nobody an error, and memory stayed as it was.
+/// The effects, and whether nobody got a fresh limit and nobody an error, and memory stayed as it was.
 pub async fn run(values: usize, counters: usize) -> (String, bool) {
     const KNOWN: (&str, &str) = ("known", "before the flood");
     let room = counters.to_string();
@@ -59,10 +58,10 @@ pub async fn run(values: usize, counters: usize) -> (String, bool) {
     assert_eq!(held, room, "the flood has to fill the table");
     let [early, late] = [resident_early, resident].map(|bytes| bytes.div_ceil(1 << 20));
     let text = format!(
-        "{values} new values: {undecided} requests without a decision; memory {early} MB after a tenth of them and {late} \
-         MB at the end; a client that was known before was admitted {known} of its {LIMIT} hits, and newcomers at most \
-         {newcomer} of their {LIMIT}; {refused} of {sent} hits of newcomers within their limits were refused; {shared} \
-         hits were counted in common counters"
+        "{values} new values: {undecided} requests without a decision; memory {early} MB after a tenth of them and \
+         {late} MB at the end; a client that was known before was admitted {known} of its {LIMIT} hits, and newcomers \
+         at most {newcomer} of their {LIMIT}; {refused} of {sent} hits of newcomers within their limits were refused; \
+         {shared} hits were counted in common counters"
     );
     // All newcomers without room share one limit.
     let is_shared = refused < sent && shared >= u64::try_from(values - counters).unwrap();

@@ -1,5 +1,4 @@
-//! The attack on memory as a sum: full counters, connections, pages, bodies and a load of rules, where little memory is
-//! allowed.
+//! The attack on memory as a sum: full counters, connections, pages, bodies and rules, where little is allowed.
 
 use std::{fmt::Write as _, fs};
 
@@ -14,12 +13,7 @@ use crate::it::support::{
 };
 
 /// As where the limit of the container is 256 MiB.
-pub const ARGS: &[&str] = &[
-    "--max-counter-bytes",
-    "89478485",
-    "--max-connections",
-    "1016",
-];
+pub const ARGS: &str = "--max-counter-bytes 89478485 --max-connections 1016";
 
 const VALUE: usize = 120;
 

@@ -1,7 +1,6 @@
 //! Histories of calls: many clients send requests to several replicas at once, every call is logged with the times
-//! between which it was decided, and a checker searches for answers that no order of the calls explains.
-//!
-//! All windows last at least a hundred years, so that no decision depends on a clock.
+//! between which it was decided, and a checker searches for answers that no order of the calls explains. All windows
+//! last at least a hundred years, so that no decision depends on a clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -13,12 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::RateLimitResponse,
-};
+use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tokio::{task::JoinSet, time::sleep};
-use tonic::Status;
 
 use super::stores::{Place, Stores};
 use crate::it::support::{
@@ -254,7 +249,7 @@ impl Caller {
             received: self.nanos(),
             hits,
             admitted: reply.is_ok().then(|| is_ok(&reply)),
-            remaining: remaining(&reply),
+            remaining: reply.map_or(0, |reply| reply.statuses[0].limit_remaining),
         };
         self.log.lock().unwrap().calls.push((asked, call));
         call.admitted
@@ -263,12 +258,6 @@ impl Caller {
     fn nanos(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap()
     }
-}
-
-fn remaining(reply: &Result<RateLimitResponse, Status>) -> u32 {
-    let statuses = reply.as_ref().map(|reply| &reply.statuses);
-    let first = statuses.ok().and_then(|statuses| statuses.first());
-    first.map_or(0, |status| status.limit_remaining)
 }
 
 pub const COLUMNS: &str = "place | calls | counters | admitted | without a decision | violations";
@@ -346,8 +335,7 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
     (row, violations)
 }
 
-/// The request with this number: at any time all clients use a few counters of each kind, and move on when those are
-/// full.
+/// The request with this number: all clients use a few counters of each kind, and move on when those are full.
 fn asked(number: usize) -> Asked {
     /// Calls of one kind and value, before its counter is full and after.
     const CALLS: usize = 180;
@@ -360,7 +348,7 @@ fn asked(number: usize) -> Asked {
     Asked { kind, value }
 }
 
-/// Sends requests until no replica admits more, so that what a counter holds too much or too little is seen in the answers.
+/// Sends requests until no replica admits more: the answers show what a counter holds too much or too little.
 async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
     // Every cache knows of what was given back then.
     sleep(STALE).await;
@@ -485,8 +473,7 @@ impl Account {
         }
     }
 
-    /// The most hits that may have been counted, without `call` itself, while it was decided. Unless the replica
-    /// `knows_all`, it may go by what it knew at any time before.
+    /// The most hits that others may have had counted. Unless the replica `knows_all`, it may go by any time before.
     fn most(&self, call: &Call, sees_pending: bool, knows_all: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
         let seen = if knows_all {

@@ -1,6 +1,6 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate is killed, and Redis is frozen. After each round all counters are read from Redis past
-//! tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate is killed, and Redis is frozen. After each round all counters are read from Redis
+//! past tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
@@ -51,11 +51,11 @@ const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-const EVENTS: [Event; 20] = {
-    use Event::{Burst, Clock, Frozen, GiveUp, Killed, Reload, Reset, Restart};
+const EVENTS: [Event; 19] = {
+    use Event::{Burst, Clock, Frozen, GiveUp, Killed, Reload, Reset};
     [
         Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Burst, Reset,
-        Clock, Reload, GiveUp, Burst, Restart, Frozen, Clock, Reload,
+        Clock, Reload, GiveUp, Burst, Frozen, Clock, Reload,
     ]
 };
 
@@ -65,7 +65,6 @@ enum Event {
     Frozen,
     GiveUp,
     Killed,
-    Restart,
     Clock,
     Reload,
     Reset,
@@ -73,24 +72,17 @@ enum Event {
 
 /// These happen in every history, unless it is too small. Others depend on time.
 const STEPS: &str = "burst, cancelled, clock, frozen, killed, refused, released, reload, repeated, \
-    reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
-
-#[derive(Clone, Copy, Debug)]
-pub struct LeasePlan {
-    pub place: Place,
-    pub calls: usize,
-    pub seed: u64,
-}
+    reserved, reset, settled, settled elsewhere too, unknown, unreserved";
 
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
 /// # Panics
 ///
 /// If a counter or an answer is not as in the model, or a step never happened.
-pub async fn run(plan: LeasePlan) -> LeaseSteps {
-    let mut history = History::start(plan).await;
+pub async fn run(place: Place, calls: usize, seed: u64) -> LeaseSteps {
+    let mut history = History::start(place, seed).await;
     let mut round = 0;
-    while history.calls < plan.calls {
+    while history.calls < calls {
         history.say(format!("round {round}"));
         history.round(round).await;
         history.check().await;
@@ -167,25 +159,24 @@ struct History {
     calls: usize,
     done: LeaseSteps,
     said: VecDeque<String>,
-    plan: LeasePlan,
 }
 
 impl Drop for History {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let said: Vec<_> = self.said.drain(..).collect();
-            eprintln!("{:?}\n{}", self.plan, said.join("\n"));
+            eprintln!("{}", said.join("\n"));
         }
     }
 }
 
 impl History {
-    async fn start(plan: LeasePlan) -> Self {
+    async fn start(place: Place, seed: u64) -> Self {
         let mut history = Self {
-            random: Random::new(plan.seed),
+            random: Random::new(seed),
             clock: WallClock::start(),
             ahead: 0,
-            stores: Stores::start(plan.place),
+            stores: Stores::start(place),
             replicas: Vec::new(),
             started: 0,
             rules: RulesInUse {
@@ -198,15 +189,13 @@ impl History {
             calls: 0,
             done: LeaseSteps::new(),
             said: VecDeque::new(),
-            plan,
         };
         history.set_clock(0).await;
         history.start_replicas().await;
         history
     }
 
-    /// Starts one process with a cache of full counters, or two without: such a cache does not know of the other's
-    /// settlements.
+    /// One process with a cache of full counters, or two without: it does not know of the other's settlements.
     async fn start_replicas(&mut self) {
         self.replicas.clear();
         let count = 1 + self.below(2);
@@ -278,10 +267,6 @@ impl History {
                 self.pass_through().await;
             }
             Event::Killed => self.kill_tollgate().await,
-            Event::Restart => {
-                self.start_replicas().await;
-                self.note("restart");
-            }
             Event::Clock => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
@@ -603,8 +588,7 @@ impl History {
             .sum()
     }
 
-    /// Waits until every worker has done what it does for callers that have gone: charges that were on their way, and
-    /// then give-backs. Each asks all servers as often as a request over several of them may do.
+    /// Waits until every worker has given back what callers had that have gone: each asks all servers several times.
     async fn pass_through(&mut self) {
         const TIMES: usize = 6;
         // No cache knows the last one.

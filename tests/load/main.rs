@@ -1,5 +1,5 @@
-//! The harness of the long evidence: histories of calls, every way to break Redis, and every attack, with their results as
-//! tables. `make histories`, `make chaos` and `make attack` run it.
+//! The harness of the long evidence: histories of calls, every way to break Redis, and every attack, with their results
+//! as tables. `make histories`, `make chaos` and `make attack` run it.
 //!
 //! ```text
 //! load histories [--calls 1000000] [--seed 1] [--only memory|redis|cluster] [--faults]
@@ -203,8 +203,7 @@ fn reserve(options: &Options) -> Report {
         if options.is_place(place.name()) {
             let (calls, seed) = (options.calls.unwrap_or(LEASE_CALLS), options.seed());
             let began = Instant::now();
-            let plan = leases::LeasePlan { place, calls, seed };
-            let steps = runtime().block_on(leases::run(plan));
+            let steps = runtime().block_on(leases::run(place, calls, seed));
             let (place, secs) = (place.name(), began.elapsed().as_secs());
             report.row(&format!("{place} | {secs} | {steps:?}"), &[]);
         }
@@ -262,7 +261,7 @@ fn attack(options: &Options) -> Report {
     for attack in attack::all() {
         if options.is_named(attack.name) {
             let outcome = attack.run();
-            let cells = format!("{} | {} | {outcome}", attack.name, attack.before);
+            let cells = format!("{} | {} | {}", attack.name, attack.before, outcome.cells());
             report.row(&cells, &outcome.violations());
         }
     }

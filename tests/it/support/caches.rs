@@ -64,7 +64,7 @@ impl Cache {
         Self::Snapshot(SnapshotCache::default())
     }
 
-    /// Behind a server that answers requests for several types in a fixed order: a client of one type sees no difference.
+    /// Behind a server that answers requests for several types in a fixed order, which a client of one type does not see.
     pub fn ordered() -> Self {
         Self::snapshot()
     }

@@ -135,8 +135,8 @@ pub const TWEMPROXY: &str = "twemproxy before two Redis: kill -9, restart";
 pub const SPLIT: &str = "two replicas split";
 pub const SPLIT_LOCAL: &str = "two replicas split; local";
 
-// The machine has no time for tollgate, or Redis is slower than usual, with default settings. Redis always answers, so no
-// decision may be made without it.
+// The machine has no time for tollgate, or Redis is slower than usual, with default settings. Redis always answers, so
+// no decision may be made without it.
 pub const PAUSES_15: &str = "tollgate stopped for 15 ms of every 100";
 pub const PAUSES_60: &str = "tollgate stopped for 60 ms of every 100";
 pub const PAUSES_200: &str = "tollgate stopped for 200 ms of every 250";

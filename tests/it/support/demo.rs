@@ -32,22 +32,21 @@ impl Demo {
     pub fn with(program: &OsStr, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let output = File::create(folder.path().join("output")).unwrap();
-        let script = Command::new(tool("python3"))
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"))
+        let mut command = Command::new(tool("python3"));
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"));
+        command
             .arg("--tollgate")
             .arg(program)
             .arg("--envoy")
             .arg(tool("envoy"))
-            .args(args)
+            .args(args);
+        command
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env("TMPDIR", folder.path())
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().unwrap())
-            .stderr(output)
-            .spawn()
-            .unwrap();
+            .env("TMPDIR", folder.path());
+        let both = (output.try_clone().unwrap(), output);
+        command.stdin(Stdio::null()).stdout(both.0).stderr(both.1);
         let mut demo = Self {
-            script,
+            script: command.spawn().unwrap(),
             folder,
             page: String::new(),
         };

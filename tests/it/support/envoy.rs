@@ -108,7 +108,8 @@ pub fn with_upstream(bootstrap: &str) -> String {
     bootstrap.replace("    $UPSTREAM_CLUSTER\n", UPSTREAM_CLUSTER)
 }
 
-const ROUTER: &str = r#"{ name: envoy.filters.http.router, typed_config: { "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router } }"#;
+const ROUTER: &str = "{ name: envoy.filters.http.router, typed_config: \
+    { \"@type\": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router } }";
 
 const UPSTREAM_LISTENER: &str = r#"    - name: service
       address: { pipe: { path: service.sock } }

@@ -51,20 +51,14 @@ impl Builder {
 
     /// Counts in `redis`, with an address in the form that platforms use. A busy machine makes Redis slow, so the
     /// deadline is far above the default.
-    pub fn redis(mut self, redis: &super::redis::Redis) -> Self {
-        let url = redis.url();
-        self.set("REDIS_URL", url.trim_start_matches("redis://"));
-        self.set("TOLLGATE_REDIS_TIMEOUT", "10s");
-        self
+    pub fn redis(self, redis: &super::redis::Redis) -> Self {
+        let redis = self.env("REDIS_URL", &redis.address());
+        redis.env("TOLLGATE_REDIS_TIMEOUT", "10s")
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
-        self.set(name, value);
-        self
-    }
-
-    fn set(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     fn command(&self, ports: [u16; 3]) -> Command {

@@ -228,9 +228,8 @@ impl Redis {
 
     pub fn number(&self, command: &[&str]) -> i64 {
         let text = self.cli(command);
-        text.trim()
-            .parse()
-            .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
+        let number = text.trim().parse();
+        number.unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
     }
 
     pub fn calls(&self, command: &str) -> u64 {

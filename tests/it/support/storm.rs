@@ -82,11 +82,7 @@ pub struct Storm {
 impl Storm {
     /// Starts callers that each use one of `values`, in turn. Returns once all are connected.
     pub fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
-        Self::paced(servers, values, PERIOD)
-    }
-
-    pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
-        Self::with_timeout(servers, values, period, None)
+        Self::with_timeout(servers, values, PERIOD, None)
     }
 
     pub fn with_timeout(

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::{
     PATIENCE, finish, wait_until,
-    wall_clock::{WallClock, remove_rests_of},
+    wall_clock::{START, WallClock, remove_rests_of},
 };
 
 #[derive(Debug)]
@@ -168,12 +168,9 @@ impl Builder {
 
     /// Gives it another time of day: `offset` seconds from the true one, such as `-60s`. Durations stay true.
     pub fn with_clock(self, offset: &str) -> Self {
-        // faketime names a semaphore and a piece of memory after its process, and does not start if one of that name
-        // is left of a process that was killed.
-        let script = "rm -f /dev/shm/sem.faketime_sem_$$ /dev/shm/faketime_shm_$$ && exec \"$@\"";
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", script, "sh"])
+            .args(["-c", START, "sh"])
             .arg(super::tool("faketime"));
         command.args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)

@@ -30,7 +30,7 @@ static LIBRARY: LazyLock<String> = LazyLock::new(|| {
 
 /// libfaketime names a semaphore and a piece of memory after its process, and does not start if one of that name is
 /// left of a process that was killed.
-const START: &str =
+pub(super) const START: &str =
     "rm -f /dev/shm/sem.faketime_sem_$$ /dev/shm/faketime_shm_$$ && exec env \"$@\"";
 
 impl WallClock {
