@@ -42,8 +42,8 @@ pub mod wall_clock;
 
 pub use ports::free_port;
 // The names of before, which tests still use.
-pub use random as histories;
-pub use wall_clock as leases;
+#[allow(unused_imports, reason = "not all test programs do")]
+pub use self::{random as histories, wall_clock as leases};
 
 /// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -99,6 +99,9 @@ const CALM: Duration = Duration::from_millis(600);
 /// How long a paused Redis stays paused, in milliseconds. Calls wait for 50.
 const STOPPED_FOR: Range<u64> = 250..450;
 
+/// Far more calls than fill a counter.
+const TRIES: usize = 1_000;
+
 /// A caller without a decision waits this long before its next call.
 const AFTER_NONE: Duration = Duration::from_millis(20);
 
@@ -365,7 +368,7 @@ async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> 
     requests.retain(|asked| KINDS[asked.kind].1 != Way::All);
     for asked in requests {
         let mut refusals = 0;
-        for number in 0..10 * LIMIT as usize {
+        for number in 0..TRIES {
             let at = number % clients.len();
             match caller.call(&mut clients[at], asked, 1).await {
                 Some(false) => refusals += 1,

@@ -71,7 +71,7 @@ impl Authority {
 
     /// A certificate like Envoy Gateway's, except for its EC key: for `*`, valid for `name`, without key usages.
     pub fn issue(&self, name: &str) -> Pair {
-        self.signed(&params("*", &[name]))
+        self.signed(params("*", &[name]))
     }
 
     /// A certificate like Envoy Gateway's: an RSA key of 2048 bits in PKCS#1, for `*`, valid for `names`, without key
@@ -90,15 +90,15 @@ impl Authority {
     pub fn issue_authority(&self, name: &str) -> Pair {
         let mut params = params("*", &[name]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        self.signed(&params)
+        self.signed(params)
     }
 
     /// A certificate that expired long ago.
     pub fn issue_expired(&self, name: &str) -> Pair {
-        self.signed(&expired(params("*", &[name])))
+        self.signed(expired(params("*", &[name])))
     }
 
-    fn signed(&self, params: &CertificateParams) -> Pair {
+    fn signed(&self, params: CertificateParams) -> Pair {
         let key = KeyPair::generate().unwrap();
         Pair {
             certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),

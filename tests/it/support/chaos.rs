@@ -225,7 +225,7 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
             case.alone(Redis::start(), fault).await
         }
         FLUSHED => {
-            let fault = async |redis: &mut Redis, _: &Tollgate, lasts| {
+            let fault = async |redis: &mut Redis, _: &Tollgate, lasts: Duration| {
                 let until = Instant::now() + lasts;
                 while Instant::now() < until {
                     redis.cli(&["SCRIPT", "FLUSH"]);
@@ -699,7 +699,7 @@ async fn starve(_: &mut Redis, server: &Tollgate, lasts: Duration) {
 async fn late_replies(case: Case, late: &[u64]) -> Outcome {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
-    let fault = async |_: &mut Redis, _: &Tollgate, lasts| {
+    let fault = async |_: &mut Redis, _: &Tollgate, lasts: Duration| {
         let until = Instant::now() + lasts;
         for late in late.iter().cycle() {
             if Instant::now() >= until {

@@ -183,7 +183,6 @@ pub struct ClockOutcome {
 
 const STEPS: [i64; 4] = [1, 20, 600, 24 * 60 * 60];
 
-#[derive(Clone, Debug)]
 struct Step {
     at: Duration,
     what: String,
@@ -284,11 +283,9 @@ impl Stepping {
                 (0, Some(_)) => 0,
                 _ => self.replicas.len(),
             };
-            steps.push(Step {
-                at: began.elapsed(),
-                what: format!("{what}: {ahead:+} s"),
-                windows,
-            });
+            let at = began.elapsed();
+            let what = format!("{what}: {ahead:+} s at {at:.1?}");
+            steps.push(Step { at, what, windows });
         }
     }
 }
@@ -327,6 +324,7 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
     let mut clients = asking.join_all().await;
     clients.sort_unstable_by_key(|((rate, algorithm, value), _)| (rate.secs, *algorithm, *value));
     let mut violations = Vec::new();
+    let all: Vec<_> = steps.iter().map(|step| &step.what).collect();
     for of_one in clients.chunk_by(|(one, _), (other, _)| one == other) {
         let (rate, algorithm, value) = of_one[0].0;
         let by_replica = of_one.iter().map(|(_, samples)| samples);
@@ -345,7 +343,7 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
         };
         if longest > rate.period() + REFUSED_FOR && !is_used_in_advance {
             violations.push(format!(
-                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {steps:?}",
+                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {all:?}",
             ));
         }
         let limit = usize::try_from(rate.hits).unwrap();
@@ -358,7 +356,7 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
         });
         if let Some((from, count)) = found {
             violations.push(format!(
-                "{algorithm}, {value}, {rate:?}: {count} admitted in a period from {from:?}, {steps:?}"
+                "{algorithm}, {value}, {rate:?}: {count} admitted in a period from {from:?}, {all:?}"
             ));
         }
     }
