@@ -389,10 +389,12 @@ fn endless_calls(grpc: SocketAddr) -> Vec<Hoarder> {
 
 fn answered(grpc: SocketAddr, messages: impl IntoIterator<Item = Vec<u8>>) -> Hoarder {
     let mut hoarder = Hoarder::connect(grpc, 1 << 30);
+    let mut calls = 0;
     for message in messages {
         assert!(hoarder.call(&framed(&message), true));
+        calls += 1;
     }
-    while hoarder.open() > 0 && hoarder.hear() {}
+    while hoarder.ended < calls && hoarder.hear() {}
     hoarder
 }
 

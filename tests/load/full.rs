@@ -24,9 +24,9 @@ pub fn carry_out(server: &Tollgate) -> Kept {
         request("d", descriptors.collect()).encode_to_vec()
     });
     let mut flood = Hoarder::connect(server.grpc, 1 << 30);
-    for message in messages {
+    for (before, message) in messages.enumerate() {
         assert!(flood.call(&framed(&message), true));
-        while flood.open() > 0 && flood.hear() {}
+        while flood.ended == before && flood.hear() {}
     }
     let page = b"GET /metrics HTTP/1.1\r\nhost: test\r\n\r\n".repeat(20);
     let pages = (0..900).map(|_| who_does_not_read(server.http));

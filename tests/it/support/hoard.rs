@@ -145,11 +145,6 @@ impl Hoarder {
     fn end(&mut self, stream: u32) {
         self.ended += usize::from(self.windows.remove(&stream).is_some());
     }
-
-    /// Calls without an answer or a reset, as far as frames were read.
-    pub fn open(&self) -> usize {
-        self.windows.len()
-    }
 }
 
 pub fn framed(message: &[u8]) -> Vec<u8> {
