@@ -368,8 +368,9 @@ fn a_megabyte_of_rules_is_reported_soon_and_in_little_memory() {
     let rules = "domain: d\ndescriptors:\n";
     let long = "k".repeat(BYTES / 2);
     let same = |part: &'static str| move |_: usize| part.to_owned();
-    let limit =
-        |n| format!("  - {{unit: day, unit_multiplier: {n}, requests_per_unit: 1, name: n{n}}}\n");
+    let limit = |n: u32| {
+        format!("  - {{unit: day, unit_multiplier: {n}, requests_per_unit: 1, name: n{n}}}\n")
+    };
     let limits: String = (1..1_000).map(limit).collect();
     let named = format!("{rules}- key: k\n  rate_limits:\n{limits}");
     let replaces = format!("{named}  - {{unit: year, requests_per_unit: 1, replaces: [");

@@ -207,7 +207,7 @@ async fn counters_have_a_line_or_a_map_for_each() {
         let counter = &reply.json()["descriptors"][0]["counters"][0];
         assert_eq!(counter["hits"], 2, "{value:?}");
         let get = ["counters", "get", "--server", &url, "--domain", "d", "-d"];
-        let said = run(&[&get[..], &[&entry("few", &value)]].concat());
+        let said = run(&[&get[..], &[&*entry("few", &value)]].concat());
         assert_eq!(lines(&said).len(), 2, "{value:?}");
     }
 }
