@@ -230,8 +230,8 @@ fn advisories_are_looked_up_for_every_target_that_is_shipped() {
 
 /// A clone of the advisory database with one advisory, which is older than the last commit.
 fn database() -> TempDir {
-    const ADVISORY: &str = "```toml\n[advisory]\nid = \"RUSTSEC-2026-9999\"\npackage = \"h2\"\ndate = \"2026-09-01\"\n\n\
-        [versions]\npatched = [\">= 99.0.0\"]\n```\n\n# A title\n";
+    const ADVISORY: &str = "```toml\n[advisory]\nid = \"RUSTSEC-2026-9999\"\npackage = \"h2\"\n\
+        date = \"2026-09-01\"\n\n[versions]\npatched = [\">= 99.0.0\"]\n```\n\n# A title\n";
     let clone = TempDir::new().unwrap();
     let folder = clone.path().join("crates/h2");
     fs::create_dir_all(&folder).unwrap();

@@ -185,11 +185,11 @@ fn the_descriptors_of_each_recipe_are_shown() {
         let mut compared = Compared::new(&shop.envoy, &shop.tollgate);
         for request in requests.split("; ") {
             let (path, headers) = request.split_once(' ').unwrap_or((request, ""));
-            let headers = headers
-                .split_whitespace()
-                .map(|header| header.split_once('=').unwrap());
-            let token = |(name, value)| (name, if value == "BLUE" { BLUE } else { value });
-            let headers: Vec<_> = headers.map(token).collect();
+            let headers = headers.split_whitespace().map(|header| {
+                let (name, value) = header.split_once('=').unwrap();
+                (name, if value == "BLUE" { BLUE } else { value })
+            });
+            let headers: Vec<_> = headers.collect();
             let request = format!("GET shop.example.com{path}");
             compared.check("front", [&file, &rules], &request, &headers);
         }
