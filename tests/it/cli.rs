@@ -43,56 +43,6 @@ fn check_accepts_good_rules() {
 }
 
 #[test]
-fn check_tells_every_problem_at_once_and_what_would_be_right() {
-    let many = "\
-domain: shop
-descriptors:
-  - key: one
-    rate_limit: { unit: fortnight, requests_per_unit: 1 }
-  - key: two
-    rate_limit: { unit: second, requests_per_unit: 1 }
-    rate_limits: [3/second]
-  - key: three
-    rate_limit: { unit: second }
-  - value: lonely
-  - key: one
-  - key: four
-    rate_limit: { unit: minute, unit_multiplier: 0, requests_per_unit: 1 }
-";
-    let rules = files(&[
-        ("a.yaml", many),
-        (
-            "b.yaml",
-            "domain: shop\ndescriptors:\n  - key: x\n    rate_limits: [many]\n",
-        ),
-        ("c.yaml", "descriptors:\n  - key: x\n"),
-        ("d.yaml", "domain: [\n"),
-        (
-            "e.yaml",
-            "domain: e\ndescriptors:\n  - key: x\n    limit: {}\n",
-        ),
-    ]);
-    let (code, said) = run(&format!("check {}", path(&rules)));
-    let expected = [
-        "a.yaml:4:19: shop.one: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
-        "a.yaml:7:19: shop.two: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
-        "a.yaml:9:19: shop.three: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included",
-        "a.yaml:10:5: shop: descriptor has empty key; write `key: NAME`",
-        "a.yaml:11:10: shop.one: duplicate descriptor composite key 'shop.one', already defined at a.yaml:3:10",
-        "a.yaml:13:50: shop.four: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0",
-        "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put all its descriptors under one `domain` or turn on merging of domains",
-        "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or 300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)",
-        "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
-        "d.yaml:1:9: this `[` is not closed",
-        "e.yaml:4:5: e.x: unknown key 'limit' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, accuracy, metadata)",
-        "failed: 10 errors, 1 warning",
-    ];
-    let said: Vec<_> = said.lines().collect();
-    assert_eq!(said, expected);
-    assert_eq!(code, Some(1));
-}
-
-#[test]
 fn check_merges_domains_only_if_told() {
     let other = RULES.replace("one", "other");
     let rules = files(&[("a.yaml", RULES), ("b.yaml", &other)]);
