@@ -10,7 +10,10 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::LazyLock,
 };
+
+use regex::{Captures, Regex};
 
 /// A path of modules, such as `store::redis::batch::queue`.
 type Module = Vec<String>;
@@ -108,11 +111,8 @@ impl File {
 
     /// The number of modules within the file around this place.
     fn depth(&self, at: usize) -> usize {
-        let around = self
-            .inner
-            .iter()
-            .filter(|(from, to)| (*from..*to).contains(&at));
-        around.count()
+        let is_around = |(from, to): &&(usize, usize)| (*from..*to).contains(&at);
+        self.inner.iter().filter(is_around).count()
     }
 
     /// The path from the root of the crate, unless it is that of another crate.
@@ -139,51 +139,20 @@ impl File {
     }
 }
 
-/// The text with all that is no code as spaces. Lines stay where they are.
+/// The text with comments, texts and characters as spaces. Lines stay where they are.
 fn masked(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut code = bytes.to_vec();
-    let mut at = 0;
-    while at < bytes.len() {
-        let rest = &text.as_bytes()[at..];
-        let is_word_before = at > 0 && is_word(bytes[at - 1]);
-        let end = if rest.starts_with(b"//") {
-            at + rest
-                .iter()
-                .position(|byte| *byte == b'\n')
-                .unwrap_or(rest.len())
-        } else if rest.starts_with(b"/*") {
-            at + text[at..].find("*/").map_or(rest.len(), |end| end + 2)
-        } else if let Some(hashes) = raw_string(rest).filter(|_| !is_word_before) {
-            let close = format!("\"{}", "#".repeat(hashes));
-            let open = rest.iter().position(|byte| *byte == b'"').unwrap() + 1;
-            let length = find(&rest[open..], close.as_bytes()).unwrap();
-            at + open + length + close.len()
-        } else if rest[0] == b'"' {
-            let mut end = at + 1;
-            while bytes[end] != b'"' {
-                end += if bytes[end] == b'\\' { 2 } else { 1 };
-            }
-            end + 1
-        } else if rest[0] == b'\'' {
-            at + character(&text[at..])
-        } else {
-            at += 1;
-            continue;
-        };
-        for byte in &mut code[at..end] {
-            if *byte != b'\n' {
-                *byte = b' ';
-            }
-        }
-        at = end.max(at + 1);
-    }
-    // Other scripts stand in comments and texts only.
-    String::from_utf8(code).expect("what is not ASCII was in a comment or a text")
-}
-
-fn is_word(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_'
+    const COMMENT: &str = r"//[^\n]*|/\*.*?\*/";
+    const RAW: &str = r###"\bb?r"[^"]*"|\bb?r#".*?"#|\bb?r##".*?"##"###;
+    const QUOTED: &str = r#""(?:\\.|[^"\\])*"|'(?:\\.[^']*|[^\\'])'"#;
+    static NO_CODE: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(&format!("(?s){COMMENT}|{RAW}|{QUOTED}")).unwrap());
+    let blank = |found: &Captures<'_>| -> String {
+        let bytes = found[0].bytes();
+        bytes
+            .map(|byte| if byte == b'\n' { '\n' } else { ' ' })
+            .collect()
+    };
+    NO_CODE.replace_all(text, blank).into_owned()
 }
 
 fn is_word_char(c: char) -> bool {
@@ -194,141 +163,84 @@ fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|c| !is_word_char(c))
 }
 
-fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    bytes
-        .windows(wanted.len())
-        .position(|window| window == wanted)
-}
-
-/// The number of `#` of a raw string that begins here.
-fn raw_string(bytes: &[u8]) -> Option<usize> {
-    let bytes = bytes.strip_prefix(b"b").unwrap_or(bytes);
-    let bytes = bytes.strip_prefix(b"r")?;
-    let hashes = bytes.iter().take_while(|byte| **byte == b'#').count();
-    (bytes.get(hashes) == Some(&b'"')).then_some(hashes)
-}
-
-/// The length of a character between quotes, or 1 for a lifetime.
-fn character(text: &str) -> usize {
-    let mut chars = text.char_indices().skip(1);
-    let Some((_, first)) = chars.next() else {
-        return 1;
-    };
-    if first == '\\' {
-        return text[2..]
-            .find('\'')
-            .map_or(1, |end| if end == 0 { 4 } else { end + 3 });
-    }
-    match chars.next() {
-        Some((at, '\'')) => at + 1,
-        _ => 1,
-    }
-}
-
 /// Where modules with a body begin and end.
 fn inner_modules(code: &str) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut from = 0;
-    while let Some(at) = code[from..].find("mod ") {
-        let at = from + at;
-        from = at + 4;
-        let name = code[from..].trim_start_matches(is_word_char);
-        if (at == 0 || !is_word(code.as_bytes()[at - 1])) && name.starts_with(" {") {
-            let open = code.len() - name.len() + 1;
-            found.push((at, open + block(&code[open..])));
-        }
-    }
-    found
+    static MODULE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\bmod \w+ \{").unwrap());
+    let found = MODULE.find_iter(code);
+    let blocks = found.map(|found| (found.start(), found.end() + block(&code[found.end()..])));
+    blocks.collect()
 }
 
-/// The length of a block that begins with a brace.
+/// The length of the rest of a block.
 fn block(code: &str) -> usize {
-    let mut depth = 0;
-    for (at, byte) in code.bytes().enumerate() {
-        match byte {
-            b'{' => depth += 1,
-            b'}' => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return at + 1;
-        }
-    }
-    code.len()
+    let mut depth = 1;
+    let end = code.bytes().position(|byte| {
+        depth += i32::from(byte == b'{') - i32::from(byte == b'}');
+        depth == 0
+    });
+    end.map_or(code.len(), |end| end + 1)
 }
 
 fn paths(code: &str) -> Vec<Found> {
+    static PATH: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"\buse ([^;]*);|\b(?:crate|super|self)::[\w:]*").unwrap());
     let mut found = Vec::new();
-    let mut at = 0;
-    while at < code.len() {
-        let rest = &code[at..];
-        let begins = at == 0 || !is_word(code.as_bytes()[at - 1]);
-        if begins && rest.starts_with("use ") {
-            let end = rest.find(';').unwrap();
-            use_tree(&rest[4..end], at, &mut found);
-            at += end;
-            continue;
-        }
-        let heads = ["crate::", "super::", "self::"];
-        let is_path = heads.iter().any(|head| rest.starts_with(head));
-        if begins && is_path && !code[..at].ends_with("::") && !code[..at].ends_with("in ") {
-            let length = rest.find(|c| !is_word_char(c) && c != ':');
-            let length = length.unwrap_or(rest.len());
-            let segments = rest[..length].trim_end_matches(':').split("::");
+    for captures in PATH.captures_iter(code) {
+        let path = captures.get(0).unwrap();
+        let (at, before) = (path.start(), &code[..path.start()]);
+        if let Some(tree) = captures.get(1) {
+            use_tree(tree.as_str(), &[], at, &mut found);
+        } else if !before.ends_with("::") && !before.ends_with("in ") {
+            let segments = path.as_str().trim_end_matches(':').split("::");
+            let segments = segments.map(str::to_owned).collect();
             found.push(Found {
-                segments: segments.map(str::to_owned).collect(),
+                segments,
                 name: None,
                 at,
             });
-            at += length;
-            continue;
         }
-        at += 1;
     }
     found
 }
 
-/// The leaves of a use tree.
-fn use_tree(tree: &str, at: usize, found: &mut Vec<Found>) {
-    fn walk(tree: &str, above: &[String], at: usize, found: &mut Vec<Found>) {
-        let tree = tree.trim();
-        if let Some(open) = tree.find('{') {
-            let mut above = above.to_vec();
-            let head = tree[..open].split("::").map(str::trim);
-            above.extend(head.filter(|head| !head.is_empty()).map(str::to_owned));
-            let inside = &tree[open + 1..tree.rfind('}').unwrap()];
-            let (mut depth, mut from) = (0, 0);
-            for (end, byte) in inside.bytes().chain([b',']).enumerate() {
-                match byte {
-                    b'{' => depth += 1,
-                    b'}' => depth -= 1,
-                    b',' if depth == 0 => {
-                        if !inside[from..end].trim().is_empty() {
-                            walk(&inside[from..end], &above, at, found);
-                        }
-                        from = end + 1;
-                    }
-                    _ => {}
+/// The leaves of a use tree below a path.
+fn use_tree(tree: &str, above: &[String], at: usize, found: &mut Vec<Found>) {
+    let tree = tree.trim();
+    let below = |path: &str| -> Vec<String> {
+        let own = path
+            .split("::")
+            .map(str::trim)
+            .filter(|own| !own.is_empty());
+        above
+            .iter()
+            .cloned()
+            .chain(own.map(str::to_owned))
+            .collect()
+    };
+    if let Some(open) = tree.find('{') {
+        let above = below(&tree[..open]);
+        let inside = &tree[open + 1..tree.rfind('}').unwrap()];
+        let (mut depth, mut from) = (0, 0);
+        for (end, byte) in inside.bytes().chain([b',']).enumerate() {
+            depth += i32::from(byte == b'{') - i32::from(byte == b'}');
+            if byte == b',' && depth == 0 {
+                if !inside[from..end].trim().is_empty() {
+                    use_tree(&inside[from..end], &above, at, found);
                 }
+                from = end + 1;
             }
-            return;
         }
-        let (path, alias) = match tree.split_once(" as ") {
-            Some((path, alias)) => (path, Some(alias.trim())),
-            None => (tree, None),
-        };
-        let mut segments = above.to_vec();
-        let own = path.split("::").map(str::trim);
-        segments.extend(own.filter(|own| !own.is_empty()).map(str::to_owned));
-        if segments.last().is_some_and(|last| last == "self") {
-            segments.pop();
-        }
-        let name = alias
-            .or(segments.last().map(String::as_str))
-            .map(str::to_owned);
-        found.push(Found { segments, name, at });
+        return;
     }
-    walk(tree, &[], at, found);
+    let (path, alias) = tree.split_once(" as ").unwrap_or((tree, ""));
+    let mut segments = below(path);
+    if segments.last().is_some_and(|last| last == "self") {
+        segments.pop();
+    }
+    let own = segments.last().map(String::as_str);
+    let name = Some(alias.trim()).filter(|alias| !alias.is_empty()).or(own);
+    let name = name.map(str::to_owned);
+    found.push(Found { segments, name, at });
 }
 
 /// All files, and what each of their modules defines.
@@ -342,14 +254,11 @@ impl Crate {
     fn read() -> Self {
         let mut files = read_all();
         files.retain(|file| !matches!(&*file.name, "lib.rs" | "main.rs"));
-        let numbered = files.iter().enumerate();
-        let by_module = numbered.map(|(index, file)| (file.module.clone(), index));
-        let items = files
-            .iter()
-            .map(|file| (file.module.clone(), items(&file.code)));
+        let modules = || files.iter().map(|file| file.module.clone());
+        let items = files.iter().map(|file| items(&file.code));
         Self {
-            by_module: by_module.collect(),
-            items: items.collect(),
+            by_module: modules().zip(0..).collect(),
+            items: modules().zip(items).collect(),
             files,
         }
     }
@@ -412,10 +321,9 @@ fn items(code: &str) -> BTreeSet<String> {
 /// The folders of `src/` in the order of `lib.rs`, the lowest first.
 fn floors() -> Vec<String> {
     let text = read("src/lib.rs");
-    let names = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(" {"));
-    names.map(str::to_owned).collect()
+    let modules = text.lines().filter_map(|line| line.strip_prefix("mod "));
+    let floors = modules.filter_map(|line| line.strip_suffix(" {"));
+    floors.map(str::to_owned).collect()
 }
 
 #[test]
@@ -732,7 +640,7 @@ fn every_exported_name_has_a_user() {
     let text = read("src/lib.rs");
     let mut exported = Vec::new();
     for tree in masked(&text).split("\npub use ").skip(1) {
-        use_tree(&tree[..tree.find(';').unwrap()], 0, &mut exported);
+        use_tree(&tree[..tree.find(';').unwrap()], &[], 0, &mut exported);
     }
     assert!(exported.len() > 50, "{} names", exported.len());
 
