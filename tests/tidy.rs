@@ -147,10 +147,8 @@ fn masked(text: &str) -> String {
     static NO_CODE: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(&format!("(?s){COMMENT}|{RAW}|{QUOTED}")).unwrap());
     let blank = |found: &Captures<'_>| -> String {
-        let bytes = found[0].bytes();
-        bytes
-            .map(|byte| if byte == b'\n' { '\n' } else { ' ' })
-            .collect()
+        let blank = |byte| if byte == b'\n' { '\n' } else { ' ' };
+        found[0].bytes().map(blank).collect()
     };
     NO_CODE.replace_all(text, blank).into_owned()
 }
@@ -207,15 +205,9 @@ fn paths(code: &str) -> Vec<Found> {
 fn use_tree(tree: &str, above: &[String], at: usize, found: &mut Vec<Found>) {
     let tree = tree.trim();
     let below = |path: &str| -> Vec<String> {
-        let own = path
-            .split("::")
-            .map(str::trim)
-            .filter(|own| !own.is_empty());
-        above
-            .iter()
-            .cloned()
-            .chain(own.map(str::to_owned))
-            .collect()
+        let own = path.split("::").map(|own| own.trim().to_owned());
+        let own = own.filter(|own| !own.is_empty());
+        above.iter().cloned().chain(own).collect()
     };
     if let Some(open) = tree.find('{') {
         let above = below(&tree[..open]);
@@ -265,9 +257,8 @@ impl Crate {
 
     /// The file that defines what `path` names.
     fn target(&self, path: &[String], hops: u8) -> Option<usize> {
-        let length = (0..=path.len())
-            .rev()
-            .find(|length| self.by_module.contains_key(&path[..*length]))?;
+        let mut lengths = (0..=path.len()).rev();
+        let length = lengths.find(|length| self.by_module.contains_key(&path[..*length]))?;
         let file = self.by_module[&path[..length]];
         let Some(name) = path.get(length) else {
             return Some(file);
@@ -279,11 +270,11 @@ impl Crate {
         let file_of = &self.files[file];
         let mut paths = file_of.paths.iter();
         let shown = paths.find(|found| found.name.as_deref() == Some(name));
-        let further = shown
-            .and_then(|found| file_of.absolute(found))
-            .filter(|further| further != path)
-            .and_then(|further| self.target(&further, hops - 1));
-        further.or(Some(file))
+        let further = shown.and_then(|found| file_of.absolute(found));
+        let further = further.filter(|further| further != path);
+        further.map_or(Some(file), |further| {
+            self.target(&further, hops - 1).or(Some(file))
+        })
     }
 
     /// Imports between files: from, to, and the position. `with_tests` includes those of tests.
@@ -329,21 +320,14 @@ fn floors() -> Vec<String> {
 #[test]
 fn files_import_from_their_own_folder_and_from_those_below() {
     let floors = floors();
-    assert!(
-        floors.len() > 5,
-        "lib.rs lists its folders otherwise: {floors:?}"
-    );
+    assert!(floors.len() > 5, "lib.rs has others: {floors:?}");
     let floor = |file: &File| {
         let floor = floors.iter().position(|floor| *floor == file.module[0]);
         floor.unwrap_or_else(|| panic!("lib.rs does not list the folder of {}", file.name))
     };
     let all = Crate::read();
     let arrows = all.arrows(true);
-    assert!(
-        arrows.len() > 500,
-        "few imports were found: {}",
-        arrows.len()
-    );
+    assert!(arrows.len() > 500, "{} imports", arrows.len());
     let mut upward = Vec::new();
     for (from, to, at) in arrows {
         let (from, to) = (&all.files[from], &all.files[to]);
@@ -441,14 +425,12 @@ fn libraries_are_named_in_their_folders_only() {
     none_of(&astray, "");
     for (library, folders) in LIBRARIES {
         let found = found.get(library).cloned().unwrap_or_default();
-        let gone: Vec<_> = folders
-            .split(' ')
-            .filter(|one| !found.contains(one))
-            .collect();
-        assert!(
-            gone.is_empty(),
-            "{gone:?} need not be listed for {library} any more"
-        );
+        for folder in folders.split(' ') {
+            assert!(
+                found.contains(folder),
+                "{library} is not in {folder} any more"
+            );
+        }
     }
 }
 
@@ -491,10 +473,8 @@ const NOT_SAID: &str = "desk detour door doors everybody guide house lane lanes 
 
 #[test]
 fn identifiers_comments_and_texts_are_in_words_of_the_field() {
-    let own_words: Vec<_> = OWN_WORDS
-        .split_whitespace()
-        .map(|own| format!("_{own}_"))
-        .collect();
+    let own_words = OWN_WORDS.split_whitespace();
+    let own_words: Vec<_> = own_words.map(|own| format!("_{own}_")).collect();
     let not_said: Vec<_> = NOT_SAID.split_whitespace().collect();
     let mut found = Vec::new();
     for file in read_all() {
@@ -526,10 +506,8 @@ fn identifiers_comments_and_texts_are_in_words_of_the_field() {
 fn sentences_of_comments_have_a_subject() {
     let mut found = Vec::new();
     let folders = ["src", "tests", "benches", "fuzz/targets"];
-    for file in folders
-        .iter()
-        .flat_map(|folder| sources(&root().join(folder)))
-    {
+    let files = folders.map(|folder| sources(&root().join(folder)));
+    for file in files.concat() {
         let text = fs::read_to_string(&file).unwrap();
         for (line, text) in (1..).zip(text.lines()) {
             let Some(comment) = text.trim_start().strip_prefix("//") else {
@@ -600,14 +578,11 @@ fn nothing_grows_above_its_ceiling() {
     let output = output.expect("python3 is installed");
     assert!(output.status.success(), "{output:?}");
     let figures = String::from_utf8(output.stdout).unwrap();
-    let lines = figures
-        .lines()
-        .map(|line| line.trim().split_once(' ').unwrap());
-    let figures = lines.map(|(figure, name)| (name, figure.replace(',', "").parse().unwrap()));
+    let lines = figures.lines().map(str::trim);
+    let figures = lines.map(|line| line.split_once(' ').unwrap());
+    let figures = figures.map(|(figure, name)| (name, figure.replace(',', "").parse().unwrap()));
     let figures: BTreeMap<&str, usize> = figures.collect();
-    let above = CEILINGS
-        .iter()
-        .filter(|(name, ceiling)| figures[name] > *ceiling);
+    let above = CEILINGS.iter().filter(|(name, most)| figures[name] > *most);
     let above =
         above.map(|(name, most)| format!("{} {name}, and the ceiling is {most}", figures[name]));
     let about = "Take something out. A ceiling rises only in a commit of its own that says which user asked.";
@@ -653,10 +628,7 @@ fn every_exported_name_has_a_user() {
     let used: BTreeSet<_> = users.iter().flat_map(|code| words(code)).collect();
     let names = exported.iter().filter_map(|found| found.name.as_deref());
     let unused: Vec<_> = names.filter(|name| !used.contains(name)).collect();
-    assert!(
-        unused.is_empty(),
-        "src/lib.rs exports, and nothing uses, {unused:?}"
-    );
+    assert!(unused.is_empty(), "nothing uses {unused:?}");
 }
 
 #[test]
@@ -668,9 +640,7 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
         "src/config/yaml.rs",
     ]
     .map(read);
-    let (_, rows) = table
-        .split_once("const KEYS")
-        .expect("keys.rs has no table");
+    let (_, rows) = table.split_once("const KEYS").expect("a table");
     let (rows, _) = rows.split_once("\n];").unwrap();
     // Each row begins with the name of the key and its levels.
     let rows = rows.split("key(\"").skip(1).map(|row| {
@@ -692,19 +662,16 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
     let words = lists.flat_map(|list| list.split("])").next().unwrap().split(", ").skip(1));
     let words = words.map(|word| (word.trim_matches('"'), ""));
     let all = keys.iter().map(|key| (*key, ":")).chain(words);
-    let not_shown: Vec<_> = all
-        .filter(|(word, behind)| !is_shown(word, behind))
-        .collect();
-    assert!(
-        not_shown.is_empty(),
-        "config/full.yaml does not show {not_shown:?}"
-    );
-    let is_read = |key: &&&str| reader.contains(&format!("\"{key}\""));
-    let not_read: Vec<_> = keys.iter().filter(|key| !is_read(key)).collect();
-    assert!(
-        not_read.is_empty(),
-        "src/config/yaml.rs does not read {not_read:?}"
-    );
+    for (word, behind) in all {
+        assert!(
+            is_shown(word, behind),
+            "config/full.yaml does not show {word}"
+        );
+    }
+    for key in &keys {
+        let is_read = reader.contains(&format!("\"{key}\""));
+        assert!(is_read, "src/config/yaml.rs does not read {key}");
+    }
     // The fields of each message are the keys of one level.
     for (level, message) in [
         ("File", "RateLimitConfig"),
@@ -714,22 +681,19 @@ fn every_key_of_rules_is_read_and_in_the_example_and_in_the_schema() {
         ("Starts", "Starts"),
         ("Refusal", "Refusal"),
     ] {
-        let (_, body) = schema
-            .split_once(&format!("message {message} {{"))
-            .expect(message);
+        let start = format!("message {message} {{");
+        let (_, body) = schema.split_once(&start).expect(message);
         let (body, _) = body.split_once('}').unwrap();
         // A message within is no field.
         let body = body.split("message ").next().unwrap();
-        let lines = body
-            .lines()
-            .filter(|line| !line.trim_start().starts_with("//"));
+        let lines = body.lines().map(str::trim_start);
+        let lines = lines.filter(|line| !line.starts_with("//"));
         let fields = lines.filter_map(|line| line.split_once(" = ")?.0.split_whitespace().last());
         // The name of a resource stands for the name of a file.
         let is_key = |field: &&str| (message, *field) != ("RateLimitConfig", "name");
         let fields: BTreeSet<_> = fields.filter(is_key).collect();
-        let keys = rows
-            .iter()
-            .filter(|(_, levels)| levels.split(", ").any(|of| of == level));
+        let has_it = |levels: &str| levels.split(", ").any(|of| of == level);
+        let keys = rows.iter().filter(|(_, levels)| has_it(levels));
         let keys: BTreeSet<_> = keys.map(|(name, _)| *name).collect();
         assert_eq!(keys, fields, "keys.rs and {message} of rls_conf.proto");
     }
@@ -743,10 +707,8 @@ fn sources_are_read_as_the_compiler_reads_them() {
     let paths = file.paths.iter().map(|path| path.segments.join("::"));
     let found: BTreeSet<_> = paths.collect();
     let found = found.into_iter().collect::<Vec<_>>().join(" ");
-    assert_eq!(
-        found,
-        "crate::a::B crate::a::c crate::a::c::D crate::f super::G"
-    );
+    let all = "crate::a::B crate::a::c crate::a::c::D crate::f super::G";
+    assert_eq!(found, all);
     let mut paths = file.paths.iter();
     let super_path = paths.find(|path| path.segments[0] == "super").unwrap();
     assert_eq!(file.absolute(super_path).unwrap(), ["one", "G"]);

@@ -43,9 +43,8 @@ descriptors:
     rate_limit: { unit: day, requests_per_unit: 7 }
 ";
     let redis = format!("redis://127.0.0.1:{}", free_port());
-    let server = tollgate::with_rules(rules)
-        .args(["--redis-url", &redis, "--response-headers"])
-        .start();
+    let builder = tollgate::with_rules(rules).redis_by_default(&redis);
+    let server = builder.args(["--response-headers"]).start();
     let (code, said) = run(&format!(
         "ask --server {} --domain d -d k=v",
         url(server.grpc)
@@ -184,21 +183,17 @@ fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
     let start = |secret: &Secret, more: &str| {
         let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
         let tls = format!("--grpc-tls --grpc-tls-cert {certificate} --grpc-tls-key {key} {more}");
-        tollgate::with_rules(RULES)
-            .args(tls.split_whitespace())
-            .start()
+        let builder = tollgate::with_rules(RULES);
+        builder.args(tls.split_whitespace()).start()
     };
-    let servers = [
-        start(&secret, ""),
-        start(&secret, &format!("--grpc-client-ca {ca}")),
-    ];
+    let mutual = format!("--grpc-client-ca {ca}");
+    let servers = ["", &mutual].map(|more| start(&secret, more));
     for server in &servers {
         let hint = "the server seems to expect TLS; try https://";
         check_hint(&url(server.grpc), hint);
     }
-    let [open, closed] = servers
-        .each_ref()
-        .map(|server| format!("https://{}", server.grpc));
+    let secured = |server: &Tollgate| format!("https://{}", server.grpc);
+    let [open, closed] = servers.each_ref().map(secured);
     let named = format!("--authority tollgate.example --ca {ca}");
     let hint = "seems to want a client certificate; try --cert FILE and --key FILE";
     check_hint(&format!("{closed} {named}"), hint);
@@ -214,13 +209,9 @@ fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
                 -addext basicConstraints=critical,CA:FALSE";
     check_hint(&format!("https://{} {named}", self_signing.grpc), hint);
     let args = format!("{open} --authority tollgate.example --ca {other_ca}");
-    check_hint(
-        &args,
-        "the certificate of the server is not of the authority in --ca",
-    );
+    let hint = "the certificate of the server is not of the authority in --ca";
+    check_hint(&args, hint);
     let args = format!("{open} --authority b.example --ca {ca}");
-    check_hint(
-        &args,
-        "the certificate of the server is for another name; see --authority",
-    );
+    let hint = "the certificate of the server is for another name; see --authority";
+    check_hint(&args, hint);
 }

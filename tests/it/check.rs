@@ -114,10 +114,11 @@ fn the_rules_are_good_as_kustomize_and_helm_print_them() {
         printed.push((overlay, text(&output)));
     }
     let mut python = Command::new(tool("python3"));
-    python
-        .args(["-c", RENDER_CHART])
-        .arg(deploy("helm/tollgate"));
-    printed.push(("the chart", text(&finish(&mut python))));
+    let python = python.args(["-c", RENDER_CHART]);
+    printed.push((
+        "the chart",
+        text(&finish(python.arg(deploy("helm/tollgate")))),
+    ));
     for (name, manifests) in printed {
         let rules = rules_in(&manifests);
         assert_eq!(rules.len(), 1, "{name}");
@@ -136,9 +137,8 @@ fn a_folder_with_a_kustomization_is_refused_in_one_line_by_serve_and_by_check() 
     assert!(said.starts_with(&refusal), "{said}");
     assert_eq!(said.lines().last(), Some("failed: 1 error"), "{said}");
     assert_eq!(code, Some(1));
-    let (_, served) = tollgate::bare()
-        .args(["--config-dir", path(&folder)])
-        .fail();
+    let serve = tollgate::bare().args(["--config-dir", path(&folder)]);
+    let (_, served) = serve.fail();
     assert_eq!(served.matches("kustomization.yaml").count(), 1, "{served}");
     assert!(served.contains(REFUSAL), "{served}");
 }
@@ -165,15 +165,12 @@ fn the_exit_code_tells_good_rules_bad_rules_and_unread_ones_apart() {
         ("doubtful.yaml", DOUBTFUL),
         ("bad.yaml", BAD),
     ]);
+    let doubtful = "ok: 1 rule with 1 limit in 1 domain, 1 warning";
     let denied = "failed: 1 warning, and --deny-warnings is set";
     for (arguments, code, last) in [
         ("good.yaml", 0, OF_GOOD.trim_end()),
         ("--deny-warnings good.yaml", 0, OF_GOOD.trim_end()),
-        (
-            "doubtful.yaml",
-            0,
-            "ok: 1 rule with 1 limit in 1 domain, 1 warning",
-        ),
+        ("doubtful.yaml", 0, doubtful),
         ("--deny-warnings doubtful.yaml", 1, denied),
         ("bad.yaml", 1, "failed: 1 error"),
         ("bad.yaml nowhere.yaml", 2, "failed: 2 errors"),
@@ -249,10 +246,8 @@ fn of_mixed(format: &str) -> (Option<i32>, String) {
         fs::write(rules.join(format!("{name}.yaml")), text).unwrap();
     }
     let mut check = program();
-    check
-        .current_dir(&folder)
-        .args(["check", "--format", format, FOLDER]);
-    let output = finish(&mut check);
+    check.args(["check", "--format", format, FOLDER]);
+    let output = finish(check.current_dir(&folder));
     (output.status.code(), text(&output))
 }
 
@@ -319,10 +314,8 @@ fn sarif_has_the_members_that_its_schema_requires() {
     let location = &results[1]["locations"][0]["physicalLocation"];
     let uri = &location["artifactLocation"]["uri"];
     assert_eq!(uri, "my%20rules%2C%20100%25/b.yaml");
-    assert_eq!(
-        location["region"],
-        json!({ "startLine": 4, "startColumn": 19 })
-    );
+    let region = json!({ "startLine": 4, "startColumn": 19 });
+    assert_eq!(location["region"], region);
     let log = json_of(&run("check --format sarif nowhere.yaml").1);
     let location = &log["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
     assert!(location["region"].is_null());
@@ -386,6 +379,8 @@ fn a_megabyte_of_rules_is_reported_soon_and_in_little_memory() {
     let anchor = format!("{rules}- key: &k {long}\n");
     let metadata = format!("{rules}- key: k\n  metadata:\n    ? {long}\n    : [");
     let broken = "- {key: [\n";
+    let names = |n: usize| format!("{{name: z{n}}}, ");
+    let binary = "domain: d # !!binary\nx: ";
     let cases = [
         ("lines", fill("", &same("a: b\n"), "")),
         ("keys", fill(rules, &same("key: a\n"), "")),
@@ -396,14 +391,8 @@ fn a_megabyte_of_rules_is_reported_soon_and_in_little_memory() {
         ("pairs and an error", fill(rules, &pairs, broken)),
         ("a domain", fill(&domain, &dense, "")),
         ("aliases", fill(&anchor, &same("- key: *k\n"), "")),
-        (
-            "names",
-            fill(&replaces, &|n| format!("{{name: z{n}}}, "), "]}\n"),
-        ),
-        (
-            "binary",
-            fill("domain: d # !!binary\nx: ", &same("[aaaaaaa, "), ""),
-        ),
+        ("names", fill(&replaces, &names, "]}\n")),
+        ("binary", fill(binary, &same("[aaaaaaa, "), "")),
         ("numbers", fill(&metadata, &same("1, "), "]\n")),
         ("wildcards", fill(rules, &wildcards, "")),
     ];
