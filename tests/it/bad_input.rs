@@ -32,15 +32,11 @@ fn a_folder_without_rules_is_refused() {
 fn every_problem_of_every_file_is_told() {
     let a = "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n";
     let builder = tollgate::with_rules("domain: good\n").file("a.yaml", a);
-    let builder = builder
-        .file("b.yaml", "domain: e\nwhat: 1\n")
-        .file("c.yaml", "{");
-    let (status, text) = builder.fail();
+    let builder = builder.file("b.yaml", "domain: e\nwhat: 1\n");
+    let (status, text) = builder.file("c.yaml", "{").fail();
     assert_eq!(status.code(), Some(1), "{text}");
-    let lines: Vec<_> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("  "))
-        .collect();
+    let lines = text.lines().filter_map(|line| line.strip_prefix("  "));
+    let lines: Vec<_> = lines.collect();
     let problems = [
         "a.yaml:3:11: d: descriptor has empty key",
         "a.yaml:5:19: d.k: cannot read the limit '1/x'",
@@ -56,10 +52,8 @@ fn every_problem_of_every_file_is_told() {
 
 #[tokio::test]
 async fn told_to_start_without_rules_it_waits_for_good_ones() {
-    let server = tollgate::builder()
-        .file("a.yaml", "domain: ''\n")
-        .args(["--start-without-rules"])
-        .start();
+    let builder = tollgate::builder().file("a.yaml", "domain: ''\n");
+    let server = builder.args(["--start-without-rules"]).start();
     let log = server.log().text();
     let error = "a.yaml:1:10: config file cannot have empty domain";
     assert!(log.contains(error), "{log}");
@@ -124,20 +118,16 @@ fn all_nasties() -> Vec<Nasty> {
     let long = "x".repeat(100_000);
     let (value, key) = (descriptor(&[("k", &long)]), descriptor(&[(&long, "v")]));
     let (ones, entries) = (vec![one(); 10_000], vec![descriptor(&[("k", "v"); 10_000])]);
-    let (half, five_mb) = (
-        framed(&whole)[..10].to_vec(),
-        field(1, &vec![b'x'; 5_000_000]),
-    );
+    let half = framed(&whole)[..10].to_vec();
+    let five_mb = field(1, &vec![b'x'; 5_000_000]);
+    let endless = b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
     let odd = [&[9], &framed(&whole)[1..]].concat();
     vec![
         unreadable("garbage", &garbage.collect::<Vec<_>>()),
         unreadable("0xff", &[0xff; 64]),
         unreadable("a truncated message", &whole[..whole.len() - 1]),
         unreadable("a domain that is no text", &field(1, b"\xff")),
-        unreadable(
-            "a length beyond all memory",
-            b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
-        ),
+        unreadable("a length beyond all memory", endless),
         unreadable("groups in groups", &[0x0b; 100_000]),
         ("an empty message", framed(&[]), InvalidArgument, NO_DOMAIN),
         ("no message", vec![], Internal, "Missing request message"),
@@ -378,10 +368,8 @@ const SLACK_BYTES: u64 = 64 << 20;
 async fn nonsense_leaves_no_memory_behind() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let mut bodies: Vec<_> = all_nasties()
-        .into_iter()
-        .map(|(_, body, ..)| body)
-        .collect();
+    let bodies = all_nasties().into_iter().map(|(_, body, ..)| body);
+    let mut bodies: Vec<_> = bodies.collect();
     for body in &bodies {
         client.send(body.clone()).await;
     }

@@ -202,11 +202,8 @@ async fn values_of_clients_are_shown_as_text() {
         }
     }
     let folder = files(&[("texts.json", &serde_json::to_string(&texts).unwrap())]);
-    check(
-        "hostile",
-        &server,
-        &[&format!("{}/texts.json", path(&folder))],
-    );
+    let file = format!("{}/texts.json", path(&folder));
+    check("hostile", &server, &[&file]);
 }
 
 /// Domains of one rule and of several, of which all decisions come over `/json`.

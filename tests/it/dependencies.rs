@@ -157,53 +157,36 @@ fn complaints<'p>(packages: impl IntoIterator<Item = (&'p str, Version)>) -> Vec
 #[test]
 fn nothing_is_known_against_any_dependency_and_any_image_of_others() {
     let (dependencies, images) = (dependencies(), images());
-    let dependencies = dependencies
-        .iter()
-        .map(|one| (&*one.name, one.version.clone()));
-    let images = images
-        .iter()
-        .map(|(name, version)| (&**name, version.clone()));
-    let complaints = complaints(dependencies.chain(images));
+    let dependencies = dependencies.iter().map(|one| (&one.name, &one.version));
+    let images = images.iter().map(|(name, version)| (name, version));
+    let all = dependencies.chain(images);
+    let complaints = complaints(all.map(|(name, version)| (&**name, version.clone())));
     assert!(complaints.is_empty(), "{complaints:#?}");
 }
 
 #[test]
 fn weak_versions_and_unknown_names_are_found() {
     const REDIS: &str = "docker.io/library/redis";
+    const FLOOD: &str = "RUSTSEC-2026-0258, memory under a flood of empty DATA";
+    const CLONES: &str = "RUSTSEC-2025-0023, broadcast channels clone on several threads";
+    const TLS: &str = "CVE-2026-81934, a use after free in TLS connections";
+    const PAGES: [&str; 2] = [
+        "CVE-2026-40179, names of metrics that run as scripts in the web page",
+        "CVE-2026-42154, memory for a small remote read",
+    ];
     const PROMETHEUS: &str = "docker.io/prom/prometheus";
     for (name, version, expected) in [
         ("h2", "0.4.16", &[][..]),
-        (
-            "h2",
-            "0.4.15",
-            &["RUSTSEC-2026-0258, memory under a flood of empty DATA"],
-        ),
+        ("h2", "0.4.15", &[FLOOD]),
         ("tokio", "1.43.1", &[]),
-        (
-            "tokio",
-            "1.43.0",
-            &["RUSTSEC-2025-0023, broadcast channels clone on several threads"],
-        ),
+        ("tokio", "1.43.0", &[CLONES]),
         (REDIS, "7.2.16", &[]),
-        (
-            REDIS,
-            "7.2.15",
-            &["CVE-2026-81934, a use after free in TLS connections"],
-        ),
-        (
-            PROMETHEUS,
-            "2.55.1",
-            &[
-                "CVE-2026-40179, names of metrics that run as scripts in the web page",
-                "CVE-2026-42154, memory for a small remote read",
-            ],
-        ),
+        (REDIS, "7.2.15", &[TLS]),
+        (PROMETHEUS, "2.55.1", &PAGES),
     ] {
         let found = complaints([(name, version.parse().unwrap())]);
-        let expected = expected
-            .iter()
-            .map(|one| format!("{name} {version}: {one}"));
-        assert_eq!(found, expected.collect::<Vec<_>>());
+        let complaint = |one| format!("{name} {version}: {one}");
+        assert_eq!(found, expected.iter().map(complaint).collect::<Vec<_>>());
     }
     for unknown in ["left-pad", "docker.io/library/left-pad"] {
         let found = complaints([(unknown, Version::new(1, 0, 0))]);
@@ -288,10 +271,8 @@ fn allowed() -> HashSet<String> {
 /// Whether `allowed` covers the licence `expression` (SPDX).
 fn is_allowed(expression: &str, allowed: &HashSet<String>) -> bool {
     // A slash is the notation before SPDX expressions.
-    let spaced = expression
-        .replace('(', " ( ")
-        .replace(')', " ) ")
-        .replace('/', " OR ");
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ");
+    let spaced = spaced.replace('/', " OR ");
     let words: Vec<_> = spaced.split_whitespace().collect();
     let mut words = &words[..];
     let is_so = any(&mut words, allowed);

@@ -47,9 +47,8 @@ fn written(argument: &str) -> String {
 /// The rows of a table, with cells between ` => `, in which `\n` is a line break and `NOTHING` no text.
 fn rows<const N: usize>(table: &str) -> Vec<[String; N]> {
     let row = |line: &str| {
-        let cells = line
-            .split(" => ")
-            .map(|cell| cell.replace("\\n", "\n").replace("NOTHING", ""));
+        let cells = line.split(" => ").map(|cell| cell.replace("\\n", "\n"));
+        let cells = cells.map(|cell| cell.replace("NOTHING", ""));
         cells.collect::<Vec<_>>().try_into().expect(line)
     };
     table.trim().lines().map(row).collect()

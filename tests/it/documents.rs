@@ -99,10 +99,8 @@ fn prose(page: &str) -> impl Iterator<Item = &str> {
 /// The targets in this repository that a page links to or shows.
 fn links(page: &str) -> impl Iterator<Item = String> {
     let after = |line: &str, mark: &str, end: char| -> Vec<String> {
-        let texts = line
-            .split(mark)
-            .skip(1)
-            .filter_map(|rest| rest.split_once(end));
+        let rests = line.split(mark).skip(1);
+        let texts = rests.filter_map(|rest| rest.split_once(end));
         texts.map(|(link, _)| link.to_owned()).collect()
     };
     let links = prose(page)

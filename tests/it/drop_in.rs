@@ -233,15 +233,12 @@ async fn away_from_midnight() {
 async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
     away_from_midnight().await;
     let redis = Redis::start();
+    let file = descriptor(&[("file", "files/1.pdf")]);
     let plan = [("plan", "free"), ("path", "/a")];
     let counters = [
         ("user_alice", DAY, descriptor(&[("user", "alice")])),
         ("plan_free_path_/a", 7 * DAY, descriptor(&plan)),
-        (
-            "file_files/*",
-            30 * DAY,
-            descriptor(&[("file", "files/1.pdf")]),
-        ),
+        ("file_files/*", 30 * DAY, file),
         ("all_", 365 * DAY, descriptor(&[("all", "")])),
     ];
     let keys = counters
@@ -342,10 +339,9 @@ async fn keys_live_longer_by_the_reference_s_jitter_unless_told_otherwise() {
     }
     let to_midnight = DAY - now().secs() % DAY;
     let keys = redis.keys();
-    let left = keys
-        .iter()
-        .map(|key| redis.number(&["TTL", key]).cast_unsigned());
-    let longer: Vec<_> = left.map(|left| left.saturating_sub(to_midnight)).collect();
+    let left = keys.iter().map(|key| redis.number(&["TTL", key]));
+    let longer = left.map(|left| left.cast_unsigned().saturating_sub(to_midnight));
+    let longer: Vec<_> = longer.collect();
     assert_eq!(longer.len(), 20);
     assert!(longer.iter().all(|&longer| longer <= 301), "{longer:?}");
     let different: BTreeSet<_> = longer.iter().collect();
@@ -485,9 +481,7 @@ fn json_has_the_spellings_of_proto3() {
         {"entries": [{"key": "PATH", "value": "/d"}], "limit": {"requests_per_unit": 9, "unit": 6}}]}"#;
     let answer = ask_json(&server, body).json();
     let statuses = answer["statuses"].as_array().unwrap();
-    let remaining = statuses
-        .iter()
-        .map(|status| status["limitRemaining"].as_u64().unwrap());
+    let remaining = statuses.iter().map(|one| &one["limitRemaining"]);
     assert_eq!(remaining.collect::<Vec<_>>(), [98, 95, 7, 7]);
 }
 
@@ -495,10 +489,9 @@ fn json_has_the_spellings_of_proto3() {
 fn json_that_cannot_be_answered_is_a_bad_request() {
     let server = tollgate::with_rules(RULES).start();
     let long = format!(r#"{{"{}": 1}}"#, "a".repeat(10_000));
-    let (odd, shown) = (
-        r#"{"a\nb\u001b[31m\u202e": 1}"#,
-        r"'a\nb\u{1b}[31m\u{202e}'",
-    );
+    let odd = r#"{"a\nb\u001b[31m\u202e": 1}"#;
+    let shown = r"'a\nb\u{1b}[31m\u{202e}'";
+    let no_unit = r#"{"domain": "d", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#;
     for (body, reason) in [
         ("", "EOF"),
         ("{", "EOF"),
@@ -509,10 +502,7 @@ fn json_that_cannot_be_answered_is_a_bad_request() {
         (r#"{"descriptors": [{"entry": [{"key": "a"}]}]}"#, "'entry'"),
         (odd, shown),
         (&long, "aaa"),
-        (
-            r#"{"domain": "d", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#,
-            "unit",
-        ),
+        (no_unit, "unit"),
     ] {
         let reply = ask_json(&server, body);
         let said = &reply.body;
@@ -540,24 +530,13 @@ fn json_that_is_too_large_is_not_read() {
 fn the_page_of_weaknesses_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("tests/weaknesses.md")).unwrap();
-    let rows: Vec<_> = page
-        .lines()
-        .filter(|line| line.starts_with("| W"))
-        .collect();
-    let names: BTreeSet<_> = rows
-        .iter()
-        .filter_map(|row| row.split(' ').nth(1))
-        .collect();
-    let all = (1..=45)
-        .filter(|&number| number != 40)
-        .map(|number| format!("W{number}"));
-    assert_eq!(
-        names,
-        all.collect::<BTreeSet<_>>()
-            .iter()
-            .map(String::as_str)
-            .collect()
-    );
+    let lines = page.lines();
+    let rows: Vec<_> = lines.filter(|line| line.starts_with("| W")).collect();
+    let names = rows.iter().filter_map(|row| row.split(' ').nth(1));
+    let names: BTreeSet<_> = names.map(str::to_owned).collect();
+    let numbers = (1..=45).filter(|&number| number != 40);
+    let all = numbers.map(|number| format!("W{number}"));
+    assert_eq!(names, all.collect());
     for row in rows {
         let tests = row.split('`').filter_map(|text| text.split_once(": "));
         // `count: admitted` is a line of a rule file.

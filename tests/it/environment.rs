@@ -34,26 +34,20 @@ fn check(variables: &[(&str, &str)], expected: &str) {
 fn a_wrong_variable_is_blamed_itself_and_not_its_flag() {
     let port = "invalid value 'abc' for 'GRPC_PORT': expected a port from 0 to 65535";
     check(&[("GRPC_PORT", "abc")], port);
-    check(
-        &[("LOG_LEVEL", "loud")],
-        "invalid value 'loud' for 'LOG_LEVEL'",
-    );
+    let level = "invalid value 'loud' for 'LOG_LEVEL'";
+    check(&[("LOG_LEVEL", "loud")], level);
     for ratio in ["0", "80", "-1", "NaN"] {
         let expected =
             "for 'NEAR_LIMIT_RATIO': expected a number above 0 and at most 1, such as 0.8";
-        check(
-            &[("NEAR_LIMIT_RATIO", ratio)],
-            &format!("invalid value '{ratio}' {expected}"),
-        );
+        let expected = format!("invalid value '{ratio}' {expected}");
+        check(&[("NEAR_LIMIT_RATIO", ratio)], &expected);
     }
     let both = [
         ("REDIS_URL", "redis://:sesame@h:1"),
         ("TOLLGATE_REDIS_URL_FILE", "f"),
     ];
-    check(
-        &both,
-        "the argument 'REDIS_URL' cannot be used with 'TOLLGATE_REDIS_URL_FILE'",
-    );
+    let clash = "the argument 'REDIS_URL' cannot be used with 'TOLLGATE_REDIS_URL_FILE'";
+    check(&both, clash);
 }
 
 #[test]
@@ -63,10 +57,8 @@ fn variables_of_ours_that_no_setting_reads_are_named_in_one_line() {
         .env("TOLLGATE_STATE_FILE", "sesame")
         .start();
     let log = server.log().text();
-    let named: Vec<_> = log
-        .lines()
-        .filter(|line| line.contains("TOLLGATE_"))
-        .collect();
+    let named = log.lines().filter(|line| line.contains("TOLLGATE_"));
+    let named: Vec<_> = named.collect();
     let [line] = named[..] else {
         panic!("{log}");
     };
@@ -108,10 +100,8 @@ fn the_links_of_kubernetes_change_nothing() {
 #[track_caller]
 fn check_json(variables: &[(&str, &str)], arguments: &str, code: i32, expected: &str) {
     let mut command = program();
-    command
-        .envs(variables.iter().copied())
-        .args(arguments.split_whitespace());
-    let output = finish(&mut command);
+    let command = command.envs(variables.iter().copied());
+    let output = finish(command.args(arguments.split_whitespace()));
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(code), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");

@@ -82,11 +82,8 @@ fn every_law_holds_for_its_corpus_and_for_changed_forms_of_it() {
     for (target, law) in ALL {
         let corpus = corpus(target);
         // The corpora are part of every clone.
-        assert!(
-            (1..=200).contains(&corpus.len()),
-            "{target}: {}",
-            corpus.len()
-        );
+        let count = corpus.len();
+        assert!((1..=200).contains(&count), "{target}: {count}");
         // A failure reports the bytes that broke the law.
         let check = |bytes: &[u8]| {
             let holds = std::panic::catch_unwind(|| law(bytes)).is_ok();

@@ -33,7 +33,6 @@ use std::{
     fs,
     net::SocketAddr,
     path::Path,
-    process::Command,
     time::Duration,
 };
 
@@ -50,6 +49,7 @@ use ::tollgate::{
         },
     },
 };
+use prost_types::value::Kind;
 use serde::Deserialize;
 use serde_yaml::{Mapping, Value};
 use tempfile::TempDir;
@@ -57,12 +57,18 @@ use tempfile::TempDir;
 use crate::explain::Explained;
 use crate::support::{
     ask::{Client, connect, send},
+    finish,
     redis::Redis,
     tollgate,
 };
 
 /// A case that met the end of a window is repeated, under another domain.
 const ATTEMPTS: usize = 5;
+
+/// The seconds in which a reply was made.
+type Clock = std::ops::RangeInclusive<u64>;
+
+type Reply = Result<RateLimitResponse, tonic::Status>;
 
 const UNITS: [(&str, u64); 7] = [
     ("second", 1),
@@ -227,10 +233,10 @@ impl Case {
     fn files(&self) -> Vec<(&str, &str)> {
         match &self.rules {
             Rules::One(text) => vec![("rules.yaml", text)],
-            Rules::Several(files) => files
-                .iter()
-                .map(|(name, text)| (name.as_str(), text.as_str()))
-                .collect(),
+            Rules::Several(files) => {
+                let files = files.iter();
+                files.map(|(name, text)| (&**name, &**text)).collect()
+            }
         }
     }
 }
@@ -289,9 +295,8 @@ async fn run(
         let result = run_once(&case, domain(name, attempt), (client, debug), redis).await;
         let ended = now().secs();
         let lower = text.to_lowercase();
-        let was_caught = UNITS
-            .iter()
-            .any(|(unit, secs)| lower.contains(unit) && began / secs != ended / secs);
+        let mut units = UNITS.iter().filter(|(unit, _)| lower.contains(unit));
+        let was_caught = units.any(|(_, secs)| began / secs != ended / secs);
         if result.is_ok() || !was_caught || attempt + 1 == ATTEMPTS {
             return result;
         }
@@ -359,11 +364,7 @@ impl Step {
         }
     }
 
-    fn compare(
-        &self,
-        reply: Result<RateLimitResponse, tonic::Status>,
-        clock: std::ops::RangeInclusive<u64>,
-    ) -> Result<(), String> {
+    fn compare(&self, reply: Reply, clock: Clock) -> Result<(), String> {
         let reply = match (reply, &self.error) {
             (Ok(reply), None) => reply,
             (Ok(reply), Some(error)) => return Err(format!("wants {error}, has {reply:?}")),
@@ -373,12 +374,10 @@ impl Step {
             }
         };
         let resets = self.resets.iter().map(Some);
-        let statuses: Vec<_> = reply
-            .statuses
-            .iter()
-            .zip(resets.chain(std::iter::repeat(None)))
-            .map(|(status, reset)| show_status(status, reset, clock.clone()))
-            .collect();
+        let resets = resets.chain(std::iter::repeat(None));
+        let statuses = reply.statuses.iter().zip(resets);
+        let shown = statuses.map(|(status, reset)| show_status(status, reset, clock.clone()));
+        let statuses: Vec<_> = shown.collect();
         same("statuses", &self.says.join("\n"), &statuses.join("\n"))?;
         let is_over = self.says.iter().any(|said| said.starts_with("OVER_LIMIT"));
         let overall = if is_over { "OVER_LIMIT" } else { "OK" };
@@ -389,9 +388,7 @@ impl Step {
             same("headers", &headers.join("\n"), &shown.join("\n"))?;
         }
         if let Some(metadata) = &self.metadata {
-            let found = reply
-                .dynamic_metadata
-                .map(prost_types::value::Kind::StructValue);
+            let found = reply.dynamic_metadata.map(Kind::StructValue);
             let found = found.map_or_else(|| "none".into(), json);
             same("metadata", &metadata.to_string(), &found.to_string())?;
         }
@@ -474,11 +471,7 @@ impl Limit {
 }
 
 /// `OK 3 of 10/year named x`, with anything unexpected appended.
-fn show_status(
-    status: &DescriptorStatus,
-    expected: Option<&Value>,
-    clock: std::ops::RangeInclusive<u64>,
-) -> String {
+fn show_status(status: &DescriptorStatus, expected: Option<&Value>, clock: Clock) -> String {
     let mut shown = status.code().as_str_name().to_owned();
     let remaining = status.limit_remaining;
     let reset = status.duration_until_reset.as_ref();
@@ -526,24 +519,17 @@ fn show_status(
 }
 
 /// Whether a window of `period` ends in `reset` seconds, at some time within `clock`.
-fn ends(reset: i64, period: u64, clock: std::ops::RangeInclusive<u64>) -> bool {
+fn ends(reset: i64, period: u64, clock: Clock) -> bool {
     let mut rests = clock.map(|now| period - now % period);
     rests.any(|rest| i64::try_from(rest) == Ok(reset))
 }
 
 /// `Name: value`; a value that is a status's reset, and a parameter `t`, are replaced by the unit of the limit. Windows
 /// of two units can end together: of these the one that is `wanted` counts.
-fn show_headers(
-    reply: &RateLimitResponse,
-    clock: std::ops::RangeInclusive<u64>,
-    wanted: &[String],
-) -> Vec<String> {
+fn show_headers(reply: &RateLimitResponse, clock: Clock, wanted: &[String]) -> Vec<String> {
     let mut units: BTreeMap<u64, &str> = BTreeMap::new();
-    for limit in reply
-        .statuses
-        .iter()
-        .filter_map(|status| status.current_limit.as_ref())
-    {
+    let statuses = reply.statuses.iter();
+    for limit in statuses.filter_map(|status| status.current_limit.as_ref()) {
         let unit = limit.unit().as_str_name().to_lowercase();
         let (unit, secs) = UNITS.iter().find(|(name, _)| *name == unit).unwrap();
         units.insert(*secs, unit);
@@ -562,10 +548,8 @@ fn show_headers(
         .map(|(place, header)| match unit(place, &header.value) {
             Some(unit) if place == 2 => format!("{}: {unit}", header.key),
             _ => {
-                let parts: Vec<_> = header.value.split(';').collect();
-                let parts = parts
-                    .iter()
-                    .map(|part| show_effective(part, |secs| unit(place, secs)));
+                let parts = header.value.split(';');
+                let parts = parts.map(|part| show_effective(part, |secs| unit(place, secs)));
                 format!("{}: {}", header.key, parts.collect::<Vec<_>>().join(";"))
             }
         })
@@ -583,8 +567,7 @@ fn show_effective<'u>(part: &str, unit: impl Fn(&str) -> Option<&'u str>) -> Str
 }
 
 /// A part of a `Struct` as JSON.
-fn json(kind: prost_types::value::Kind) -> serde_json::Value {
-    use prost_types::value::Kind;
+fn json(kind: Kind) -> serde_json::Value {
     let value = |value: prost_types::Value| value.kind.map_or(serde_json::Value::Null, json);
     match kind {
         Kind::NullValue(_) => serde_json::Value::Null,
@@ -592,11 +575,10 @@ fn json(kind: prost_types::value::Kind) -> serde_json::Value {
         Kind::NumberValue(number) => serde_json::from_str(&number.to_string()).unwrap(),
         Kind::StringValue(text) => text.into(),
         Kind::BoolValue(is_true) => is_true.into(),
-        Kind::StructValue(fields) => fields
-            .fields
-            .into_iter()
-            .map(|(key, field)| (key, value(field)))
-            .collect(),
+        Kind::StructValue(fields) => {
+            let fields = fields.fields.into_iter();
+            fields.map(|(key, field)| (key, value(field))).collect()
+        }
         Kind::ListValue(list) => list.values.into_iter().map(value).collect(),
     }
 }
@@ -626,13 +608,8 @@ fn check(case: &Case) -> Result<(), String> {
     for (name, text) in case.files() {
         fs::write(folder.path().join(name), text).unwrap();
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-        .env_clear()
-        .envs(&case.env)
-        .arg("check")
-        .arg(folder.path())
-        .output()
-        .unwrap();
+    let mut command = tollgate::program();
+    let output = finish(command.envs(&case.env).arg("check").arg(folder.path()));
     let output_text = String::from_utf8(output.stdout).unwrap();
     if output.status.code() != Some(exit_code) {
         return Err(format!("ends with {}: {output_text}", output.status));

@@ -87,9 +87,8 @@ fn run(args: &[&str]) -> String {
 /// An entry as commands take it.
 fn entry(key: &str, value: &str) -> String {
     let escape = |text: &str| {
-        text.replace('\\', "\\\\")
-            .replace(',', "\\,")
-            .replace('=', "\\=")
+        let text = text.replace('\\', "\\\\");
+        text.replace(',', "\\,").replace('=', "\\=")
     };
     format!("{}={}", escape(key), escape(value))
 }
@@ -150,17 +149,16 @@ fn the_page_of_explanations_is_json_for_them_and_a_line_for_nonsense() {
 
 #[tokio::test]
 async fn a_logged_decision_is_one_line_of_the_log() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--log-decisions", "all"])
-        .start();
+    let builder = tollgate::with_rules(RULES);
+    let server = builder.args(["--log-decisions", "all"]).start();
     hit(&server).await;
     let all = 3 * hostile().len() + 1;
     let decisions = || {
         let log = server.log().text();
-        let lines = log
-            .lines()
-            .filter(|line| line.contains("tollgate::decision"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        let lines = log.lines().map(str::to_owned);
+        lines
+            .filter(|line| line.contains("tollgate::decision"))
+            .collect::<Vec<_>>()
     };
     wait_until("all decisions are logged", || decisions().len() >= all);
     let decisions = decisions();
@@ -244,9 +242,8 @@ fn names_of_files_are_shown_and_not_obeyed() {
             "explain --rules . --domain e -d k=v",
             "serve --config-dir . --log-format text",
         ] {
-            let words = arguments
-                .split(' ')
-                .map(|word| if word == "FILE" { name } else { word });
+            let word = |word: &'static str| if word == "FILE" { name } else { word };
+            let words = arguments.split(' ').map(word);
             let output = finish(program().current_dir(folder.path()).args(words));
             let output = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
             // lint-envoy passes over rules in a folder.

@@ -99,9 +99,8 @@ impl Operation<'_> {
             self.method,
             self.path
         );
-        let content = resolved(document, reply)
-            .get("content")
-            .and_then(Value::as_object);
+        let content = resolved(document, reply).get("content");
+        let content = content.and_then(Value::as_object);
         let types = content.into_iter().flat_map(serde_json::Map::keys);
         types.map(String::as_str).collect()
     }
@@ -111,11 +110,7 @@ impl Operation<'_> {
         let found = reply.content_type.split(';').next().unwrap();
         let expected = self.media_types(document, reply.status);
         let is_known = expected.contains(&found) || (expected.is_empty() && found.is_empty());
-        assert!(
-            is_known,
-            "{} {}: {expected:?} {reply:?}",
-            self.method, self.path
-        );
+        assert!(is_known, "{}: {expected:?} {reply:?}", self.path);
     }
 }
 
@@ -218,9 +213,7 @@ fn every_refusal_of_json_is_in_the_document() {
 fn the_debug_port_lists_the_paths_of_the_document() {
     let document = document();
     let operations = operations(&document);
-    let documented = operations
-        .iter()
-        .filter(|operation| operation.tag() == "debug");
+    let documented = operations.iter().filter(|one| one.tag() == "debug");
     let documented: BTreeSet<_> = documented.map(|operation| operation.path).collect();
     let server = tollgate::with_rules(RULES).start();
     let page = server.page("/");

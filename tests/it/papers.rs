@@ -62,9 +62,8 @@ fn the_readme_asks_with_the_program_that_make_run_builds() {
     let [makefile, readme] = ["Makefile", "README.md"].map(read);
     let (_, rest) = makefile.split_once("run --profile ").unwrap();
     let profile = rest.split(' ').next().unwrap();
-    let paths = readme
-        .split_whitespace()
-        .filter_map(|word| word.split_once("target/"));
+    let words = readme.split_whitespace();
+    let paths = words.filter_map(|word| word.split_once("target/"));
     let programs = paths.filter_map(|(_, path)| path.strip_suffix("/tollgate"));
     let programs: BTreeSet<_> = programs.collect();
     assert_eq!(programs, BTreeSet::from([profile]));
@@ -164,10 +163,7 @@ fn panel(svg: &mut String, top: f64, title: &str, bars: &[(&str, f64, &str)]) {
     const WIDTH: f64 = 360.0;
     let most = bars.iter().map(|(_, value, _)| *value).fold(0.0, f64::max);
     let heading = top + 14.0;
-    let _ = writeln!(
-        svg,
-        "<text class=\"title\" x=\"0\" y=\"{heading}\">{title}</text>"
-    );
+    *svg += &format!("<text class=\"title\" x=\"0\" y=\"{heading}\">{title}</text>\n");
     for (row, (service, value, unit)) in (1_u8..).zip(bars) {
         let y = top + 24.0 * f64::from(row);
         let width = WIDTH * value / most;
@@ -191,10 +187,8 @@ fn the_chart_of_costs_is_drawn_from_the_table_beside_it() {
          and p99 of tollgate and envoyproxy/ratelimit behind one Envoy\">\n<style>{CHART_STYLE}</style>\n"
     );
     let bars = |value: fn(&Measured) -> f64, unit: &'static str| -> Vec<_> {
-        let bars = rows
-            .iter()
-            .map(|row| (row.service.as_str(), value(row), unit));
-        bars.collect()
+        let bar = |row: usize| (rows[row].service.as_str(), value(&rows[row]), unit);
+        (0..rows.len()).map(bar).collect()
     };
     let cost = "Processor time of the service for a million requests";
     panel(&mut svg, 0.0, cost, &bars(|row| row.cpu_secs, "s"));

@@ -34,9 +34,8 @@ fn log_ins_are_limited_for_each_user_and_for_each_address() {
     check("Log-ins per user and address", |shop| {
         let log_in = |user: &str, from| shop.status(("/login", &[("x-user", user), from]));
         let guesses = [(); 6].map(|()| log_in("ann", HOME));
-        let names: Vec<_> = (0..21)
-            .map(|n| log_in(&format!("user{n}"), ELSEWHERE))
-            .collect();
+        let name = |n: u32| log_in(&format!("user{n}"), ELSEWHERE);
+        let names: Vec<u16> = (0..21).map(name).collect();
         guesses == [200, 200, 200, 200, 200, 429]
             && log_in("ann", ELSEWHERE) == 429
             && log_in("bob", HOME) == 200
@@ -144,11 +143,9 @@ fn the_front_page_s_envoy_obeys_the_front_page_s_rule() {
         let (_, block) = section.split_once("```yaml\n").unwrap();
         block.split_once("```").unwrap().0
     });
-    let mut parts = envoy
-        .split("---\n")
-        .map(|part| serde_yaml::from_str(part).unwrap());
-    let [filter, cluster, actions]: [Value; 3] = [(); 3].map(|()| parts.next().unwrap());
-    assert!(parts.next().is_none(), "{envoy}");
+    let parts: Vec<_> = envoy.split("---\n").collect();
+    let parts: [&str; 3] = parts.try_into().unwrap();
+    let [filter, cluster, actions] = parts.map(|part| serde_yaml::from_str::<Value>(part).unwrap());
     let recipe = Recipe {
         rules: rules.to_owned(),
         envoy: json!({"filter": filter, "cluster": cluster, "rate_limits": actions["rate_limits"]}),
@@ -201,10 +198,8 @@ fn the_descriptors_of_each_recipe_are_shown() {
 fn every_recipe_of_the_page_has_a_test() {
     let source = include_str!("recipes.rs");
     let page = page();
-    let headings: Vec<_> = page
-        .lines()
-        .filter_map(|line| line.strip_prefix("## "))
-        .collect();
+    let lines = page.lines();
+    let headings: Vec<_> = lines.filter_map(|line| line.strip_prefix("## ")).collect();
     assert_eq!(headings.len(), 9, "{headings:?}");
     for heading in headings {
         let is_run = source.contains(&format!("check(\"{heading}\""));
@@ -229,15 +224,12 @@ struct Recipe {
 impl Recipe {
     #[track_caller]
     fn of(page: &str, heading: &str) -> Self {
-        let (_, rest) = page
-            .split_once(&format!("\n## {heading}\n"))
-            .expect(heading);
+        let title = format!("\n## {heading}\n");
+        let (_, rest) = page.split_once(&title).expect(heading);
         let section = rest.split("\n## ").next().unwrap();
         let blocks = section.split("```yaml\n").skip(1);
-        let blocks: Vec<_> = blocks
-            .map(|block| block.split("```").next().unwrap())
-            .collect();
-        let [envoy, rules] = blocks[..] else {
+        let blocks = blocks.map(|block| block.split("```").next().unwrap());
+        let [envoy, rules] = blocks.collect::<Vec<_>>()[..] else {
             panic!("{heading}: two blocks, Envoy's first");
         };
         Self {
@@ -319,10 +311,9 @@ impl Shop {
     /// Counts hits on a descriptor without Envoy.
     #[track_caller]
     fn use_up(&self, entries: &[(&str, &str)], hits: u32) {
-        let entries = entries
-            .iter()
-            .map(|(key, value)| json!({"key": key, "value": value}));
-        let descriptors = json!([{"entries": entries.collect::<Vec<_>>()}]);
+        let entry = |(key, value): &(&str, &str)| json!({"key": key, "value": value});
+        let entries: Vec<_> = entries.iter().map(entry).collect();
+        let descriptors = json!([{"entries": entries}]);
         let request = json!({"domain": "shop", "hitsAddend": hits, "descriptors": descriptors});
         let body = request.to_string();
         let reply = json::send(self.tollgate.http, "POST", "/json", body.as_bytes());

@@ -192,9 +192,8 @@ fn await_exported(server: &Tollgate) {
 #[tokio::test]
 async fn callers_decide_what_is_sampled_and_failures_are_told() {
     let sink = Sink::start();
-    let server = traced(sink.http, "")
-        .env("TRACING_SAMPLING_RATE", "0.0")
-        .start();
+    let builder = traced(sink.http, "").env("TRACING_SAMPLING_RATE", "0.0");
+    let server = builder.start();
     let mut client = connect(server.grpc).await;
     ask_with(&mut client, "d", &[]).await;
     let unsampled = format!("00-{TRACE}-{SPAN}-00");
@@ -285,9 +284,8 @@ async fn the_log_has_the_cause_of_lost_spans() {
         (free_port().into(), "http", "Connection refused"),
         (free_port().into(), "grpc", "Connection refused"),
     ] {
-        let server = traced(port, protocol)
-            .env("OTEL_EXPORTER_OTLP_TIMEOUT", "200")
-            .start();
+        let builder = traced(port, protocol);
+        let server = builder.env("OTEL_EXPORTER_OTLP_TIMEOUT", "200").start();
         let mut client = connect(server.grpc).await;
         for round in 1..=2 {
             ask_with(&mut client, "d", &[]).await;
@@ -400,6 +398,8 @@ async fn without_tracing_no_collector_is_called() {
 fn what_cannot_be_used_ends_the_start() {
     const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
     const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+    const COMPRESSION: &str = "OTEL_EXPORTER_OTLP_COMPRESSION";
+    const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE";
     for (name, value, expected) in [
         (ENDPOINT, "ftp://h", "spans cannot be sent to `ftp://h`"),
         (ENDPOINT, "https://h:1", "required for TLS"),
@@ -409,18 +409,10 @@ fn what_cannot_be_used_ends_the_start() {
         (
             "OTEL_RESOURCE_ATTRIBUTES",
             "nonsense",
-            "OTEL_RESOURCE_ATTRIBUTES",
+            "RESOURCE_ATTRIBUTES",
         ),
-        (
-            "OTEL_EXPORTER_OTLP_COMPRESSION",
-            "zstd",
-            "OTEL_EXPORTER_OTLP_COMPRESSION",
-        ),
-        (
-            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-            "/own.pem",
-            "CLIENT_CERTIFICATE",
-        ),
+        (COMPRESSION, "zstd", COMPRESSION),
+        (CERTIFICATE, "/own.pem", CERTIFICATE),
         (
             "TRACING_EXPORTER_PROTOCOL",
             "smoke",

@@ -22,14 +22,12 @@ fn read(name: &str) -> String {
 fn files(path: &Path) -> Vec<(PathBuf, String)> {
     if path.is_dir() {
         let entries = fs::read_dir(path).unwrap();
-        return entries
-            .flat_map(|entry| files(&entry.unwrap().path()))
-            .collect();
+        let files = entries.flat_map(|entry| files(&entry.unwrap().path()));
+        return files.collect();
     }
     let text = String::from_utf8(fs::read(path).unwrap());
-    text.into_iter()
-        .map(|text| (path.to_owned(), text))
-        .collect()
+    let files = text.into_iter().map(|text| (path.to_owned(), text));
+    files.collect()
 }
 
 fn is_sha256(hash: &str) -> bool {
@@ -115,21 +113,16 @@ fn images_are_found_wherever_they_stand() {
         ("  - image: redis:7", Some("redis:7")),
         ("image: quay.io/a/b:1 # why", Some("quay.io/a/b:1")),
         ("FROM --platform=x rust:1 AS build", Some("rust:1")),
+        ("ARG RUST=quay.io/rust:1", Some("quay.io/rust:1")),
         (
-            "ARG RUST=docker.io/library/rust:1",
-            Some("docker.io/library/rust:1"),
-        ),
-        (
-            "`docker run docker.io/a/b:1@sha256:00`",
+            "`run docker.io/a/b:1@sha256:00`",
             Some("docker.io/a/b:1@sha256:00"),
         ),
         ("image: registry.example.com/tollgate:1\nFROM $RUST", None),
         ("the default is `docker.io/a/b`", None),
     ] {
-        assert_eq!(
-            named(text),
-            expected.into_iter().map(str::to_owned).collect()
-        );
+        let expected = expected.into_iter().map(str::to_owned);
+        assert_eq!(named(text), expected.collect());
     }
 }
 
@@ -139,10 +132,8 @@ fn images_are_found_wherever_they_stand() {
 fn packages_are_installed_by_hash() {
     for program in ["deploy/packaging/install", "tests/tools/install"] {
         let text = read(program).replace("\\\n", " ");
-        let calls: Vec<_> = text
-            .lines()
-            .filter(|line| line.contains("-m pip "))
-            .collect();
+        let calls = text.lines().filter(|line| line.contains("-m pip "));
+        let calls: Vec<_> = calls.collect();
         assert_eq!(calls.len(), 1, "{program}");
         for flag in [" --require-hashes ", " --only-binary=:all: "] {
             assert!(calls[0].contains(flag), "{program}: {calls:?}");
@@ -213,10 +204,8 @@ fn the_workflow_of_releases_runs_what_people_run() {
     let steps: Vec<_> = jobs.values().flat_map(steps).collect();
     let is_release = |step: &&str| step.starts_with("make release VERSION=");
     assert!(steps.iter().any(is_release), "{steps:?}");
-    let actions: Vec<_> = steps
-        .iter()
-        .filter_map(|step| step.split_once('@'))
-        .collect();
+    let actions = steps.iter().filter_map(|step| step.split_once('@'));
+    let actions: Vec<_> = actions.collect();
     assert_eq!(actions.len(), 4, "{actions:?}");
     for (action, hash) in actions {
         // A tag may be moved.

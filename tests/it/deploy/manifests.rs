@@ -32,9 +32,10 @@ fn every_overlay_and_every_preset_is_valid() {
 #[test]
 fn every_misspelt_field_is_refused() {
     let printed = checked(&["--plant"]);
+    let refused = " misspellings refused";
     let lines = printed
         .lines()
-        .filter_map(|line| line.strip_suffix(" misspellings refused"));
+        .filter_map(|line| line.strip_suffix(refused));
     let counts = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<usize>().ok());
     let refused: usize = counts.sum();
     assert!(refused > 1000, "{refused}: {printed}");

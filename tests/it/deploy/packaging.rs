@@ -272,8 +272,8 @@ fn a_release_needs_its_version_its_changes_and_a_clean_tree() {
         (" - 2026-01-31", " - soon", "no date of the form"),
         ("- A thing.", "", "lists no change"),
         (
-            "[Unreleased]\n",
-            "[Unreleased]\n\n- More.\n",
+            "[Unreleased]",
+            "[Unreleased]\n\n- More.",
             "still under [Unreleased]",
         ),
         (version, "0.0.9", "has 0 sections"),

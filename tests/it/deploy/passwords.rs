@@ -29,14 +29,10 @@ fn every_redis_lets_in_one_user_with_the_documented_commands() {
     let hash = "#003d6cbe8d191bb4f7f46aa9033afeb6ff6eb501a591cc072d0a678cf95f2886";
     let [user, ..] = documented_users();
     let (_, documented) = user.split_at(5);
-    let given = arguments
-        .iter()
-        .position(|word| word == "tollgate")
-        .unwrap();
-    assert_eq!(
-        arguments[given - 4..given],
-        ["--user", "default", "off", "--user"]
-    );
+    let given = arguments.iter().position(|word| word == "tollgate");
+    let given = given.unwrap();
+    let before = ["--user", "default", "off", "--user"];
+    assert_eq!(arguments[given - 4..given], before);
     assert_eq!(arguments[given + 1..given + 3], ["on", hash]);
     assert_eq!(arguments[given + 3..], *documented);
 

@@ -297,13 +297,10 @@ pub(super) fn redis_arguments(command: &Value, auth: &Path) -> Result<Vec<String
     assert!(script.contains(START), "{script}");
     let (_, file) = script.split_once("$(cat ").unwrap();
     let (file, _) = file.split_once(')').unwrap();
-    let script = script
-        .replace(file, path(auth))
-        .replace(START, "printf '%s\\0' ");
-    let output = Command::new(shell)
-        .args([options, &script])
-        .output()
-        .unwrap();
+    let script = script.replace(file, path(auth));
+    let script = script.replace(START, "printf '%s\\0' ");
+    let output = Command::new(shell).args([options, &script]).output();
+    let output = output.unwrap();
     if !output.status.success() {
         return Err(text(&output.stderr));
     }
@@ -352,10 +349,8 @@ pub(super) fn builder(manifest: &Value, redis: Option<(String, &Path)>) -> Build
 /// A bootstrap that has a service of its own.
 pub(super) fn with_service(bootstrap: &str, tollgate: &Tollgate) -> String {
     let (grpc, service) = (tollgate.grpc.port(), free_port());
-    with_ports(
-        bootstrap,
-        &[(9901, 0), (10000, 0), (8081, grpc), (10001, service)],
-    )
+    let ports = [(9901, 0), (10000, 0), (8081, grpc), (10001, service)];
+    with_ports(bootstrap, &ports)
 }
 
 #[track_caller]

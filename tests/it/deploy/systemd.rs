@@ -68,10 +68,8 @@ impl Manager {
     fn abstract_in(folder: &TempDir) -> Self {
         let name = path(folder.path());
         let address = SocketAddr::from_abstract_name(name).unwrap();
-        let (socket, name) = (
-            UnixDatagram::bind_addr(&address).unwrap(),
-            format!("@{name}"),
-        );
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        let name = format!("@{name}");
         Self { socket, name }
     }
 
@@ -139,9 +137,8 @@ fn a_service_manager_that_is_away_is_a_warning() {
         (path(&folder.path().join("none")), "No such file"),
         ("vsock:2:1234", "neither a path"),
     ] {
-        let server = tollgate::with_rules(RULES)
-            .env("NOTIFY_SOCKET", name)
-            .start();
+        let builder = tollgate::with_rules(RULES).env("NOTIFY_SOCKET", name);
+        let server = builder.start();
         let log = server.log().with("cannot notify the service manager");
         assert!(log.contains(reason), "{log}");
     }

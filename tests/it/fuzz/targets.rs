@@ -102,10 +102,8 @@ fn push_block(frames: &mut Vec<u8>, block: &[u8], how: u8) {
             before.extend([0, 0, 0, 0, 16]);
         }
         let length = before.len() + part.len() + usize::from(padding);
-        let length = u32::try_from(length)
-            .expect("frames are short")
-            .to_be_bytes();
-        frames.extend(&length[1..]);
+        let length = u32::try_from(length).expect("frames are short");
+        frames.extend(&length.to_be_bytes()[1..]);
         let kind = if at == 0 { HEADERS } else { CONTINUATION };
         frames.extend([kind, flags, 0, 0, 0, 1]);
         frames.extend(before);
@@ -152,9 +150,7 @@ pub fn headers(bytes: &[u8]) {
             // The connection ends here.
             return;
         };
-        let read = receiver
-            .decode(after)
-            .expect("what could be decoded still can");
+        let read = receiver.decode(after).expect("it still can be decoded");
         assert_eq!(sent.len(), read.len());
         for ((name, sent), (same, read)) in sent.iter().zip(&read) {
             assert_eq!(name, same);
@@ -428,10 +424,8 @@ fn check_page(page: &str) {
         let what = match line.strip_prefix("# ") {
             Some(comment) => {
                 let words: Vec<_> = comment.splitn(3, ' ').collect();
-                assert!(
-                    matches!(words[..], ["HELP" | "TYPE", name, _] if is_name(name)),
-                    "{line:?}"
-                );
+                let is_known = matches!(words[..], ["HELP" | "TYPE", name, _] if is_name(name));
+                assert!(is_known, "{line:?}");
                 &line[..line.len() - words[2].len()]
             }
             None => series(line).unwrap_or_else(|| panic!("{line:?}")),
