@@ -27,7 +27,7 @@ use crate::{
         http::get,
         json,
         redis::Redis,
-        tollgate::{self, Tollgate},
+        tollgate::{self, Builder},
     },
 };
 
@@ -126,50 +126,34 @@ impl Explained {
 // --- a server ------------------------------------------------------------------------------------
 
 /// Explains each request before it is sent, until all limits have refused.
-async fn check_agreement(server: &Tollgate) {
-    let mut client = connect(server.grpc).await;
-    for round in 0..4_u64 {
+#[tokio::test]
+async fn an_explanation_agrees_with_the_decision_and_writes_nothing() {
+    let redis = Redis::start();
+    let shared = tollgate::with_rules(RULES).redis(&redis);
+    let shared = shared.args(["--local-cache-bytes", "0"]);
+    for server in [tollgate::with_rules(RULES), shared].map(Builder::start) {
+        let of = |key| request("d", vec![descriptor(&[(key, "x")])]);
         for key in KEYS {
-            let request = request("d", vec![descriptor(&[(key, "x")])]);
+            let account = explain(server.debug, &of(key));
+            assert_eq!(account["counters"], "known", "{account}");
+        }
+        assert_eq!(redis.keys(), [""; 0]);
+        let mut client = connect(server.grpc).await;
+        for (round, key) in (0..4_u64).flat_map(|round| KEYS.map(|key| (round, key))) {
+            // The counters of these two take any number of hits.
+            let is_open = ["few", "first"].contains(&key);
+            let held = if is_open { round } else { round.min(2) };
             for _ in 0..2 {
-                let limit = &explain(server.debug, &request)["descriptors"][0]["limits"][0];
-                assert_eq!(limit["count"], round.min(held(key)), "{key} {limit}");
+                let limit = &explain(server.debug, &of(key))["descriptors"][0]["limits"][0];
+                assert_eq!(limit["count"], held, "{key} {limit}");
                 assert_eq!(limit["over"], round >= 2, "{key} {limit}");
-                let charged = round < 2 || ["few", "first"].contains(&key);
-                assert_eq!(limit["charged"], charged, "{key} {limit}");
+                assert_eq!(limit["charged"], round < 2 || is_open, "{key} {limit}");
             }
-            let explained = Explained::of(server.debug, &request);
-            let reply = send(&mut client, request).await;
+            let explained = Explained::of(server.debug, &of(key));
+            let reply = send(&mut client, of(key)).await;
             explained.agrees(&reply).unwrap();
         }
     }
-}
-
-/// The most hits that a counter of this key takes.
-fn held(key: &str) -> u64 {
-    match key {
-        "few" | "first" => u64::MAX,
-        _ => 2,
-    }
-}
-
-#[tokio::test]
-async fn an_explanation_in_memory_agrees_with_the_decision() {
-    let server = tollgate::with_rules(RULES).start();
-    check_agreement(&server).await;
-}
-
-#[tokio::test]
-async fn an_explanation_in_redis_agrees_with_the_decision_and_writes_nothing() {
-    let redis = Redis::start();
-    let builder = tollgate::with_rules(RULES).redis(&redis);
-    let server = builder.args(["--local-cache-bytes", "0"]).start();
-    for key in KEYS {
-        let account = explain(server.debug, &request("d", vec![descriptor(&[(key, "x")])]));
-        assert_eq!(account["counters"], "known", "{account}");
-    }
-    assert_eq!(redis.keys(), [""; 0]);
-    check_agreement(&server).await;
 }
 
 #[test]
