@@ -21,7 +21,7 @@ use crate::support::{
     finish, free_port,
     http::get,
     redis::Redis,
-    tollgate::{self, program},
+    tollgate::{self, Builder, program},
 };
 
 const RULES: &str = "
@@ -85,7 +85,6 @@ fn check_finds_what_is_not_there() {
     assert_eq!(code, Some(2));
 }
 
-/// Files in two folders may have equal names; they are still two files.
 #[test]
 fn check_tells_files_of_several_folders_apart() {
     let first = files(&[("rules.yaml", RULES)]);
@@ -187,13 +186,8 @@ async fn the_environment_alone_is_enough() {
     let redis = Redis::start();
     let builder = tollgate::bare().file("rules.yaml", RULES);
     let folder = builder.rules().display().to_string();
-    let mut builder = builder
-        .env("TOLLGATE_CONFIG_DIR", &folder)
-        .env("REDIS_URL", &redis.url());
-    for (name, value) in ENV.split(' ').map(|one| one.split_once('=').unwrap()) {
-        builder = builder.env(name, value);
-    }
-    let server = builder.start();
+    let places = format!("TOLLGATE_CONFIG_DIR={folder} REDIS_URL={}", redis.url());
+    let server = with_variables(builder, &format!("{ENV} {places}")).start();
     assert_eq!(get(server.http, "/healthcheck").status, 200);
     let mut client = connect(server.grpc).await;
     let mut codes = Vec::new();
@@ -284,7 +278,6 @@ fn a_bad_redis_address_is_refused_without_showing_its_password() {
     assert!(!said.contains("secret"), "{said}");
 }
 
-/// The command is run as it stands.
 #[test]
 fn a_terminal_gets_the_page_a_command_to_try_and_the_open_ports() {
     let start = |hosts: &str| {
@@ -460,6 +453,14 @@ pub(crate) fn run_in(folder: &Path, line: &str) -> (Option<i32>, String, String)
 pub(crate) fn run(line: &str) -> (Option<i32>, String) {
     let (code, said, _) = run_in(Path::new("."), line);
     (code, said)
+}
+
+/// A builder with variables, which are written as `NAME=value NAME=value`.
+pub(crate) fn with_variables(builder: Builder, variables: &str) -> Builder {
+    let pairs = variables
+        .split_whitespace()
+        .map(|one| one.split_once('=').unwrap());
+    pairs.fold(builder, |builder, (name, value)| builder.env(name, value))
 }
 
 pub(crate) fn url(address: SocketAddr) -> String {

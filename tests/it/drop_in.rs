@@ -518,7 +518,6 @@ fn json_that_is_too_large_is_not_read() {
     assert_eq!(http::get(server.http, "/healthcheck").body, "OK");
 }
 
-/// The page on improvements names tests: all of them exist, and no weakness is left out.
 #[test]
 fn the_page_of_weaknesses_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 
-use crate::cli::{files, path, run_in};
+use crate::cli::{files, path, run_in, with_variables};
 use crate::support::{
     finish,
     http::get,
@@ -86,11 +86,7 @@ fn the_links_of_kubernetes_change_nothing() {
         TOLLGATE_PORT=tcp://10.0.0.1:8081 TOLLGATE_PORT_8081_TCP=tcp://10.0.0.1:8081 TOLLGATE_PORT_8081_TCP_PROTO=tcp \
         TOLLGATE_PORT_8081_TCP_PORT=8081 TOLLGATE_PORT_8081_TCP_ADDR=10.0.0.1 STATSD_PORT=tcp://10.0.0.3:8125 \
         GRPC_PORT=tcp://10.0.0.4:80";
-    let mut builder = tollgate::with_rules(RULES);
-    for (name, value) in LINKS.split(' ').map(|link| link.split_once('=').unwrap()) {
-        builder = builder.env(name, value);
-    }
-    let server = builder.start();
+    let server = with_variables(tollgate::with_rules(RULES), LINKS).start();
     assert_eq!(get(server.http, "/healthcheck").status, 200);
 }
 

@@ -292,7 +292,6 @@ async fn a_slot_is_said_to_be_free_at_the_latest_when_it_leaves_by_itself() {
     }
 }
 
-/// A process that has charged hits in advance admits requests however full the counter is.
 #[tokio::test]
 async fn hits_that_this_process_has_charged_in_advance_let_a_request_pass() {
     let redis = Redis::start();

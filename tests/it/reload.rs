@@ -71,7 +71,6 @@ fn one_file() -> Builder {
     tollgate::builder().file("a.yaml", &rules("a", 1))
 }
 
-/// A file that is written over or renamed into place, in an old folder or a new one; and one that is gone.
 #[tokio::test]
 async fn every_change_of_a_file_is_taken() {
     let write =
@@ -310,7 +309,6 @@ async fn links_of_folders_to_one_another_are_entered_once() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// A generated file can have any number of mistakes.
 #[tokio::test]
 async fn a_file_full_of_mistakes_has_few_lines_in_the_log_and_says_how_many_more_there_are() {
     const MISTAKES: usize = 20_000;
@@ -328,7 +326,6 @@ async fn a_file_full_of_mistakes_has_few_lines_in_the_log_and_says_how_many_more
     assert_eq!(limit(&server, "a").await, Some(1));
 }
 
-/// Counters belong to descriptors and periods, not to a load of the rules.
 #[tokio::test]
 async fn what_was_counted_stays_counted() {
     let server = tollgate::builder().file("a.yaml", &rules("a", 10)).start();

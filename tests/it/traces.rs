@@ -14,6 +14,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
+    cli::with_variables,
     envoy::traced_front,
     support::{
         ask::{Client, connect, descriptor, request},
@@ -86,12 +87,11 @@ impl Drop for Sink {
 
 /// A server that sends its spans to this port without delay.
 fn traced(port: u64, protocol: &str) -> Builder {
-    let endpoint = format!("http://127.0.0.1:{port}");
-    tollgate::with_rules(RULES)
-        .env("TRACING_ENABLED", "true")
-        .env("TRACING_EXPORTER_PROTOCOL", protocol)
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
-        .env("OTEL_BSP_SCHEDULE_DELAY", "10")
+    let variables = format!(
+        "TRACING_ENABLED=true TRACING_EXPORTER_PROTOCOL={protocol} OTEL_BSP_SCHEDULE_DELAY=10 \
+         OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{port}"
+    );
+    with_variables(tollgate::with_rules(RULES), &variables)
 }
 
 /// Sends a request with further headers.
@@ -125,22 +125,17 @@ const SAMPLED: (&str, &str) = (
     "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 );
 
-/// With Envoy Gateway's variables, except for the address.
+/// Those of Envoy Gateway, except for the address.
+const VARIABLES: &str = "TRACING_SERVICE_NAME=envoy-ratelimit TRACING_SERVICE_NAMESPACE=envoy-gateway-system \
+    TRACING_SERVICE_INSTANCE_ID=pod-1 TRACING_SAMPLING_RATE=1.0 OTEL_EXPORTER_OTLP_HEADERS=x-api-key=a%20b \
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS= OTEL_RESOURCE_ATTRIBUTES=zone=1%2C%202,service.name=other";
+
 #[tokio::test]
 async fn a_call_becomes_two_spans_in_the_trace_of_its_caller() {
     let sink = Sink::start();
     for (protocol, port) in [("http", sink.http), ("grpc", sink.grpc)] {
         let before = sink.spans().len();
-        let attributes = "zone=1%2C%202,service.name=other";
-        let server = traced(port, protocol)
-            .env("TRACING_SERVICE_NAME", "envoy-ratelimit")
-            .env("TRACING_SERVICE_NAMESPACE", "envoy-gateway-system")
-            .env("TRACING_SERVICE_INSTANCE_ID", "pod-1")
-            .env("TRACING_SAMPLING_RATE", "1.0")
-            .env("OTEL_EXPORTER_OTLP_HEADERS", "x-api-key=a%20b")
-            .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "")
-            .env("OTEL_RESOURCE_ATTRIBUTES", attributes)
-            .start();
+        let server = with_variables(traced(port, protocol), VARIABLES).start();
         let mut client = connect(server.grpc).await;
         ask_with(&mut client, "d", &[SAMPLED, ("tracestate", "v=1")]).await;
         let spans = sink.wait_for(before + 2).split_off(before);
@@ -213,7 +208,6 @@ async fn callers_decide_what_is_sampled_and_failures_are_told() {
     assert_eq!(resource["service.name"], "RateLimit");
 }
 
-/// Waiting spans are sent at the end, however long their delay.
 #[tokio::test]
 async fn the_end_sends_what_is_left() {
     let sink = Sink::start();
@@ -231,7 +225,6 @@ async fn the_end_sends_what_is_left() {
     assert_eq!(spans.iter().filter(over).count(), 4);
 }
 
-/// Decisions continue without a collector; lost spans are counted, and logged once.
 #[tokio::test]
 async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
     // A collector that accepts connections and never answers, and one that is not running.
@@ -305,15 +298,12 @@ async fn the_log_has_the_cause_of_lost_spans() {
 #[tokio::test]
 async fn the_variables_of_the_sdk_are_enough() {
     let sink = Sink::start();
-    let endpoint = format!("http://127.0.0.1:{}", sink.grpc);
-    let server = tollgate::with_rules(RULES)
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
-        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        .env("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-        .env("OTEL_SERVICE_NAME", "limits")
-        .env("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-        .env("OTEL_BSP_SCHEDULE_DELAY", "10")
-        .start();
+    let variables = format!(
+        "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:{} OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_SERVICE_NAME=limits \
+         OTEL_EXPORTER_OTLP_COMPRESSION=gzip OTEL_TRACES_SAMPLER=parentbased_always_off OTEL_BSP_SCHEDULE_DELAY=10",
+        sink.grpc
+    );
+    let server = with_variables(tollgate::with_rules(RULES), &variables).start();
     let mut client = connect(server.grpc).await;
     ask_with(&mut client, "d", &[]).await;
     ask_with(&mut client, "d", &[SAMPLED]).await;

@@ -47,7 +47,6 @@ fn promtool_test(deploy: &Path) -> Output {
         .unwrap()
 }
 
-/// An alert that never fires, or always does, does not pass these tests.
 #[test]
 fn the_tests_of_the_alerts_can_fail() {
     let slow = "max by (namespace, job, node) (tollgate_redis_node_is_slow)";

@@ -28,7 +28,6 @@ fn every_overlay_and_every_preset_is_valid() {
     }
 }
 
-/// The schemas look closely: each field of each document is misspelt in a copy.
 #[test]
 fn every_misspelt_field_is_refused() {
     let printed = checked(&["--plant"]);
