@@ -94,6 +94,10 @@ fn all_nasties() -> Vec<Nasty> {
     use Code::{Internal, InvalidArgument, OutOfRange};
     const UNREADABLE: &str = "not a readable message";
     const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    const TOO_LARGE: &str = "the limit is: 262144 bytes";
+    const EOF: &str = "Unexpected EOF decoding stream";
+    const FLAG: &str = "invalid compression flag";
+    const ENTRIES: &str = "a descriptor has more than 100 entries";
     const NO_DOMAIN: &str = "rate limit domain must not be empty";
     const PERIOD: &str =
         "the period of a limit override must be at least 1 unit and at most 10,000 years";
@@ -131,54 +135,19 @@ fn all_nasties() -> Vec<Nasty> {
         unreadable("groups in groups", &[0x0b; 100_000]),
         ("an empty message", framed(&[]), InvalidArgument, NO_DOMAIN),
         ("no message", vec![], Internal, "Missing request message"),
-        (
-            "half a frame",
-            half,
-            Internal,
-            "Unexpected EOF decoding stream",
-        ),
-        (
-            "a frame of an unknown kind",
-            odd,
-            Internal,
-            "invalid compression flag",
-        ),
-        (
-            "five megabytes",
-            framed(&five_mb),
-            OutOfRange,
-            "the limit is: 262144 bytes",
-        ),
+        ("half a frame", half, Internal, EOF),
+        ("a frame of an unknown kind", odd, Internal, FLAG),
+        ("five megabytes", framed(&five_mb), OutOfRange, TOO_LARGE),
         nasty("too much of a value", "d", vec![value], TOO_LONG),
         nasty("too much of a key", "d", vec![key], TOO_LONG),
         nasty("too much of a domain", &long, vec![one()], TOO_LONG),
-        nasty(
-            "10,000 descriptors",
-            "d",
-            ones,
-            "more than 1000 descriptors",
-        ),
-        nasty(
-            "10,000 entries",
-            "d",
-            entries,
-            "a descriptor has more than 100 entries",
-        ),
+        nasty("descriptors", "d", ones, "more than 1000 descriptors"),
+        nasty("entries", "d", entries, ENTRIES),
         overridden("no unit", 0, None, "unknown unit 0 in a limit override"),
-        overridden(
-            "a unit of 99",
-            99,
-            None,
-            "unknown unit 99 in a limit override",
-        ),
-        overridden(
-            "a unit of -1",
-            -1,
-            None,
-            "unknown unit -1 in a limit override",
-        ),
+        overridden("unit 99", 99, None, "unknown unit 99 in a limit override"),
+        overridden("unit -1", -1, None, "unknown unit -1 in a limit override"),
         overridden("a period of nothing", 6, Some(0), PERIOD),
-        overridden("a period of 4294967295 years", 6, Some(u32::MAX), PERIOD),
+        overridden("a period beyond all", 6, Some(u32::MAX), PERIOD),
     ]
 }
 

@@ -241,7 +241,7 @@ fn of_mixed(format: &str) -> (Option<i32>, String) {
     for (name, text) in [
         ("a", &*DOUBTFUL.replace("shop", "other")),
         ("b", BAD),
-        ("c", &note),
+        ("c", &*note),
     ] {
         fs::write(rules.join(format!("{name}.yaml")), text).unwrap();
     }

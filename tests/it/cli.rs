@@ -423,11 +423,9 @@ async fn hits_below_zero_are_given_back_and_refused_elsewhere() {
     assert!(said.starts_with("would pass"), "{said}");
     assert!(asked(-2).starts_with("OK"));
     assert!(asked(0).contains("2 of 2 per year left"));
+    let counters = "'--max-counters <N>': expected a whole number";
     for (line, expected) in [
-        (
-            "--max-counters -1",
-            "'--max-counters <N>': expected a whole",
-        ),
+        ("--max-counters -1", counters),
         ("--port -1", "'--port <PORT>'"),
     ] {
         let (code, _, errors) = run_in(Path::new("."), line);

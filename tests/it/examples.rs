@@ -64,8 +64,7 @@ fn the_front_page_s_first_calls_are_answered_as_it_says() {
     assert!((0..5).any(|_| is_printed()));
 }
 
-/// The commands of README and docs, as they stand but for ports, and those that a reader tries next: all on the rules that
-/// `make run` serves. `first_limit.rs` runs those of its page.
+/// As they stand but for ports, and those that a reader tries next. `first_limit.rs` runs those of its page.
 #[test]
 fn every_command_of_the_documents_runs_on_the_shipped_rules() {
     let server = shipped(&[]);

@@ -86,6 +86,8 @@ fn body(request: &RateLimitRequest) -> String {
     json!({ "domain": domain, "hitsAddend": hits, "descriptors": descriptors }).to_string()
 }
 
+type Decided = Result<RateLimitResponse, tonic::Status>;
+
 /// Explains a request that is asked afterwards.
 pub(crate) struct Explained(json::Reply);
 
@@ -96,10 +98,7 @@ impl Explained {
     }
 
     /// Compares with the decision.
-    pub(crate) fn agrees(
-        &self,
-        reply: &Result<RateLimitResponse, tonic::Status>,
-    ) -> Result<(), String> {
+    pub(crate) fn agrees(&self, reply: &Decided) -> Result<(), String> {
         let Ok(reply) = reply else {
             return match self.0.status {
                 400 => Ok(()),

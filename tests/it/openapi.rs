@@ -93,12 +93,7 @@ impl Operation<'_> {
     #[track_caller]
     fn media_types<'d>(&'d self, document: &'d Value, status: u16) -> Vec<&'d str> {
         let reply = &self.about["responses"][status.to_string()];
-        assert!(
-            !reply.is_null(),
-            "{} {} may not be {status}",
-            self.method,
-            self.path
-        );
+        assert!(!reply.is_null(), "{} may not be {status}", self.path);
         let content = resolved(document, reply).get("content");
         let content = content.and_then(Value::as_object);
         let types = content.into_iter().flat_map(serde_json::Map::keys);

@@ -230,15 +230,12 @@ async fn a_bad_file_changes_nothing_and_the_log_says_where_and_what_would_be_rig
     let fortnight = "domain: a\ndescriptors:\n  - key: k\n    rate_limits: [5/fortnight]\n";
     let unreadable = "a.yaml:4:19: a.k: cannot read the limit '5/fortnight'; write NUMBER/UNIT";
     let unknown = "b.yaml:2:1: b: unknown key 'what' (expected ";
+    let second = "a.yaml:2:6: a second `: ` in one line";
     for (file, text, said) in [
         ("a.yaml", fortnight, unreadable),
         ("b.yaml", "domain: b\nwhat: 1\n", unknown),
         // The parser of YAML sees two lines in it, and all else sees one.
-        (
-            "a.yaml",
-            "domain: d\r  key: e\r",
-            "a.yaml:2:6: a second `: `",
-        ),
+        ("a.yaml", "domain: d\r  key: e\r", second),
         ("a.yaml", "domain: a\n", LOST),
         ("a.yaml", "domain: a\ndescriptors: []\n", LOST),
         ("a.yaml", "domain: a\ndescriptors: [{key: k}]\n", LOST),

@@ -388,6 +388,7 @@ async fn without_tracing_no_collector_is_called() {
 fn what_cannot_be_used_ends_the_start() {
     const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
     const HEADERS: &str = "OTEL_EXPORTER_OTLP_HEADERS";
+    const ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
     const COMPRESSION: &str = "OTEL_EXPORTER_OTLP_COMPRESSION";
     const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE";
     for (name, value, expected) in [
@@ -396,11 +397,7 @@ fn what_cannot_be_used_ends_the_start() {
         (ENDPOINT, "http://h/a b", "URL of the collector"),
         (HEADERS, "secret", HEADERS),
         (HEADERS, "a=b%zz,c=%0A", HEADERS),
-        (
-            "OTEL_RESOURCE_ATTRIBUTES",
-            "nonsense",
-            "RESOURCE_ATTRIBUTES",
-        ),
+        (ATTRIBUTES, "nonsense", ATTRIBUTES),
         (COMPRESSION, "zstd", COMPRESSION),
         (CERTIFICATE, "/own.pem", CERTIFICATE),
         (
