@@ -46,7 +46,7 @@ fn written(argument: &str) -> String {
 
 /// The rows of a table, with cells between ` => `, in which `\n` is a line break and `NOTHING` no text.
 fn rows<const N: usize>(table: &str) -> Vec<[String; N]> {
-    let row = |line: &str| {
+    let row = |line: &str| -> [String; N] {
         let cells = line.split(" => ").map(|cell| cell.replace("\\n", "\n"));
         let cells = cells.map(|cell| cell.replace("NOTHING", ""));
         cells.collect::<Vec<_>>().try_into().expect(line)
