@@ -69,11 +69,8 @@ fn check(file: &str, names: &BTreeSet<String>) {
     let mut known = BTreeSet::new();
     for line in lines(file) {
         let (command, words) = line.split_once(": ").unwrap_or(("", &line));
-        known.extend(
-            words
-                .split(' ')
-                .map(|word| format!("{command} {word}").trim().to_owned()),
-        );
+        let names = words.split(' ').map(|word| format!("{command} {word}"));
+        known.extend(names.map(|name| name.trim().to_owned()));
     }
     let gone: Vec<_> = known.difference(names).collect();
     assert!(gone.is_empty(), "{file}: a breaking change: {gone:?}");
@@ -113,10 +110,9 @@ fn no_metric_is_gone() {
     let rules = "domain: d\ndescriptors: [{key: k, rate_limits: [5/y]}]";
     let server = tollgate::with_rules(rules).redis(&redis).start();
     let page = server.page("/metrics");
-    let names = page
+    let types = page
         .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
-        .map(|(name, kind)| format!("{kind} {name}"))
-        .collect();
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let names = types.map(|(name, kind)| format!("{kind} {name}")).collect();
     check("metrics.txt", &names);
 }
