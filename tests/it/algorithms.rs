@@ -1,10 +1,11 @@
 //! Compares every algorithm with a naive model, on both stores: the hits held, the charging, the reset, and when the
 //! hits would pass.
 
-use std::{cell::Cell, collections::BTreeMap, thread};
+use std::{cell::Cell, collections::BTreeMap, num::NonZeroU32, thread};
 
 use proptest::{
     prelude::*,
+    strategy::Union,
     test_runner::{Config, TestRunner},
 };
 use tokio::task::JoinSet;
@@ -24,11 +25,7 @@ on_all_stores! {
         what_is_refused_takes_no_room
     ]
     within_a_slot: [
-        any_history_of_fixed_windows
-        any_history_of_windows_from_the_first_hit
-        any_history_of_sliding_windows
-        any_history_of_sliding_logs
-        any_history_of_token_buckets
+        any_history_of_each_algorithm
         any_history_of_everything_together
         hits_that_come_at_once_are_admitted_in_some_order
     ]
@@ -61,13 +58,10 @@ struct Call {
 
 impl Step {
     fn limit(&self) -> Limit {
-        let ten = std::num::NonZeroU32::new(10).unwrap();
+        let period = Period::new(Unit::Second, NonZeroU32::new(10).unwrap()).unwrap();
         Limit {
             algorithm: self.algorithm.clone(),
-            ..Limit::fixed(
-                self.requests_per_unit,
-                Period::new(Unit::Second, ten).unwrap(),
-            )
+            ..Limit::fixed(self.requests_per_unit, period)
         }
     }
 }
@@ -96,9 +90,8 @@ async fn send(handle: &Handle, history: u32, call: &Call) -> Vec<Reported> {
     for (index, step) in call.steps.iter().enumerate() {
         push(&mut batch, history, index, step, call.now);
     }
-    let counts = handle
-        .counts(&batch, Timestamp::from_millis(call.now))
-        .await;
+    let now = Timestamp::from_millis(call.now);
+    let counts = handle.counts(&batch, now).await;
     counts.into_iter().map(Reported::from).collect()
 }
 
@@ -162,13 +155,17 @@ impl Naive {
             }
             Algorithm::SlidingLog => sum(&|at| at + PERIOD > now),
             Algorithm::TokenBucket { .. } => {
-                let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
-                u64::try_from(self.less_what_flowed(self.missing.min(most), now))
-                    .unwrap()
-                    .div_ceil(PERIOD)
+                let missing = u64::try_from(self.still_missing(step, now)).unwrap();
+                missing.div_ceil(PERIOD)
             }
             Algorithm::Concurrency => unreachable!("{SLOTS}"),
         }
+    }
+
+    /// What is missing from a bucket of this capacity.
+    fn still_missing(&self, step: &Step, now: u64) -> i128 {
+        let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
+        self.less_what_flowed(self.missing.min(most), now)
     }
 
     fn less_what_flowed(&self, missing: i128, now: u64) -> i128 {
@@ -202,8 +199,7 @@ impl Naive {
             let (rate, capacity) = (step.requests_per_unit.max(1), step.limit().capacity());
             let left = self.less_what_flowed(self.missing, now);
             if left > 0 && (rate, capacity) != (self.rate, self.capacity) {
-                self.missing = left;
-                self.since = now;
+                (self.missing, self.since) = (left, now);
                 (self.rate, self.capacity) = (rate, capacity);
             }
         }
@@ -218,10 +214,8 @@ impl Naive {
         }
         match &step.algorithm {
             Algorithm::TokenBucket { .. } => {
-                let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
-                let missing = self.less_what_flowed(self.missing.min(most), now)
-                    + i128::from(added) * i128::from(PERIOD);
-                self.missing = (missing - i128::from(back) * i128::from(PERIOD)).max(0);
+                let change = (i128::from(added) - i128::from(back)) * i128::from(PERIOD);
+                self.missing = (self.still_missing(step, now) + change).max(0);
                 self.since = now;
                 self.rate = step.requests_per_unit.max(1);
                 self.capacity = step.limit().capacity();
@@ -276,23 +270,13 @@ impl Naive {
 
     fn reported(&self, step: &Step, is_charged: bool, now: u64) -> Reported {
         let after = self.held(step, now);
-        let limit = step.limit().capacity();
-        let retry_in = if after + step.hits.added() <= limit {
-            Some(0)
-        } else if step.hits.added() > limit {
-            None
-        } else {
-            Some(self.falls_to(step, limit - step.hits.added(), now))
-        };
+        let room = step.limit().capacity().checked_sub(step.hits.added());
+        let retry_in = room.map(|most| self.falls_to(step, most, now));
         let has_window = matches!(step.algorithm, Algorithm::FixedWindow);
-        let resets_in = match (step.algorithm.clone(), self.start) {
+        let resets_in = match (&step.algorithm, self.start) {
             // The window lasts even if all of its hits were given back.
             (Algorithm::FirstHit, Some(start)) => (start + PERIOD).saturating_sub(now),
             _ => self.falls_to(step, 0, now),
-        };
-        let resets_in = match (&step.algorithm, self.start) {
-            (Algorithm::FirstHit, Some(start)) if now >= start + PERIOD => 0,
-            _ => resets_in,
         };
         Reported {
             after,
@@ -325,18 +309,12 @@ impl Model {
         let now = call.now;
         let alone = |step: &Step| {
             use Charge::{Always, Within};
-            let operation = step.operation;
-            matches!(
-                operation,
-                Operation::Add(Always | Within) | Operation::GiveBack | Operation::Reset
-            )
+            use Operation::{Add, GiveBack, Reset};
+            matches!(step.operation, Add(Always | Within) | GiveBack | Reset)
         };
         if call.steps.iter().all(alone) {
-            return call
-                .steps
-                .iter()
-                .map(|step| self.alone(step, now))
-                .collect();
+            let steps = call.steps.iter();
+            return steps.map(|step| self.alone(step, now)).collect();
         }
         let mut ahead: BTreeMap<_, u64> = BTreeMap::new();
         let mut over = Vec::new();
@@ -427,14 +405,16 @@ fn any_hits() -> impl Strategy<Value = Hits> {
     ]
 }
 
+fn algorithms() -> [BoxedStrategy<Algorithm>; 5] {
+    use Algorithm::{FirstHit, FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
+    let bucket = (1_u64..9).prop_map(|burst| TokenBucket { burst });
+    let [fixed, first, window, log] =
+        [FixedWindow, FirstHit, SlidingWindow, SlidingLog].map(|algorithm| Just(algorithm).boxed());
+    [fixed, first, window, log, bucket.boxed()]
+}
+
 fn any_algorithm() -> impl Strategy<Value = Algorithm> {
-    prop_oneof![
-        Just(Algorithm::FixedWindow),
-        Just(Algorithm::FirstHit),
-        Just(Algorithm::SlidingWindow),
-        Just(Algorithm::SlidingLog),
-        (1_u64..9).prop_map(|burst| Algorithm::TokenBucket { burst }),
-    ]
+    Union::new(algorithms())
 }
 
 fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value = Step> {
@@ -527,28 +507,10 @@ fn check_histories(backend: &Backend, algorithm: impl Strategy<Value = Algorithm
         .unwrap();
 }
 
-fn any_history_of_fixed_windows(backend: &Backend) {
-    check_histories(backend, Just(Algorithm::FixedWindow));
-}
-
-fn any_history_of_windows_from_the_first_hit(backend: &Backend) {
-    check_histories(backend, Just(Algorithm::FirstHit));
-}
-
-fn any_history_of_sliding_windows(backend: &Backend) {
-    check_histories(backend, Just(Algorithm::SlidingWindow));
-}
-
-fn any_history_of_sliding_logs(backend: &Backend) {
-    check_histories(backend, Just(Algorithm::SlidingLog));
-}
-
-fn any_history_of_token_buckets(backend: &Backend) {
-    let burst = 1_u64..9;
-    check_histories(
-        backend,
-        burst.prop_map(|burst| Algorithm::TokenBucket { burst }),
-    );
+fn any_history_of_each_algorithm(backend: &Backend) {
+    for algorithm in algorithms() {
+        check_histories(backend, algorithm);
+    }
 }
 
 fn any_history_of_everything_together(backend: &Backend) {
@@ -559,30 +521,25 @@ fn any_history_of_everything_together(backend: &Backend) {
 fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step, Reported)> {
     let one = |calls: Vec<Call>| {
         backend.open(async |handle| {
-            let mut reported = Vec::new();
-            let mut calls_under_way = JoinSet::new();
-            for call in calls {
+            let calls = calls.into_iter().map(|call| {
                 let handle = handle.clone();
-                calls_under_way.spawn(async move {
+                async move {
                     let reported = send(&handle, history, &call).await;
                     (call.steps[0].clone(), reported[0])
-                });
-            }
-            while let Some(done) = calls_under_way.join_next().await {
-                reported.push(done.unwrap());
-            }
-            reported
+                }
+            });
+            calls.collect::<JoinSet<_>>().join_all().await
         })
     };
     thread::scope(|scope| {
-        let clients: Vec<_> = clients
+        let clients = clients
             .iter()
-            .map(|calls| scope.spawn(move || one(calls.clone())))
-            .collect();
-        clients
+            .map(|calls| scope.spawn(|| one(calls.clone())));
+        let clients: Vec<_> = clients.collect();
+        let reported = clients
             .into_iter()
-            .flat_map(|client| client.join().unwrap())
-            .collect()
+            .flat_map(|client| client.join().unwrap());
+        reported.collect()
     })
 }
 
@@ -600,24 +557,18 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                     Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst: limit },
                     other => other,
                 };
-                let call = |hits: &u64| Call {
-                    now: START,
-                    steps: vec![Step {
-                        value: 0,
-                        algorithm: algorithm.clone(),
-                        requests_per_unit: limit,
-                        hits: Hits::add(*hits),
-                        operation: Operation::Add(Charge::Admitted),
-                    }],
+                let call = |hits: &u64| {
+                    let mut call = one_hit(&algorithm, START);
+                    call.steps[0].requests_per_unit = limit;
+                    call.steps[0].hits = Hits::add(*hits);
+                    call.steps[0].operation = Operation::Add(Charge::Admitted);
+                    call
                 };
-                let clients: Vec<Vec<Call>> = clients
-                    .iter()
-                    .map(|hits| hits.iter().map(call).collect())
-                    .collect();
-                let reported = at_once(backend, histories.get(), &clients);
-                let (mut admitted, refused): (Vec<_>, Vec<_>) = reported
-                    .into_iter()
-                    .partition(|(_, reported)| reported.is_charged);
+                let calls = |hits: &Vec<u64>| hits.iter().map(call).collect();
+                let clients: Vec<Vec<Call>> = clients.iter().map(calls).collect();
+                let reported = at_once(backend, histories.get(), &clients).into_iter();
+                let (mut admitted, refused): (Vec<_>, Vec<_>) =
+                    reported.partition(|(_, reported)| reported.is_charged);
                 admitted.sort_by_key(|(_, reported)| reported.after);
                 let mut held = 0;
                 for (step, reported) in &admitted {
@@ -655,31 +606,30 @@ fn a_count_below_zero_is_judged_as_0(backend: &Backend) {
 
 /// A log does not grow with refused hits, and one millisecond is one entry.
 fn what_is_refused_takes_no_room(backend: &Backend) {
-    let step = Step {
-        value: 0,
-        algorithm: Algorithm::SlidingLog,
-        requests_per_unit: 3,
-        hits: Hits::ONE,
-        operation: Operation::Add(Charge::Within),
-    };
-    let admitted = backend.open(async |handle| {
-        let mut admitted = Vec::new();
-        for n in 0..100 {
-            let call = Call {
-                now: START + n / 2,
-                steps: vec![step.clone()],
-            };
-            admitted.push(send(&handle, 7, &call).await[0].is_charged);
-        }
-        admitted
-    });
-    assert_eq!(admitted.iter().filter(|charged| **charged).count(), 3);
+    let times = (0..100).map(|n| START + n / 2);
+    assert_eq!(admitted(backend, 7, &Algorithm::SlidingLog, times), 5);
     if let Backend::Redis(redis) = backend {
         let script = "return redis.call('LLEN', redis.call('KEYS', '*')[1])";
-        let length = redis.number(&["EVAL", script, "0"]);
-        // Two times, and the mark where counting begins.
-        assert_eq!(length, 3);
+        // Three times, and the mark where counting begins.
+        assert_eq!(redis.number(&["EVAL", script, "0"]), 4);
     }
+}
+
+/// How many of the hits at these times pass.
+fn admitted(
+    backend: &Backend,
+    history: u32,
+    algorithm: &Algorithm,
+    times: impl IntoIterator<Item = u64>,
+) -> usize {
+    backend.open(async |handle| {
+        let mut admitted = 0;
+        for now in times {
+            let reported = send(&handle, history, &one_hit(algorithm, now)).await;
+            admitted += usize::from(reported[0].is_charged);
+        }
+        admitted
+    })
 }
 
 /// One hit of a replica with the clock `now`.
@@ -708,16 +658,9 @@ fn replicas_an_hour_apart_share_one_limit() {
     const APART: u64 = 60 * 60 * 1000;
     let backend = Backend::redis("redis-server");
     for (history, algorithm) in (0..).zip(LOOK_FIRST) {
-        let admitted = backend.open(async |handle| {
-            let mut admitted = 0;
-            for n in 0..30 {
-                // Within one aligned window, so that no algorithm admits more than one limit of it.
-                let now = START + n * 200 + (n + 1) % 2 * APART;
-                let reported = send(&handle, history, &one_hit(&algorithm, now)).await;
-                admitted += u64::from(reported[0].is_charged);
-            }
-            admitted
-        });
+        // Within one aligned window, so that no algorithm admits more than one limit of it.
+        let times = (0..30).map(|n| START + n * 200 + (n + 1) % 2 * APART);
+        let admitted = admitted(&backend, history, &algorithm, times);
         // Five, and the tokens that a bucket gains meanwhile.
         let most = match algorithm {
             Algorithm::TokenBucket { .. } => 5 + 2,
@@ -725,6 +668,17 @@ fn replicas_an_hour_apart_share_one_limit() {
         };
         assert_eq!(admitted, most, "{algorithm:?}");
     }
+}
+
+/// A Redis, and what one hit at a time is told there.
+fn in_redis(test: impl FnOnce(&Redis, &dyn Fn(&Algorithm, u64) -> Reported)) {
+    let backend = Backend::redis("redis-server");
+    let Backend::Redis(redis) = &backend else {
+        unreachable!("it was made as one");
+    };
+    test(redis, &|algorithm, now| {
+        backend.open(async |handle| send(&handle, 0, &one_hit(algorithm, now)).await[0])
+    });
 }
 
 /// The expiry of the only key, by the clock of Redis.
@@ -736,59 +690,45 @@ fn ends_at(redis: &Redis) -> i64 {
 #[test]
 fn a_replica_whose_clock_is_ahead_shortens_no_life() {
     for algorithm in LOOK_FIRST {
-        let backend = Backend::redis("redis-server");
-        let Backend::Redis(redis) = &backend else {
-            unreachable!("it was made as one");
-        };
-        let ends_after = |now| {
-            backend.open(async |handle| {
-                assert!(send(&handle, 0, &one_hit(&algorithm, now)).await[0].is_charged);
-            });
-            ends_at(redis)
-        };
-        let first = ends_after(START);
-        assert!(ends_after(START + 1_500) >= first, "{algorithm:?}");
+        in_redis(|redis, hit| {
+            let ends_after = |now| {
+                assert!(hit(&algorithm, now).is_charged);
+                ends_at(redis)
+            };
+            let first = ends_after(START);
+            assert!(ends_after(START + 1_500) >= first, "{algorithm:?}");
+        });
     }
 }
 
 #[test]
 fn a_window_ends_for_no_replica_before_its_own_clock_says_so() {
     let window = START - START % PERIOD;
-    let backend = Backend::redis("redis-server");
-    let Backend::Redis(redis) = &backend else {
-        unreachable!("it was made as one");
-    };
-    let script = "local now = redis.call('TIME') return now[1] * 1000";
-    let send_at = |now| {
-        let call = one_hit(&Algorithm::FixedWindow, now);
-        backend.open(async |handle| assert!(send(&handle, 0, &call).await[0].is_charged));
-    };
-    send_at(window + 1_000);
-    let before = redis.number(&["EVAL", script, "0"]);
-    send_at(window + 8_000);
-    // The first one has nine seconds left.
-    assert!(ends_at(redis) >= before + 9_000);
+    in_redis(|redis, hit| {
+        assert!(hit(&Algorithm::FixedWindow, window + 1_000).is_charged);
+        let script = "local now = redis.call('TIME') return now[1] * 1000";
+        let before = redis.number(&["EVAL", script, "0"]);
+        assert!(hit(&Algorithm::FixedWindow, window + 8_000).is_charged);
+        // The first one has nine seconds left.
+        assert!(ends_at(redis) >= before + 9_000);
+    });
 }
 
 #[test]
 fn a_bucket_of_an_earlier_version_is_read_and_can_be_read_by_it() {
-    let algorithm = Algorithm::TokenBucket { burst: 5 };
-    let backend = Backend::redis("redis-server");
-    let Backend::Redis(redis) = &backend else {
-        unreachable!("it was made as one");
-    };
-    let send_at =
-        |now| backend.open(async |handle| send(&handle, 0, &one_hit(&algorithm, now)).await[0]);
-    // One token in two seconds.
-    assert_eq!(send_at(START).after, 1);
-    let get = "return redis.call('GET', redis.call('KEYS', '*')[1])";
-    let full_at = START + 2_000;
-    let state = redis.cli(&["EVAL", get, "0"]);
-    assert!(state.starts_with(&format!("{full_at}:0:5")), "{state}");
-    let set = "return redis.call('SET', redis.call('KEYS', '*')[1], ARGV[1], 'PX', 60000)";
-    redis.cli(&["EVAL", set, "0", &format!("{}:0:5", START + 8_000)]);
-    // Four tokens are missing, then five.
-    assert_eq!(send_at(START).after, 5);
-    assert!(!send_at(START).is_charged);
-    assert!(send_at(START + 2_000).is_charged);
+    in_redis(|redis, hit| {
+        let hit = |now| hit(&Algorithm::TokenBucket { burst: 5 }, now);
+        // One token in two seconds.
+        assert_eq!(hit(START).after, 1);
+        let get = "return redis.call('GET', redis.call('KEYS', '*')[1])";
+        let state = redis.cli(&["EVAL", get, "0"]);
+        let full_at = START + 2_000;
+        assert!(state.starts_with(&format!("{full_at}:0:5")), "{state}");
+        let set = "return redis.call('SET', redis.call('KEYS', '*')[1], ARGV[1], 'PX', 60000)";
+        redis.cli(&["EVAL", set, "0", &format!("{}:0:5", START + 8_000)]);
+        // Four tokens are missing, then five.
+        assert_eq!(hit(START).after, 5);
+        assert!(!hit(START).is_charged);
+        assert!(hit(START + 2_000).is_charged);
+    });
 }

@@ -14,7 +14,6 @@ use tonic::Status;
 use crate::support::{
     Process,
     ask::{Client, ask, connect, one_is_in_flight, passes, serve, stat},
-    busy::{Pauses, Turn},
     chaos::{self, Outcome, Plan, await_page},
     eventually,
     proxy::{Fault, Proxy},
@@ -174,30 +173,6 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
         PAUSES_OF_BOTH,
     ] {
         run_without_lack(name).await;
-    }
-}
-
-/// An operator who looks for slow answers sees that the machine has no time for this process.
-#[tokio::test]
-async fn a_process_that_is_stopped_again_and_again_answers_all_calls() {
-    // With default flags, and Envoy's `timeout: 1s`.
-    for turn in [(60, 40), (15, 85), (150, 50)] {
-        let redis = Redis::start();
-        let server = tollgate::with_rules(RULES).redis_by_default(&redis.url());
-        let server = server.start();
-        works(&connect(server.grpc).await).await;
-        let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
-        let pauses = Pauses::of(server.process_id(), vec![Turn::millis(turn.0, turn.1)]);
-        let calls = || server.metric("tollgate_decisions_total{code=\"ok\"}");
-        let before = calls();
-        wait_until("stops lie between many calls", || calls() > before + 2_000);
-        drop(pauses);
-        let answers = storm.end().await;
-        assert_eq!(answers.lacks(), 0, "{turn:?}: {:?}", answers.errors());
-        let metrics = server.page("/metrics");
-        let name = "tollgate_decisions_without_store_total{";
-        let mut without = metrics.lines().filter(|line| line.starts_with(name));
-        assert!(without.all(|line| line.ends_with(" 0")), "{turn:?}");
     }
 }
 

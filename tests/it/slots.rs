@@ -278,39 +278,6 @@ async fn in_redis(redis: &Redis) -> (Tollgate, Client) {
     serve(tollgate::with_rules(&rules("1h")).redis(redis)).await
 }
 
-#[tokio::test]
-async fn a_slot_outlives_tollgate_in_redis_and_is_freed_by_another_one() {
-    let redis = Redis::start();
-    let (first, mut client) = in_redis(&redis).await;
-    let (token, _) = take(&mut client).await;
-    drop(first);
-    let (second, mut client) = in_redis(&redis).await;
-    assert_eq!(held(&second), 1);
-    free(&mut client, &token.unwrap()).await;
-    assert_eq!(held(&second), 0);
-}
-
-/// The caller does not know of its slot, so tollgate frees it.
-#[tokio::test]
-async fn a_call_that_is_dropped_or_late_holds_no_slot() {
-    const SHORT: Duration = Duration::from_millis(100);
-    let redis = Redis::start();
-    let (server, mut client) = in_redis(&redis).await;
-    take(&mut client).await;
-    redis.freeze();
-    let given_up = tokio::time::timeout(SHORT, take(&mut client)).await;
-    assert!(given_up.is_err());
-    let mut late = tonic::Request::new(request("shop", vec![descriptor(&[("user", "a")])]));
-    late.set_timeout(SHORT);
-    client.should_rate_limit(late).await.unwrap_err();
-    redis.thaw();
-    eventually("one slot is held", async || held(&server) == 1).await;
-    // Both commands were sent, and both slots freed again.
-    let (token, _) = take(&mut client).await;
-    free(&mut client, &token.unwrap()).await;
-    assert_eq!(held(&server), 1);
-}
-
 /// Two and three slots of five are five.
 #[tokio::test]
 async fn a_request_that_names_its_counter_twice_takes_the_slots_of_both() {

@@ -361,52 +361,11 @@ async fn prometheus_sees_the_reference_s_families() {
     assert_eq!(http::get(address, "/debug/pprof/").status, 404);
 }
 
-/// In the style of Envoy Gateway's file: globs, a regex and labels.
-const MAPPING: &str = r#"
-mappings:
-  - match: "ratelimit.service.rate_limit.*.*.over_limit"
-    name: "gateway_over_limit"
-    timer_type: "histogram"
-    labels: { domain: "$1", rule: "$2" }
-  - match: "ratelimit\\.service\\.rate_limit\\.([^.]+)\\.(.+)\\.total_hits"
-    match_type: regex
-    name: "gateway_total_hits"
-    labels: { domain: "$1", path: "$2" }
-  - match: "ratelimit_server.*.response_time"
-    name: "gateway_response_time_seconds"
-    timer_type: histogram
-    labels: { method: "$1" }
-  - { match: ".", match_type: "regex", action: "drop", name: "dropped" }
-"#;
-
 /// A file with this text.
 fn file(text: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
     file
-}
-
-#[tokio::test]
-async fn a_mapping_file_says_what_prometheus_sees() {
-    let file = file(MAPPING);
-    let (builder, address) = with_prometheus(RULES);
-    let builder = builder.env("PROMETHEUS_MAPPER_YAML", file.path().to_str().unwrap());
-    let server = asked(builder.env("PROMETHEUS_PATH", "/own")).await;
-    let mut client = connect(server.grpc).await;
-    let entries = [("one", "v"), ("two", "v"), ("three", "v")];
-    ask(&mut client, "d", &entries).await.unwrap();
-    let page = http::get(address, "/own").body;
-    let expected = [
-        r#"gateway_over_limit{domain="d",rule="one"} 1"#,
-        r#"gateway_total_hits{domain="d",path="one"} 3"#,
-        r#"gateway_total_hits{domain="d",path="one.two.three"} 1"#,
-        r#"gateway_response_time_seconds_count{method="ShouldRateLimit"} 4"#,
-    ];
-    expect_series(&page, &expected);
-    for absent in ["ratelimit_service", "dropped"] {
-        assert!(!page.contains(absent), "{page}");
-    }
-    assert_eq!(http::get(address, "/metrics").status, 404);
 }
 
 const STATS: [&str; 4] = ["near_limit", "over_limit", "total_hits", "within_limit"];
@@ -570,8 +529,10 @@ async fn a_mapping_file_that_is_missing_or_broken_is_said_and_not_fatal() {
 #[tokio::test]
 async fn extra_tags_are_labels_and_break_no_mapping() {
     let (builder, address) = with_prometheus(RULES);
+    let builder = builder.env("PROMETHEUS_PATH", "/own");
     let _server = asked(builder.env("EXTRA_TAGS", "foo:bar")).await;
-    let page = http::get(address, "/metrics").body;
+    assert_eq!(http::get(address, "/metrics").status, 404);
+    let page = http::get(address, "/own").body;
     let expected = [
         r#"ratelimit_service_rate_limit_total_hits{domain="d",foo="bar",key1="one"} 3"#,
         r#"ratelimit_service_global_shadow_mode{foo="bar"} 0"#,
