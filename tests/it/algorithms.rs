@@ -534,7 +534,7 @@ fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step,
     thread::scope(|scope| {
         let clients = clients
             .iter()
-            .map(|calls| scope.spawn(|| one(calls.clone())));
+            .map(|calls| scope.spawn(move || one(calls.clone())));
         let clients: Vec<_> = clients.collect();
         let reported = clients
             .into_iter()

@@ -9,11 +9,10 @@ use std::{
 };
 
 use tokio::task::JoinSet;
-use tonic::Status;
 
 use crate::support::{
     Process,
-    ask::{Client, ask, connect, one_is_in_flight, passes, serve, stat},
+    ask::*,
     chaos::{self, Outcome, Plan, await_page},
     eventually,
     proxy::{Fault, Proxy},

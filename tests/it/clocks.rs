@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::task::JoinSet;
 
 use crate::support::{
-    ask::{one_is_in_flight, passes, serve},
+    ask::*,
     redis::Redis,
     steps::{ClockPlan, Clocks, Rate, run},
     tollgate,

@@ -6,14 +6,10 @@ use std::{env, fs, process::Command, sync::Arc};
 use tempfile::TempDir;
 use tollgate::{
     Deadline, LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns,
-    RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer,
-    proto::envoy::service::ratelimit::v3::RateLimitRequest, wire::Extras,
+    RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer, wire::Extras,
 };
 
-use crate::support::{
-    ask::{request, with_limit},
-    tool,
-};
+use crate::support::{ask::*, tool};
 
 /// How many periods the descriptor has, and how many requests follow, for the run under valgrind.
 const WORK: &str = "TOLLGATE_TEST_WORK";

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    ask::{ask, connect, descriptor, passes, request, send, stat},
+    ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,

@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{Client, ask, descriptor, entries, request, send, serve, stat, with_hits},
+    ask::*,
     tollgate::{self, Tollgate},
 };
 

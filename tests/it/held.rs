@@ -10,7 +10,7 @@ use prost::Message as _;
 use tonic::Code;
 
 use crate::support::{
-    ask::{connect, descriptor, passes, request},
+    ask::*,
     frames::{beginnings, headers},
     hoard::{Hoarder, calls_without_end, framed, made_up_names},
     http::get,

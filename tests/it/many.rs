@@ -10,12 +10,7 @@ use std::{
 use ::tollgate::now;
 use tokio::task::JoinSet;
 
-use crate::support::{
-    GRAIN_MILLIS,
-    ask::{Client, connect, descriptor, is_ok, request, send, with_hits},
-    redis::Redis,
-    tollgate,
-};
+use crate::support::{GRAIN_MILLIS, ask::*, redis::Redis, tollgate};
 
 const REPLICAS: usize = 4;
 const CLIENTS: usize = 8;

@@ -6,19 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::{
-    RateLimitResponse, rate_limit_response::Code,
-};
 use prost::Message as _;
 use tokio::task::JoinSet;
-use tonic::{Code as Grpc, Status};
+use tonic::Code as Grpc;
 
 use crate::support::{
     GRAIN_MILLIS,
-    ask::{
-        Client, ask, connect, descriptor, give_back, is_degraded, no_store_is_lost,
-        one_is_in_flight, request, send, serve, with_hits, with_limit,
-    },
+    ask::*,
     eventually,
     hoard::unread_replies,
     proxy::{Fault, Proxy},

@@ -1,10 +1,9 @@
 //! Bodies of refusals: over gRPC, in the replies of `/json`, and as `ask` prints them. `envoy` has what clients get.
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{Client, descriptor, is_degraded, request, send, serve},
+    ask::*,
     finish,
     json::send as send_json,
     redis::Redis,

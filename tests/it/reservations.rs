@@ -9,19 +9,12 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::RateLimitResponse,
-};
 use prost_types::value::Kind;
 use serde_yaml::Value as Yaml;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
-    ask::{
-        Client, counters, descriptor, give_back, is_ok, no_store_is_lost, one_is_in_flight,
-        request, send, serve, stat, token, with_hits, with_limit,
-    },
+    ask::*,
     cluster::Cluster,
     demo::Demo,
     envoy::Envoy,

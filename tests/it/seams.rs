@@ -1,15 +1,11 @@
 //! Cases with one counter in two places, and with one request on two stores: what each worker knows, a
 //! Redis for limits per second, the slots of a cluster.
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
 use tokio::task::JoinSet;
 use tonic::Code as Grpc;
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, passes, request, send, serve},
+    ask::*,
     cluster::Cluster,
     eventually,
     redis::Redis,

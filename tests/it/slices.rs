@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use nix::sys::signal::Signal;
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -19,9 +18,7 @@ use tokio::{
 };
 
 use crate::support::{
-    ask::{
-        Client, ask, connect, counters, descriptor, is_ok, request, send, serve, stat, with_hits,
-    },
+    ask::*,
     cluster::Cluster,
     eventually,
     histories::Random,

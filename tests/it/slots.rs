@@ -13,17 +13,10 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
-    ask::{
-        Client, connect, counters, descriptor, give_back, is_degraded, request, send, serve, stat,
-        token, with_hits,
-    },
+    ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use tonic::Code;
 
 use crate::support::{
-    ask::{ask, connect, descriptor, entries, request, send, serve, stat, with_hits, with_limit},
+    ask::*,
     finish, free_port,
     hoard::framed,
     http,

@@ -9,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use prost::Message as _;
 use tokio::{io::AsyncWriteExt as _, task::JoinSet, time::timeout};
-use tonic::Status;
 
 use crate::support::{
-    ask::{Client, connect, counters, descriptor, is_ok, request, send, stat},
+    ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually,

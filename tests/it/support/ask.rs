@@ -4,17 +4,16 @@ use std::net::SocketAddr;
 
 use prost_types::value::Kind;
 use serde_json::{Value, json};
-use tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::{
-        RateLimitDescriptor,
-        rate_limit_descriptor::{Entry, RateLimitOverride},
-    },
-    service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
-        rate_limit_service_client::RateLimitServiceClient,
-    },
+pub use tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
+    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
 };
-use tonic::{Status, transport::Channel};
+use tollgate::proto::envoy::{
+    extensions::common::ratelimit::v3::rate_limit_descriptor::{Entry, RateLimitOverride},
+    service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient,
+};
+pub use tonic::Status;
+use tonic::transport::Channel;
 
 use super::{
     eventually,
