@@ -88,21 +88,23 @@ async fn reload(server: &Tollgate, requests_per_unit: u32) {
 
 /// Clients that ask for one value without a pause.
 struct Hammer {
-    admitted: Arc<AtomicU64>,
-    decided: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-    /// How many passed in each [`PERIOD`], without those that may belong to the one before or after.
-    of_windows: Arc<Mutex<HashMap<u64, u64>>>,
+    seen: Arc<Seen>,
     clients: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    admitted: AtomicU64,
+    decided: AtomicU64,
+    is_over: AtomicBool,
+    /// How many passed in each [`PERIOD`], without those that may belong to the one before or after.
+    of_windows: Mutex<HashMap<u64, u64>>,
 }
 
 impl Hammer {
     fn start(servers: &[&Tollgate], clients: usize) -> Self {
         let mut hammer = Self {
-            admitted: Arc::default(),
-            decided: Arc::default(),
-            is_over: Arc::default(),
-            of_windows: Arc::default(),
+            seen: Arc::default(),
             clients: JoinSet::new(),
         };
         for server in servers {
@@ -112,27 +114,25 @@ impl Hammer {
     }
 
     fn add(&mut self, server: &Tollgate, clients: usize) {
-        let address = server.grpc;
         for _ in 0..clients {
-            let (admitted, decided) = (self.admitted.clone(), self.decided.clone());
-            let (is_over, of_windows) = (self.is_over.clone(), self.of_windows.clone());
+            let (address, seen) = (server.grpc, self.seen.clone());
             self.clients.spawn(async move {
                 let mut client = connect(address).await;
-                while !is_over.load(SeqCst) {
+                while !seen.is_over.load(SeqCst) {
                     let sent = true_time();
                     // Otherwise it was killed.
                     let Ok(reply) = ask(&mut client, "shop", &[("api", "hot")]).await else {
                         return;
                     };
-                    decided.fetch_add(1, SeqCst);
+                    seen.decided.fetch_add(1, SeqCst);
                     if !is_ok(&Ok(reply)) {
                         continue;
                     }
-                    admitted.fetch_add(1, SeqCst);
+                    seen.admitted.fetch_add(1, SeqCst);
                     let span = [sent - CLOCK_ERROR, true_time() + CLOCK_ERROR];
                     let [from, to] = span.map(|time| time.as_secs() / PERIOD);
                     if from == to {
-                        *of_windows.lock().unwrap().entry(from).or_insert(0) += 1;
+                        *seen.of_windows.lock().unwrap().entry(from).or_insert(0) += 1;
                     }
                 }
             });
@@ -140,20 +140,24 @@ impl Hammer {
     }
 
     fn admitted(&self) -> u64 {
-        self.admitted.load(SeqCst)
+        self.seen.admitted.load(SeqCst)
+    }
+
+    fn decided(&self) -> u64 {
+        self.seen.decided.load(SeqCst)
     }
 
     /// How many were refused, with those that are just being counted as passed.
     fn refused(&self) -> u64 {
         let admitted = self.admitted();
-        self.decided.load(SeqCst) - admitted
+        self.decided() - admitted
     }
 
-    /// Lets all end their calls. Returns how many passed, and how many were decided.
-    async fn stop(mut self) -> (u64, u64) {
-        self.is_over.store(true, SeqCst);
+    /// Lets all end their calls. Returns how many passed.
+    async fn stop(mut self) -> u64 {
+        self.seen.is_over.store(true, SeqCst);
         while self.clients.join_next().await.is_some() {}
-        (self.admitted(), self.decided.load(SeqCst))
+        self.admitted()
     }
 }
 
@@ -206,7 +210,7 @@ async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost
     let before = hammer.admitted();
     let pass = async || hammer.admitted() > before + 1_000;
     eventually("many more pass", pass).await;
-    let (admitted, _) = hammer.stop().await;
+    let admitted = hammer.stop().await;
     nothing_is_free(&first).await;
     let held = count(&redis);
     let are_charged = (admitted..=admitted + lost).contains(&held);
@@ -217,7 +221,7 @@ async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost
     eventually("calls are refused", async || hammer.refused() > 4).await;
     let is_full = async || count(&redis) == LIMIT && metric(&first, "slice_free_hits") == 0;
     eventually("the counter is full", is_full).await;
-    let (more, _) = hammer.stop().await;
+    let more = hammer.stop().await;
     assert_eq!(held + more, LIMIT);
     assert!(metric(&first, "slice_passes_total") > 1_000);
 }
@@ -259,8 +263,8 @@ async fn check_windows(start: impl Fn() -> Tollgate, counts: impl Fn() -> HashMa
             servers.push(next);
         }
     }
-    let certain = hammer.of_windows.clone();
-    let (admitted, _) = hammer.stop().await;
+    let seen = hammer.seen.clone();
+    let admitted = hammer.stop().await;
     windows.extend(counts());
     // With hits that are refused and not given back yet: each client has one call at a time.
     let most = LIMIT + u64::try_from(servers.len()).unwrap() * 2;
@@ -274,7 +278,7 @@ async fn check_windows(start: impl Fn() -> Tollgate, counts: impl Fn() -> HashMa
     eprintln!("{name:?}: {admitted} admitted, {passes} from slices, {charged} charged");
     eprintln!("{count} windows, {kills} kills");
     assert!(count >= 3 && admitted <= charged, "{admitted} {windows:?}");
-    for (window, admitted) in &*certain.lock().unwrap() {
+    for (window, admitted) in &*seen.of_windows.lock().unwrap() {
         assert!(*admitted <= LIMIT, "{admitted} in window {window}");
     }
     assert!(passes > 100, "{passes}");
@@ -326,7 +330,7 @@ async fn a_slice_that_comes_late_is_used_or_returned() {
         hammer.clients.is_empty()
     })
     .await;
-    let (admitted, _) = hammer.stop().await;
+    let admitted = hammer.stop().await;
     assert!(admitted > before + 20, "{before} {admitted}");
     redis.thaw();
     // One hit of each client can be charged, and its answer was late.
@@ -360,7 +364,7 @@ async fn drained(is_called: bool) -> (u64, u64) {
     }
     let status = spawn_blocking(move || server.wait()).await.unwrap();
     assert!(status.success());
-    let (admitted, _) = hammer.stop().await;
+    let admitted = hammer.stop().await;
     (count(&redis), admitted)
 }
 
@@ -406,7 +410,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
     let (server, mut client) = serve(one_worker(&redis.url(), "20000/year")).await;
     let hammer = Hammer::start(&[&server], 4);
     slices_pass(&server, 1_000).await;
-    let (mut admitted, _) = hammer.stop().await;
+    let mut admitted = hammer.stop().await;
     let passed = metric(&server, "slice_passes_total");
     reload(&server, 200).await;
     for _ in 0..500 {
@@ -421,7 +425,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
         hammer.refused() > 4 && count(&redis) == LIMIT && metric(&server, "slice_free_hits") == 0
     })
     .await;
-    admitted += hammer.stop().await.0;
+    admitted += hammer.stop().await;
     assert_eq!(admitted, LIMIT);
 }
 
@@ -509,10 +513,10 @@ async fn a_further_limit_holds_from_its_load_on() {
     fs::write(server.rules().join("rules.yaml"), text).unwrap();
     let is_loaded = async || server.page("/rules").contains("week");
     eventually("the new limit is in force", is_loaded).await;
-    let (before, decided) = (hammer.admitted(), hammer.decided.load(SeqCst));
-    let are_decided = async || hammer.decided.load(SeqCst) > decided + 1_000;
+    let (before, decided) = (hammer.admitted(), hammer.decided());
+    let are_decided = async || hammer.decided() > decided + 1_000;
     eventually("many are decided", are_decided).await;
-    let (admitted, _) = hammer.stop().await;
+    let admitted = hammer.stop().await;
     // With those that were decided under the old rules and answered later.
     assert!(admitted - before <= 104, "{before} {admitted}");
 }

@@ -2,12 +2,12 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::Write as _,
     net::{SocketAddr, TcpStream},
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     thread,
     time::Duration,
@@ -21,6 +21,7 @@ use crate::support::{
     envoy::Envoy,
     eventually, finish,
     histories::Random,
+    http::get_with,
     in_flight::InFlight,
     redis::{Monitor, Redis},
     tollgate::{self, Builder, Tollgate, program},
@@ -66,11 +67,7 @@ fn begin(front: SocketAddr, path: &str) -> TcpStream {
 
 /// Sends a request of user `a`, and returns the status of its answer.
 fn ask(front: SocketAddr, path: &str) -> u16 {
-    let mut reply = String::new();
-    begin(front, path).read_to_string(&mut reply).unwrap();
-    let status = reply.split(' ').nth(1);
-    let status = status.unwrap_or_else(|| panic!("no answer to {path}"));
-    status.parse().unwrap()
+    get_with(front, path, &[("x-user", b"a")]).status
 }
 
 /// The slots that user `a` holds.
@@ -97,22 +94,21 @@ fn client(front: SocketAddr, seed: u64, requests: u64) {
     let mut random = Random::new(seed);
     for _ in 0..requests {
         let millis = random.below(20);
-        let status = match random.below(10) {
-            0 => ask(front, &format!("/fail/{millis}")),
-            1 => ask(front, &format!("/reset/{millis}")),
+        let path = match random.below(10) {
+            0 => format!("/fail/{millis}"),
+            1 => format!("/reset/{millis}"),
             2 | 3 => {
                 let stream = begin(front, &format!("/answer/{}", 2 * millis));
                 thread::sleep(Duration::from_millis(random.below(30)));
                 drop(stream);
                 continue;
             }
-            4 if random.below(10) == 0 => {
-                let status = ask(front, "/answer/600");
-                assert!([429, 504].contains(&status));
-                status
-            }
-            _ => ask(front, &format!("/answer/{millis}")),
+            4 if random.below(10) == 0 => "/answer/600".to_owned(),
+            _ => format!("/answer/{millis}"),
         };
+        let status = ask(front, &path);
+        // The timeout of the route.
+        assert!(path != "/answer/600" || [429, 504].contains(&status));
         if status == 429 {
             // At once it would be refused again.
             thread::sleep(Duration::from_millis(millis));
@@ -471,18 +467,16 @@ async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
     let mut redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let start = || tollgate::with_rules(&rules("10s")).redis(&redis).start();
     let (first, second) = (start(), start());
-    let (running, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
-    let passed = Arc::new(AtomicI64::new(0));
-    let is_over = Arc::new(AtomicBool::new(false));
+    static RUNNING: AtomicU32 = AtomicU32::new(0);
+    static MOST: AtomicU32 = AtomicU32::new(0);
+    static PASSED: AtomicU32 = AtomicU32::new(0);
+    static IS_OVER: AtomicBool = AtomicBool::new(false);
     let mut clients = JoinSet::new();
     for number in 0..8 {
-        let (running, most, passed) = (running.clone(), most.clone(), passed.clone());
-        let is_over = is_over.clone();
-        let addresses = [first.grpc, second.grpc];
+        let mut connections = [connect(first.grpc).await, connect(second.grpc).await];
         clients.spawn(async move {
             let mut random = Random::new(number);
-            let mut connections = [connect(addresses[0]).await, connect(addresses[1]).await];
-            while !is_over.load(SeqCst) {
+            while !IS_OVER.load(SeqCst) {
                 let [one, other] = [(); 2].map(|()| usize::from(random.below(2) == 1));
                 let asked = request("shop", vec![descriptor(&[("user", "a")])]);
                 let reply = send(&mut connections[one], asked).await;
@@ -490,10 +484,10 @@ async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
                     sleep(Duration::from_millis(1)).await;
                     continue;
                 };
-                most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
-                passed.fetch_add(1, SeqCst);
+                MOST.fetch_max(RUNNING.fetch_add(1, SeqCst) + 1, SeqCst);
+                PASSED.fetch_add(1, SeqCst);
                 sleep(Duration::from_millis(random.below(10))).await;
-                running.fetch_sub(1, SeqCst);
+                RUNNING.fetch_sub(1, SeqCst);
                 let entries = [("user", "a"), ("tollgate.release", &*token)];
                 for connection in [other, 1 - other] {
                     let free = request("shop", vec![descriptor(&entries)]);
@@ -505,8 +499,8 @@ async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
         });
     }
     let passing = async || {
-        let before = passed.load(SeqCst);
-        let pass = async || passed.load(SeqCst) >= before + 200;
+        let before = PASSED.load(SeqCst);
+        let pass = async || PASSED.load(SeqCst) >= before + 200;
         eventually("requests pass", pass).await;
     };
     passing().await;
@@ -515,9 +509,9 @@ async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
     passing().await;
     drop(first);
     passing().await;
-    is_over.store(true, SeqCst);
+    IS_OVER.store(true, SeqCst);
     clients.join_all().await;
-    assert!(most.load(SeqCst) <= LIMIT.into(), "{most:?}");
+    assert!(MOST.load(SeqCst) <= LIMIT, "{MOST:?}");
     wait_until("no slot is held", || held(&second) == 0);
 }
 
