@@ -13,7 +13,6 @@
 //! - `algorithms`: every algorithm against a naive model of it
 //! - `allocations`: how often a decision allocates memory
 //! - `cost`: how many instructions a request takes
-//! - `many`: every algorithm under load from many clients of many replicas
 //! - `redis`: few commands, exact counts for many clients, and Redis gone or stuck
 //! - `on_loss`: the answers of rules while Redis does not answer
 //! - `sentinel`: a Redis with sentinels, and failovers
@@ -111,7 +110,6 @@ mod histories;
 mod hostile;
 mod http;
 mod lint_envoy;
-mod many;
 mod observe;
 mod on_loss;
 mod openapi;

@@ -238,28 +238,6 @@ async fn a_replica_spends_its_share_and_forgets_it() {
     }
 }
 
-/// A limit before the loss, a share in it, and a limit of a Redis without data.
-#[tokio::test]
-async fn a_client_may_use_one_more_window_after_a_loss() {
-    let mut redis = Redis::start();
-    let server = start(&redis, &["--replicas", "4"]);
-    let mut client = connect(server.grpc).await;
-    // Each loss begins empty.
-    for _ in 0..2 {
-        for key in ROWS {
-            assert_eq!(remaining(&mut client, key).await, 100, "{key}");
-            assert_eq!(passing(&mut client, key, 100).await, 100, "{key}");
-        }
-        // Counters that were refused stay so: these were not.
-        redis.kill();
-        for key in ROWS {
-            assert_eq!(passing(&mut client, key, 50).await, 25, "{key}");
-        }
-        redis.restart();
-        await_return(&mut client).await;
-    }
-}
-
 /// Used of 100 when Redis is killed.
 const USED: usize = 90;
 

@@ -101,17 +101,6 @@ async fn hits_given_back_through_another_replica_make_room_before_long() {
     }
 }
 
-#[tokio::test]
-async fn a_counter_that_was_deleted_makes_room_before_long() {
-    let redis = Redis::start();
-    let (_server, [mut here, _]) = two_workers(GIVEN_BACK, &redis).await;
-    assert_eq!(passing(&mut here, &["admitted"], 13).await, 10);
-    redis.cli(&["FLUSHALL"]);
-    let has_room = async || remaining(&mut here, "fixed", 0).await > 0;
-    eventually("there is room", has_room).await;
-    assert!(one(&mut here, "fixed").await);
-}
-
 fn with_two(rules: &str, redis: &Redis, per_second: &Redis) -> Builder {
     let second = per_second.url();
     let second = ["--redis-per-second", "--redis-per-second-url", &second];

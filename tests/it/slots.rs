@@ -552,15 +552,3 @@ async fn each_answer_to_a_lost_store_takes_no_slot() {
         assert_eq!(reply.as_ref().and_then(token), None, "{answer}");
     }
 }
-
-/// Slots share no counter, so a value without room has none.
-#[tokio::test]
-async fn a_value_without_room_takes_no_slots() {
-    let server = tollgate::with_rules(&rules("1h")).args(["--max-counters", "1"]);
-    let (_server, mut client) = serve(server).await;
-    let other = send_parts(&mut client, vec![descriptor(&[("user", "first")])]).await;
-    assert_eq!(other.overall_code(), Code::Ok);
-    for _ in 0..3 {
-        assert_eq!(take(&mut client).await.0, None);
-    }
-}
