@@ -19,7 +19,7 @@ use crate::support::{
     redis::Redis,
     steps::{ALGORITHMS, Rate, local_rules},
     storm::{Answers, STREAMS, Storm, What},
-    tollgate::{self, Tollgate},
+    tollgate::{self, Builder, Tollgate},
     wait_until,
 };
 
@@ -39,14 +39,20 @@ async fn one(client: &mut Client, key: &str) -> Result<RateLimitResponse, Status
     ask(client, "d", &[(key, "v")]).await
 }
 
-/// The code, and whether the reply is marked as made without the store.
-fn reported(reply: Result<RateLimitResponse, Status>) -> Result<(Code, bool), Grpc> {
+/// A code, and whether the reply is marked as made without the store.
+type Reported = Result<(Code, bool), Grpc>;
+
+const COUNTED: Reported = Ok((Code::Ok, false));
+const ALLOWED: Reported = Ok((Code::Ok, true));
+const DENIED: Reported = Ok((Code::OverLimit, true));
+
+fn reported(reply: Result<RateLimitResponse, Status>) -> Reported {
     let reply = reply.map_err(|status| status.code())?;
     Ok((reply.overall_code(), is_degraded(&reply)))
 }
 
 /// The report of one call for each key.
-async fn each(client: &mut Client, keys: &[&str]) -> Vec<Result<(Code, bool), Grpc>> {
+async fn each(client: &mut Client, keys: &[&str]) -> Vec<Reported> {
     let mut all = Vec::new();
     for key in keys {
         all.push(reported(one(client, key).await));
@@ -55,7 +61,7 @@ async fn each(client: &mut Client, keys: &[&str]) -> Vec<Result<(Code, bool), Gr
 }
 
 /// The report of one call for so many hits of a value.
-async fn hits(client: &mut Client, entry: (&str, &str), hits: u64) -> Result<(Code, bool), Grpc> {
+async fn hits(client: &mut Client, entry: (&str, &str), hits: u64) -> Reported {
     reported(send(client, request("d", vec![with_hits(&[entry], hits)])).await)
 }
 
@@ -75,9 +81,9 @@ async fn remaining(client: &mut Client, key: &str) -> u32 {
     send(client, look).await.unwrap().statuses[0].limit_remaining
 }
 
-fn start(redis: &Redis, more: &[&str]) -> Tollgate {
+fn server(redis: &Redis, more: &[&str]) -> Builder {
     let server = tollgate::with_rules(RULES).redis_at(&redis.url(), "100ms");
-    server.args(more.iter().copied()).start()
+    server.args(more.iter().copied())
 }
 
 async fn await_return(client: &mut Client) {
@@ -91,19 +97,13 @@ async fn await_return(client: &mut Client) {
 async fn each_rule_answers_for_itself() {
     const KEYS: [&str; 4] = ["error", "allow", "deny", "local"];
     let mut redis = Redis::start();
-    let server = start(&redis, &[]);
-    let mut client = connect(server.grpc).await;
-    let counted = Ok((Code::Ok, false));
-    assert_eq!(each(&mut client, &KEYS).await, [counted; 4]);
+    let (server, mut client) = serve(server(&redis, &[])).await;
+    assert_eq!(each(&mut client, &KEYS).await, [COUNTED; 4]);
     assert_eq!(server.metric("tollgate_stores_lost"), 0);
     redis.kill();
-    let (fails, passes, refuses) = (
-        Err(Grpc::Unavailable),
-        Ok((Code::Ok, true)),
-        Ok((Code::OverLimit, true)),
-    );
+    let fails = Err(Grpc::Unavailable);
     for _ in 0..3 {
-        let expected = [fails, passes, refuses, passes];
+        let expected = [fails, ALLOWED, DENIED, ALLOWED];
         assert_eq!(each(&mut client, &KEYS).await, expected);
     }
     // One descriptor without an answer fails the whole request.
@@ -129,13 +129,13 @@ async fn each_rule_answers_for_itself() {
     assert!(!top.contains("d.deny"), "{top}");
     redis.restart();
     await_return(&mut client).await;
-    assert_eq!(each(&mut client, &["deny"]).await, [counted]);
+    assert_eq!(each(&mut client, &["deny"]).await, [COUNTED]);
     no_store_is_lost(&server).await;
+    let log = server.log().with("rules are counted in the store again");
     for reported in [
         "the counter store does not answer; ",
-        "rules are counted in the store again",
+        "are counted in the store again",
     ] {
-        let log = server.log().with(reported);
         assert_eq!(log.matches(reported).count(), 1, "{log}");
     }
 }
@@ -220,8 +220,7 @@ const ROWS: [&str; 3] = ["local", "log", "tokens"];
 #[tokio::test]
 async fn a_replica_spends_its_share_and_forgets_it() {
     let redis = Redis::start();
-    let server = start(&redis, &["--replicas", "2", "--workers", "1"]);
-    let mut client = connect(server.grpc).await;
+    let (server, mut client) = serve(server(&redis, &["--replicas", "2", "--workers", "1"])).await;
     for key in ROWS {
         assert_eq!(passing(&mut client, key, 40).await, 40);
     }
@@ -257,7 +256,7 @@ async fn clients(servers: &[Tollgate]) -> [Client; 2] {
 async fn workers_of_one_process_have_one_share_and_each_replica_has_its_own_whatever_was_used() {
     for (replicas, expected) in [(1, [50, 0]), (2, [50, 50])] {
         let mut redis = Redis::start();
-        let start = |_| start(&redis, &["--replicas", "2", "--workers", "2"]);
+        let start = |_| server(&redis, &["--replicas", "2", "--workers", "2"]).start();
         let servers: Vec<_> = (0..replicas).map(start).collect();
         let mut clients = clients(&servers).await;
         for key in &ROWS[..2] {
@@ -275,7 +274,7 @@ async fn workers_of_one_process_have_one_share_and_each_replica_has_its_own_what
 async fn replicas_that_start_during_a_loss_admit_one_hit_until_they_know_their_number() {
     let mut redis = Redis::start();
     redis.kill();
-    let servers = [(); 2].map(|()| start(&redis, &["--replicas", "0"]));
+    let servers = [(); 2].map(|()| server(&redis, &["--replicas", "0"]).start());
     let mut clients = clients(&servers).await;
     for key in ["local", "log"] {
         assert_eq!(passing_each(&mut clients, key).await, [1, 1], "{key}");
@@ -315,9 +314,8 @@ fn a_start_without_a_number_of_replicas_warns_where_rules_count_locally() {
         let log = start(rules, args).log().with("set --replicas N");
         assert!(log.contains(place), "{log}");
     }
-    let mut log = start(RULES, &["--replicas", "1"])
-        .log()
-        .with("tollgate is ready");
+    let known = start(RULES, &["--replicas", "1"]);
+    let mut log = known.log().with("tollgate is ready");
     log.retain(|letter| letter != '\n');
     assert!(!log.contains("set --replicas N"), "{log}");
 }
@@ -328,10 +326,10 @@ async fn the_answer_of_a_setting_is_that_of_rules_that_do_not_say() {
     redis.kill();
     let server = tollgate::with_rules(PLAIN).redis(&redis);
     let (_server, mut client) = serve(server.args(["--on-store-loss", "allow"])).await;
-    assert_eq!(reported(one(&mut client, "k").await), Ok((Code::Ok, true)));
+    assert_eq!(reported(one(&mut client, "k").await), ALLOWED);
     // A limit in the request has no rule.
     let own = request("d", vec![with_limit(&[("other", "v")], 1, 4)]);
-    assert_eq!(reported(send(&mut client, own).await), Ok((Code::Ok, true)));
+    assert_eq!(reported(send(&mut client, own).await), ALLOWED);
 }
 
 /// Rules for 64 streams that send during the loss of Redis and after it; each of these limits gets used up.
@@ -586,8 +584,7 @@ async fn replicas_of_other_domains_do_not_make_a_share_smaller() {
     for (client, domain) in clients.iter_mut().zip(domains) {
         let mut admitted = 0;
         for _ in 0..100 {
-            let reply = ask(client, domain, &[("local", "other")]).await;
-            admitted += usize::from(reply.unwrap().overall_code() == Code::Ok);
+            admitted += usize::from(passes(client, domain, &[("local", "other")]).await);
         }
         assert_eq!(admitted, 50, "{domain}");
     }
@@ -613,19 +610,17 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
 async fn a_full_local_table_refuses_nobody_before_its_values_share_the_limit() {
     let mut redis = Redis::start();
     let small = ["--max-counters", "3", "--replicas", "1", "--workers", "1"];
-    let server = start(&redis, &small);
-    let mut client = connect(server.grpc).await;
+    let (server, mut client) = serve(server(&redis, &small)).await;
     let mut asked = async |value: &str, count| hits(&mut client, ("local", value), count).await;
-    assert_eq!(asked("0", 1).await, Ok((Code::Ok, false)));
+    assert_eq!(asked("0", 1).await, COUNTED);
     redis.kill();
     for number in 0..50 {
-        assert_eq!(asked(&number.to_string(), 1).await, Ok((Code::Ok, true)));
+        assert_eq!(asked(&number.to_string(), 1).await, ALLOWED);
     }
     // The first three values have counters, and the other 47 share one.
     for (value, left) in [("0", 99), ("49", 53)] {
-        for (count, code) in [(left, Code::Ok), (1, Code::OverLimit)] {
-            assert_eq!(asked(value, count).await, Ok((code, true)), "{value}");
-        }
+        assert_eq!(asked(value, left).await, ALLOWED, "{value}");
+        assert_eq!(asked(value, 1).await, DENIED, "{value}");
     }
     let reported = "no room for more counters";
     let log = server.log().with(reported);
@@ -640,13 +635,18 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
     /// On each connection. While one call is on its way to Redis, 5,000 may wait (docs/run/redis.md).
     const CALLS: usize = 128;
     const CONNECTIONS: usize = 50;
-    for answer in ["error", "allow", "deny", "local"] {
+    for (answer, expected) in [
+        ("error", Err(Grpc::ResourceExhausted)),
+        ("allow", ALLOWED),
+        ("deny", DENIED),
+        ("local", ALLOWED),
+    ] {
         let redis = Redis::start();
         let server = tollgate::with_rules(LIMITS).redis_at(&redis.url(), "60s");
         let server = server.args(["--workers", "1", "--on-store-loss", answer]);
         let (server, mut client) = serve(server).await;
         let mut asked = async || reported(one(&mut client, "k").await);
-        let counts = async || asked().await == Ok((Code::Ok, false));
+        let counts = async || asked().await == COUNTED;
         eventually("Redis counts", counts).await;
         let before = server.peak_bytes();
         redis.freeze();
@@ -657,12 +657,7 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
         let overloaded = "tollgate_decisions_without_store_total{cause=\"overloaded\"}";
         let is_full = || server.metric(overloaded) > 0;
         wait_until("more have come than may wait", is_full);
-        let of_the_rule = match answer {
-            "error" => Err(Grpc::ResourceExhausted),
-            "deny" => Ok((Code::OverLimit, true)),
-            _ => Ok((Code::Ok, true)),
-        };
-        assert_eq!(asked().await, of_the_rule, "{answer}");
+        assert_eq!(asked().await, expected, "{answer}");
         let grown = server.peak_bytes().saturating_sub(before);
         assert!(grown < 96 << 20, "{answer}: {grown} bytes more");
     }
@@ -688,7 +683,6 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
         .args(["--workers", "1", "--replicas", "1"]);
     let (server, mut client) = serve(server).await;
     let over = Ok((Code::OverLimit, false));
-    let passes = Ok((Code::Ok, true));
     for key in ["year", "log", "raised", "back", "second"] {
         // A window of a second may end in between.
         let is_over = async || reported(one(&mut client, key).await) == over;
@@ -697,26 +691,26 @@ async fn what_is_known_to_be_over_is_denied_without_redis() {
     redis.kill();
     // A call that must be counted detects the loss.
     eventually("Redis is lost", async || {
-        hits(&mut client, ("year", "new"), 1).await == passes
+        hits(&mut client, ("year", "new"), 1).await == ALLOWED
     })
     .await;
     assert_eq!(each(&mut client, &["year", "log"]).await, [over; 2]);
     // Reading a counter that is over its limit reports it as over.
     assert_eq!(hits(&mut client, ("year", "v"), 0).await, over);
     // After the end of its window nothing is known about it.
-    let is_unknown = async || reported(one(&mut client, "second").await) == passes;
+    let is_unknown = async || reported(one(&mut client, "second").await) == ALLOWED;
     eventually("the second is over", is_unknown).await;
     // After a refund it is not known to be over, and this process counts from zero.
     assert_eq!(each(&mut client, &["back"]).await, [over]);
     let back = request("d", vec![give_back(&[("back", "v")], 3)]);
-    assert_eq!(reported(send(&mut client, back).await), passes);
-    let then = [passes, passes, Ok((Code::OverLimit, true))];
+    assert_eq!(reported(send(&mut client, back).await), ALLOWED);
+    let then = [ALLOWED, ALLOWED, DENIED];
     assert_eq!(each(&mut client, &["back"; 3]).await, then);
     // A reload with a higher limit forgets that counter only.
     let limit = "key: raised, rate_limits: [";
     let raised = REMEMBERED.replace(&format!("{limit}2"), &format!("{limit}9"));
     std::fs::write(server.rules().join("rules.yaml"), raised).unwrap();
-    let is_loaded = async || reported(one(&mut client, "raised").await) == passes;
+    let is_loaded = async || reported(one(&mut client, "raised").await) == ALLOWED;
     eventually("the new limit is in use", is_loaded).await;
     assert_eq!(each(&mut client, &["year", "log"]).await, [over; 2]);
 }

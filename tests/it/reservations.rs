@@ -418,19 +418,26 @@ async fn looks(client: &mut Client) -> bool {
     send(client, look).await.is_ok()
 }
 
-/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since.
+/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since. The costs of
+/// one counter wait as one sum: there are more of them than there may be other work for a worker.
 #[tokio::test]
-async fn a_cost_that_comes_while_redis_is_away_is_counted_when_it_is_back() {
+async fn costs_that_come_while_redis_is_away_are_counted_when_it_is_back() {
     let mut redis = Redis::start();
-    let (server, mut client) = serve(tollgate::with_rules(&rules(200)).redis(&redis)).await;
+    let server = tollgate::with_rules(&rules(200)).redis(&redis);
+    let (server, mut client) = serve(server.args(["--workers", "1"])).await;
     let more = reserve(&mut client, "more").await.unwrap();
     let less = reserve(&mut client, "less").await.unwrap();
+    charge(&mut client, "a", 1).await;
     redis.cli(&["SAVE"]);
     redis.kill();
     eventually("the loss is known", async || !looks(&mut client).await).await;
     settle(&mut client, "more", &more, 230).await;
     settle(&mut client, "less", &less, 150).await;
+    for _ in 0..90 {
+        charge_at_once(&client, 50, 1).join_all().await;
+    }
     redis.restart();
+    await_counted(&redis, 4_501).await;
     eventually("the cost is counted", async || {
         looks(&mut client).await && held(&server, "more") == 230
     })
@@ -602,24 +609,6 @@ async fn reservations_of_a_loss_are_settled_while_it_lasts_and_take_nothing_off_
     no_store_is_lost(&server).await;
     settle(&mut client, "a", &token, 10).await;
     await_counted(&redis, 11).await;
-}
-
-/// More than there may be other work for a worker.
-#[tokio::test]
-async fn costs_of_one_counter_wait_as_one_sum() {
-    let mut redis = Redis::start();
-    let server = tollgate::with_rules(&rules(200)).redis(&redis);
-    let (server, mut client) = serve(server.args(["--workers", "1"])).await;
-    charge(&mut client, "a", 1).await;
-    redis.cli(&["SAVE"]);
-    redis.kill();
-    eventually("the loss is known", async || !looks(&mut client).await).await;
-    for _ in 0..90 {
-        charge_at_once(&client, 50, 1).join_all().await;
-    }
-    redis.restart();
-    await_counted(&redis, 4_501).await;
-    assert_eq!(stat(&server, "tollgate.lost_settlements_total"), Some(0));
 }
 
 /// Any caller of tollgate can send orders; none of them takes more off than a limit, fails or counts less than a

@@ -188,18 +188,3 @@ fn files_with_random_changes_mean_the_same_to_another_reader() {
     // It knows neither `>#` nor, in brackets, a question mark behind a word.
     assert!(agreed.refused * 50 < agreed.texts, "{agreed:?}");
 }
-
-/// The comparison sees a rule that is missing, and a file that ends early.
-#[test]
-fn the_other_reader_sees_every_rule() {
-    let whole = "domain: d\ndescriptors: [{key: a, rate_limits: [5/s]}]\n---\n\
-                 domain: e\ndescriptors: [{key: b, rate_limits: [6/m]}]\n";
-    let other = read_by_another(&[whole]);
-    let expected = json!({"domains": 2, "rules": [
-        {"path": "d.a", "unlimited": false, "limits": [[5, 1]]},
-        {"path": "e.b", "unlimited": false, "limits": [[6, 60]]},
-    ]});
-    assert_eq!(other, [expected]);
-    let first = whole.split("---").next().unwrap();
-    assert_ne!(read(first).as_ref(), Some(&other[0]));
-}
