@@ -1,7 +1,5 @@
-//! Effects on callers while Redis or the network to it is broken: no call waits for a lost Redis, and counts are
-//! exact afterwards. While only this machine is busy, Redis counts as available. Each scenario is the short form of
-//! one in `make chaos`, which measures the times: here, on a machine with other work, the tests assert decisions and
-//! not their speed.
+//! Effects on callers while Redis or the network to it is broken: no call waits for a lost Redis, and counts are exact
+//! afterwards. While only this machine is busy, Redis is not lost. `make chaos` runs the scenarios longer, and measures times.
 
 use std::{
     process::{Command, Stdio},
@@ -24,8 +22,7 @@ use crate::support::{
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// Runs the scenario of this name. In every scenario no hit is admitted twice, and after the repair Redis decides
-/// again, exactly.
+/// In every scenario no hit is admitted twice, and after the repair Redis decides again, exactly.
 async fn run(name: &'static str) -> Outcome {
     assert!(chaos::SCENARIOS.contains(&name), "`make chaos` runs it too");
     let plan = Plan {
@@ -64,7 +61,6 @@ async fn redis_is_killed_and_comes_back_empty() {
     assert!(outcome.over > 0, "what Redis forgot is forgotten");
 }
 
-/// Runs a scenario in which Redis keeps its data.
 async fn run_without_loss(name: &'static str) -> Outcome {
     let outcome = run(name).await;
     assert_eq!(outcome.over, 0, "{outcome:#?}");
@@ -153,7 +149,6 @@ async fn run_without_losing(name: &'static str) -> Outcome {
     run_with_redis_there(name, |outcome| outcome.lost.is_none()).await
 }
 
-/// Redis is never lost, and every decision uses it.
 async fn run_without_lack(name: &'static str) {
     run_with_redis_there(name, |outcome| {
         outcome.lost.is_none() && outcome.errors + outcome.degraded == 0
@@ -249,8 +244,7 @@ async fn works(client: &Client) {
     eventually("calls are answered", is_answered).await;
 }
 
-/// `break_it` causes the reaction `reported`: it is logged and decisions fail without a wait. After `mend` decisions are
-/// made again, exactly.
+/// What `break_it` causes is reported, and decisions fail without a wait. After `mend` they are made again, exactly.
 async fn check_reaction(
     redis: &mut Redis,
     reported: &str,
@@ -327,7 +321,6 @@ async fn loading_is_left_alone_until_it_has_loaded() {
     .await;
 }
 
-/// The number behind this end of a name of a statistic.
 fn number(server: &Tollgate, end: &str) -> u64 {
     let stats = server.page("/stats");
     let (_, behind) = stats.split_once(end).unwrap();
@@ -402,8 +395,7 @@ async fn a_process_without_redis_answers_and_is_not_ready_until_redis_has_answer
     assert_eq!(server.metric(&is_open), 0);
 }
 
-/// Replicas with clocks up to a day apart share their counters. Beyond that the counters are dropped, which is
-/// counted and logged.
+/// Replicas with clocks up to a day apart share their counters. Beyond that the counters are dropped.
 #[tokio::test]
 async fn a_clock_that_is_days_ahead_is_counted_and_said() {
     const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
@@ -434,7 +426,6 @@ async fn a_clock_that_is_days_ahead_is_counted_and_said() {
     }
 }
 
-/// Two replicas, one of which has a clock that is a day behind, count in the same window.
 #[tokio::test]
 async fn windows_go_by_the_clock_of_redis() {
     const DAILY: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [10/day]}]";

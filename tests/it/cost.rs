@@ -47,8 +47,7 @@ fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     }
 }
 
-/// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long, so that no window ends
-/// during the test.
+/// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long.
 fn periods(numbers: impl Iterator<Item = u32>) -> RateLimitRequest {
     const MONTH: i32 = 5;
     let one = |number| {
@@ -92,8 +91,7 @@ fn each_period_of_a_descriptor_has_a_counter() {
     assert_eq!(service.limiter.store.live_counters(), all as usize);
 }
 
-/// How many instructions `requests` take where one descriptor has as many periods as `all`, the start of the
-/// program and the making of counters included.
+/// The instructions of a start, of the making of `all` periods of one descriptor, and of `requests`.
 fn instructions(all: u32, requests: u32) -> u64 {
     let run = Command::new(tool("valgrind"))
         .args(["--tool=cachegrind", "--cache-sim=no"])

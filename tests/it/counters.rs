@@ -49,7 +49,6 @@ fn run(server: &Tollgate, args: &[&str]) -> (Option<i32>, String, String) {
     )
 }
 
-/// The JSON that `tollgate counters` prints.
 #[track_caller]
 fn run_json(server: &Tollgate, args: &[&str]) -> Value {
     let (code, text, errors) = run(server, &[args, &["--json"]].concat());
@@ -57,7 +56,6 @@ fn run_json(server: &Tollgate, args: &[&str]) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Makes so many hits on each of `descriptors` of domain `d`.
 async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
     let mut client = connect(server.grpc).await;
     for (key, value) in descriptors {
@@ -74,13 +72,11 @@ fn print(server: &Tollgate, act: &str, descriptor: &str) -> Value {
     all["descriptors"][0]["counters"][0].clone()
 }
 
-/// The one counter of a descriptor.
 #[track_caller]
 fn counter(server: &Tollgate, descriptor: &str) -> Value {
     print(server, "get", descriptor)
 }
 
-/// Hits before and after a reset.
 #[track_caller]
 fn reset(server: &Tollgate, descriptor: &str) -> [Value; 2] {
     let reset = print(server, "reset", descriptor);
@@ -259,7 +255,6 @@ fn status_of_reset(server: &Tollgate, headers: &str) -> u16 {
     json::send_with(server.debug, "POST", "/counters/reset", &headers, RESET).status
 }
 
-/// A folder, and a file of a token in it.
 fn token() -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("token");

@@ -27,7 +27,6 @@ async fn server(args: &[&str]) -> (Tollgate, Client) {
     serve(tollgate::with_rules(RULES).args(args.iter().copied())).await
 }
 
-/// The texts of the decisions in the log.
 fn texts(server: &Tollgate) -> Vec<String> {
     let log = server.log().text();
     let lines = log.lines().filter(|line| line.contains(DECISION));
@@ -41,7 +40,6 @@ fn texts(server: &Tollgate) -> Vec<String> {
     texts.collect()
 }
 
-/// The decisions in the log: the text of each is JSON.
 fn decisions(server: &Tollgate) -> Vec<Value> {
     let texts = texts(server);
     let decisions = texts.iter().map(|text| serde_json::from_str(text).unwrap());

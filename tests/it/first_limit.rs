@@ -45,7 +45,6 @@ fn the_page_ends_with_a_refusal() {
     assert_eq!(steps.iter().filter(rules).count(), 2);
 }
 
-/// One thing that the reader does.
 #[derive(Debug)]
 enum Step {
     /// Writes a file with this text.
@@ -87,11 +86,8 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Does what the page says, in a folder that looks like a clone in which `make run` has run.
-///
-/// # Errors
-///
-/// If a command or its output differs from the page.
+/// Does what the page says, in a folder like a clone in which `make run` has run. Fails if a command or its output
+/// differs from the page.
 fn follow(steps: &[Step]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let clone = TempDir::new().unwrap();
@@ -178,14 +174,12 @@ fn shell(folder: &Path, command: &str) -> Command {
     shell
 }
 
-/// A server that the reader keeps running in a terminal.
 struct Server {
     _process: Process,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts it and waits until it listens.
     fn start(folder: &Path, command: &str, ports: &[(&str, String); 4]) -> Result<Self, String> {
         let is_envoy = command.contains("bin/envoy ");
         let (_, port) = &ports[if is_envoy { 2 } else { 0 }];
@@ -214,7 +208,6 @@ impl Server {
         })
     }
 
-    /// How often it has loaded rules.
     fn loads(&self) -> usize {
         let log = fs::read_to_string(&self.log).unwrap();
         log.matches("rules loaded").count()

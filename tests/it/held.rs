@@ -68,7 +68,6 @@ fn check_bounded<T>(server: &Tollgate, hoard: impl FnOnce() -> T) -> T {
     hoarders
 }
 
-/// Each connection holds little.
 #[test]
 fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
     let server = start(&[]);
@@ -78,7 +77,6 @@ fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
     });
 }
 
-/// A connection on which these bytes are sent.
 fn begin(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(bytes).unwrap();

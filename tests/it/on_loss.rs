@@ -51,7 +51,6 @@ fn reported(reply: Result<RateLimitResponse, Status>) -> Reported {
     Ok((reply.overall_code(), is_degraded(&reply)))
 }
 
-/// The report of one call for each key.
 async fn each(client: &mut Client, keys: &[&str]) -> Vec<Reported> {
     let mut all = Vec::new();
     for key in keys {
@@ -60,7 +59,6 @@ async fn each(client: &mut Client, keys: &[&str]) -> Vec<Reported> {
     all
 }
 
-/// The report of one call for so many hits of a value.
 async fn hits(client: &mut Client, entry: (&str, &str), hits: u64) -> Reported {
     reported(send(client, request("d", vec![with_hits(&[entry], hits)])).await)
 }
@@ -140,13 +138,11 @@ async fn each_rule_answers_for_itself() {
     }
 }
 
-/// The address of a port on which nothing listens.
 fn closed() -> String {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("redis://{}", socket.local_addr().unwrap())
 }
 
-/// The line of a log that contains this text.
 fn line(log: &str, text: &str) -> serde_json::Value {
     let found = log.lines().find(|line| line.contains(text));
     serde_json::from_str(found.unwrap()).unwrap()
@@ -187,7 +183,6 @@ fn a_store_that_does_not_answer_at_the_start_is_reported_with_what_clients_get()
     assert!(log.contains("\"store\":\"redis\""), "{log}");
 }
 
-/// Each Redis is reported with the rules that it counts for.
 #[test]
 fn the_effect_of_a_lost_redis_is_that_on_its_own_rules() {
     let closed = closed();
@@ -287,7 +282,6 @@ async fn replicas_that_start_during_a_loss_admit_one_hit_until_they_know_their_n
     await_replicas(&servers, 2);
 }
 
-/// Waits until each replica has counted so many.
 #[track_caller]
 fn await_replicas(servers: &[Tollgate], count: u64) {
     wait_until("all see each other", || {
@@ -298,7 +292,6 @@ fn await_replicas(servers: &[Tollgate], count: u64) {
 
 const PLAIN: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1/year]}]";
 
-/// The warning names the way out.
 #[test]
 fn a_start_without_a_number_of_replicas_warns_where_rules_count_locally() {
     let redis = Redis::start();
@@ -349,7 +342,6 @@ fn under_load(url: &str) -> Tollgate {
         .start()
 }
 
-/// All hits that Redis holds for the values.
 fn counted(redis: &Redis) -> usize {
     let keys = redis.keys();
     let counters = keys.iter().filter(|key| key.starts_with("{1:d1:k"));
@@ -363,7 +355,6 @@ fn await_answers_without_redis(server: &Tollgate, count: usize) {
     });
 }
 
-/// Counted by each algorithm.
 const SHORT: Rate = Rate { hits: 10, secs: 2 };
 
 /// Half of each limit is asked for through two replicas in turn, before, during and after a loss of two periods.
@@ -399,11 +390,9 @@ async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() 
     assert_eq!(go_on(2).await, [""; 0], "after");
 }
 
-/// Counted by each algorithm.
 const FEW: Rate = Rate { hits: 4, secs: 3 };
 
-/// The most hits of one value that pass within a period while Redis is gone. 60 values are asked for five times as often
-/// as their limit allows, and 20 have room.
+/// The most hits of one value in a period without Redis. 60 values are asked for five times too often, and 20 have room.
 async fn densest_while_room_is_short(algorithm: &str) -> usize {
     const VALUES: usize = 60;
     let key = &FEW.key(algorithm);
@@ -441,7 +430,6 @@ async fn densest_while_room_is_short(algorithm: &str) -> usize {
     densest.max().flatten().unwrap_or(0)
 }
 
-/// No algorithm forgets a counter in use.
 #[tokio::test]
 async fn a_value_in_use_gets_no_fresh_limit_while_local_room_is_short() {
     let mut all = JoinSet::new();
@@ -590,7 +578,6 @@ async fn replicas_of_other_domains_do_not_make_a_share_smaller() {
     }
 }
 
-/// A replica without local counting leaves only counters in Redis.
 #[tokio::test]
 async fn replicas_are_counted_only_if_somebody_has_to_know() {
     let redis = Redis::start();
@@ -604,8 +591,7 @@ async fn replicas_are_counted_only_if_somebody_has_to_know() {
     await_replicas(&[server], 1);
 }
 
-/// A full local table counts its existing values exactly and all others together: no value gets an error or a fresh
-/// limit.
+/// It counts its values exactly and all others together: none gets an error or a fresh limit.
 #[tokio::test]
 async fn a_full_local_table_refuses_nobody_before_its_values_share_the_limit() {
     let mut redis = Redis::start();
@@ -674,7 +660,6 @@ descriptors:
   - {key: back, on_store_loss: local, rate_limits: [2/year]}
 ";
 
-/// A counter over its limit when Redis was lost stays refused by the cache, until its entry expires.
 #[tokio::test]
 async fn what_is_known_to_be_over_is_denied_without_redis() {
     let mut redis = Redis::start();

@@ -41,7 +41,6 @@ async fn replies(client: &mut Client, key: &str) -> [RateLimitResponse; 2] {
     [first, send(client, request).await.unwrap()]
 }
 
-/// The type and the body of a reply.
 #[track_caller]
 fn body(reply: &RateLimitResponse) -> (&str, &str) {
     let headers = &reply.response_headers_to_add;
@@ -51,7 +50,6 @@ fn body(reply: &RateLimitResponse) -> (&str, &str) {
     (content_type, std::str::from_utf8(&reply.raw_body).unwrap())
 }
 
-/// Checks the bodies of each rule.
 async fn check(server: Builder) -> RateLimitResponse {
     let (_server, mut client) = serve(server).await;
     let [first, refused] = replies(&mut client, "problem").await;

@@ -28,7 +28,6 @@ use crate::support::{
     wait_until,
 };
 
-/// The tokens that an answer costs.
 const COST: u64 = 200;
 
 fn rules(estimate: u64) -> String {
@@ -68,7 +67,6 @@ fn envoy(grpc: SocketAddr, model: &Model) -> Envoy {
     Envoy::of_page(&page, grpc, model.address)
 }
 
-/// The page's Envoy after a change of its connection manager.
 fn envoy_with(server: &Tollgate, model: &Model, change: impl FnOnce(&mut Yaml)) -> Envoy {
     let mut page: Yaml = serde_yaml::from_str(&document("token-budgets.yaml")).unwrap();
     let chain = &mut page["static_resources"]["listeners"][0]["filter_chains"][0];
@@ -77,7 +75,6 @@ fn envoy_with(server: &Tollgate, model: &Model, change: impl FnOnce(&mut Yaml)) 
     Envoy::of_page(&page, server.grpc, model.address)
 }
 
-/// A model that answers at once.
 fn open_model() -> Model {
     let model = Model::start(COST);
     model.open();
@@ -123,7 +120,6 @@ fn spent(server: Builder, tenant: &'static str, body: &'static str) -> (usize, u
     (passed, model.spent())
 }
 
-/// A count of the reservations of the rule.
 fn reservations(server: &Tollgate, name: &str) -> u64 {
     stat(
         server,
@@ -132,7 +128,6 @@ fn reservations(server: &Tollgate, name: &str) -> u64 {
     .unwrap_or(0)
 }
 
-/// Waits until the cost of each answer is counted.
 #[track_caller]
 fn await_settled(server: &Tollgate, model: &Model) {
     let answers = model.spent() / COST;
@@ -174,7 +169,6 @@ fn the_page_shows_the_entries_of_its_envoy() {
     assert!(unindented(&document("token-budgets.yaml")).contains(&unindented(&blocks()[1])));
 }
 
-/// Envoy reads the tokens of an answer from its body.
 #[test]
 fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
     let server = tollgate::with_rules(&rules(400)).start();
@@ -215,7 +209,6 @@ const WITHOUT_TOKEN: &str = r#"
   apply_on_stream_done: true
 "#;
 
-/// The end gives back what was reserved, and charges the cost.
 #[test]
 fn a_reservation_can_end_without_its_token() {
     let server = tollgate::with_rules(&rules(400)).start();
@@ -252,7 +245,6 @@ fn the_cost_of_a_request_that_passed_without_a_decision_is_counted() {
     assert_eq!(counted, [1, 0]);
 }
 
-/// The hits that the counter of a tenant holds.
 fn held(server: &Tollgate, tenant: &str) -> u64 {
     counters(server, "get", "llm", ("tenant", tenant)).expect("counters")[0]
 }
@@ -281,7 +273,6 @@ fn of_tenant(tenant: &str) -> RateLimitDescriptor {
     descriptor(&[("tenant", tenant)])
 }
 
-/// Reserves the estimate for a tenant, and returns the token.
 async fn reserve(client: &mut Client, tenant: &str) -> Option<String> {
     token(&ask_for(client, vec![of_tenant(tenant)]).await)
 }
@@ -412,14 +403,13 @@ async fn a_call_that_is_dropped_keeps_nothing_reserved_and_gives_back_only_what_
     assert_eq!((held(&server, "free"), held(&server, "full")), (1, 900));
 }
 
-/// Whether a look is answered.
 async fn looks(client: &mut Client) -> bool {
     let look = request("llm", vec![with_hits(&[("tenant", "probe")], 0)]);
     send(client, look).await.is_ok()
 }
 
-/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since. The costs of
-/// one counter wait as one sum: there are more of them than there may be other work for a worker.
+/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since. The costs
+/// of one counter wait as one sum: here are more than there may be other work for a worker.
 #[tokio::test]
 async fn costs_that_come_while_redis_is_away_are_counted_when_it_is_back() {
     let mut redis = Redis::start();
@@ -446,7 +436,6 @@ async fn costs_that_come_while_redis_is_away_are_counted_when_it_is_back() {
     assert_eq!(stat(&server, "tollgate.lost_settlements_total"), Some(1));
 }
 
-/// The store of each kind.
 async fn each_store(test: impl AsyncFn(&dyn Fn(&str) -> Builder)) {
     test(&|text| tollgate::with_rules(text)).await;
     let redis = Redis::start();
@@ -497,8 +486,7 @@ fn wall_millis() -> u64 {
     u64::try_from(now.as_millis()).unwrap()
 }
 
-/// Reservations, charges and costs in any order. The bucket never holds less than one that was charged each cost when it
-/// was reserved, and just as much if one reservation at a time is open.
+/// Reservations, charges and costs in any order; it holds just as much if one reservation at a time is open.
 #[tokio::test]
 async fn a_bucket_holds_no_less_than_if_all_costs_had_been_known_when_they_were_reserved() {
     let limit =
@@ -564,7 +552,6 @@ async fn await_counted(redis: &Redis, costs: i64) {
     eventually("all costs are counted", are_there).await;
 }
 
-/// Charges so many costs at once.
 fn charge_at_once(client: &Client, calls: usize, cost: u64) -> JoinSet<()> {
     let call = |mut client: Client| async move { charge(&mut client, "a", cost).await };
     (0..calls).map(|_| call(client.clone())).collect()
@@ -611,8 +598,7 @@ async fn reservations_of_a_loss_are_settled_while_it_lasts_and_take_nothing_off_
     await_counted(&redis, 11).await;
 }
 
-/// Any caller of tollgate can send orders; none of them takes more off than a limit, fails or counts less than a
-/// cost.
+/// Any caller of tollgate can send orders; none takes more off than a limit, fails or counts less than a cost.
 #[tokio::test]
 async fn bad_orders_charge_their_cost_and_nothing_else() {
     let (server, mut client) = serve(tollgate::with_rules(&rules(200))).await;

@@ -1,5 +1,4 @@
-//! Cases with one counter in two places, and with one request on two stores: what each worker knows, a
-//! Redis for limits per second, the slots of a cluster.
+//! One counter in two places, and one request on two stores: workers, a Redis for limits per second, slots of a cluster.
 
 use tokio::task::JoinSet;
 use tonic::Code as Grpc;
@@ -16,7 +15,6 @@ async fn one(client: &mut Client, key: &str) -> bool {
     passes(client, "d", &[(key, "v")]).await
 }
 
-/// One hit on each of the keys.
 async fn all(client: &mut Client, keys: &[&str]) -> RateLimitResponse {
     let descriptors = keys.iter().map(|key| descriptor(&[(key, "v")]));
     let all = request("d", descriptors.collect());
@@ -47,7 +45,6 @@ async fn looks(client: &mut Client, keys: &[&str]) {
     .await;
 }
 
-/// How many of `calls` for the keys pass.
 async fn passing(client: &mut Client, keys: &[&str], calls: usize) -> usize {
     let mut passing = 0;
     for _ in 0..calls {

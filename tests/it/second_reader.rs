@@ -1,5 +1,4 @@
-//! Rule files as another YAML reader sees them: PyYAML, with its own few lines about the format. No file is read in part, and none
-//! is read differently.
+//! Rule files as PyYAML sees them, with its own few lines about the format. None is read in part or differently.
 
 use std::{
     fs,
@@ -28,7 +27,6 @@ fn read(text: &str) -> Option<Value> {
     Some(json!({"domains": matcher.domain_count(), "rules": rules.collect::<Vec<_>>()}))
 }
 
-/// The rules of each text as the other reader sees them.
 fn read_by_another(texts: &[&str]) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/yaml_reader.py");
     let mut python = Command::new(tool("python3"))
@@ -124,7 +122,6 @@ fn our_own_rule_files_mean_the_same_to_another_reader() {
     assert_eq!(agreed.refused, 0);
 }
 
-/// Rules in most of YAML's styles.
 const GOOD: &str = r#"domain: shop
 count: all
 descriptors:
@@ -154,7 +151,7 @@ domain: health
 descriptors: [{ key: path, value: /health, rate_limit: { unlimited: true } }]
 "#;
 
-/// Files that begin as a good one and got a few mistakes: most are refused, and no other loses or gains a rule unnoticed.
+/// Most of them are refused, and no other loses or gains a rule unnoticed.
 #[test]
 fn files_with_random_changes_mean_the_same_to_another_reader() {
     // No tab: PyYAML refuses it in a plain text, where YAML allows it.

@@ -40,7 +40,6 @@ descriptors:
     )
 }
 
-/// A server with one worker and these limits.
 fn one_worker(url: &str, limits: &str) -> Builder {
     let builder = tollgate::with_rules(&rules(limits)).redis_at(url, "10s");
     builder.args(["--workers=1"])
@@ -56,7 +55,6 @@ async fn nothing_is_free(server: &Tollgate) {
     eventually("nothing is free", is_free).await;
 }
 
-/// The reply to one call for so many hits of a value.
 async fn reply(client: &mut Client, value: &str, hits: u64) -> RateLimitResponse {
     let asked = with_hits(&[("api", value)], hits);
     let reply = send(client, request("shop", vec![asked])).await;
@@ -73,7 +71,6 @@ async fn both_pass(client: &mut Client, values: [&str; 2]) {
     assert!(is_ok(&send(client, request("shop", both.into())).await));
 }
 
-/// Takes other limits into use.
 async fn reload(server: &Tollgate, requests_per_unit: u32) {
     let text = rules(&format!("{requests_per_unit}/year"));
     fs::write(server.rules().join("rules.yaml"), text).unwrap();
@@ -86,7 +83,6 @@ async fn reload(server: &Tollgate, requests_per_unit: u32) {
     .await;
 }
 
-/// Clients that ask for one value without a pause.
 struct Hammer {
     seen: Arc<Seen>,
     clients: JoinSet<()>,
@@ -179,8 +175,7 @@ fn metric(server: &Tollgate, name: &str) -> u64 {
     stat(server, &format!("tollgate.{name}")).expect(name)
 }
 
-/// A server whose limit no client reaches, and four clients of it, of whose requests more than `passes` passed without
-/// Redis.
+/// A server whose limit no client reaches, and four clients, of whose requests more than `passes` passed without Redis.
 async fn hammered(redis: &Redis, passes: u64) -> (Tollgate, Hammer) {
     let server = tollgate::with_rules(&rules("1000000/year")).redis(redis);
     let server = server.start();
@@ -232,8 +227,8 @@ const PERIOD: u64 = 4;
 /// The times of replies, on the clock of windows. Ours can differ from it by less than this.
 const CLOCK_ERROR: Duration = Duration::from_millis(50);
 
-/// Windows of [`PERIOD`] on four processes, of which one is killed every other second and replaced. Every hit that passes
-/// is counted in a window, and no window admits more than its limit. `WINDOWS` is how many there are.
+/// `WINDOWS` windows on four processes, of which one is killed every other second and replaced. Every hit that passes is
+/// counted in a window.
 #[expect(
     clippy::disallowed_methods,
     reason = "the test program is no part of tollgate, and a variable is what it has for itself"
@@ -343,8 +338,7 @@ async fn a_slice_that_comes_late_is_used_or_returned() {
     assert!(charged >= admitted, "{charged} {admitted}");
 }
 
-/// Ends a process while slices are on their way to it. Clients go on or leave. Returns the hits that Redis counted, and
-/// the calls that clients know as admitted.
+/// Ends a process while slices are on their way. Returns the hits that Redis counted, and those that clients know of.
 async fn drained(is_called: bool) -> (u64, u64) {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());
@@ -368,7 +362,6 @@ async fn drained(is_called: bool) -> (u64, u64) {
     (count(&redis), admitted)
 }
 
-/// A process is told to end while slices are on their way to it.
 #[tokio::test]
 async fn a_drain_waits_for_slices_and_gives_them_back() {
     for is_called in [true, false, true, true] {
@@ -462,8 +455,7 @@ async fn without_a_slice_a_call_is_an_increment() {
     assert_eq!((redis.calls("evalsha"), redis.calls("eval")), (0, 0));
 }
 
-/// Two processes, of which one does not know how full the counters are. All replies are those of `count: admitted`, and
-/// nothing that is refused stays charged.
+/// Two processes, of which one does not know how full the counters are. Nothing that is refused stays charged.
 #[tokio::test]
 async fn what_is_refused_is_answered_and_charged_as_by_count_admitted() {
     const SERVERS: [usize; 12] = [0, 0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1];

@@ -57,7 +57,6 @@ fn envoy(grpc: SocketAddr, service: &InFlight) -> Envoy {
     Envoy::of_page(&page.replace(route, &more), grpc, service.address)
 }
 
-/// Sends a request of user `a`. Returns its connection.
 fn begin(front: SocketAddr, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(front).unwrap();
     let head = format!("GET {path} HTTP/1.1\r\nhost: h\r\nx-user: a\r\nconnection: close\r\n\r\n");
@@ -65,17 +64,14 @@ fn begin(front: SocketAddr, path: &str) -> TcpStream {
     stream
 }
 
-/// Sends a request of user `a`, and returns the status of its answer.
 fn ask(front: SocketAddr, path: &str) -> u16 {
     get_with(front, path, &[("x-user", b"a")]).status
 }
 
-/// The slots that user `a` holds.
 fn held(server: &Tollgate) -> u64 {
     counters(server, "get", "shop", ("user", "a")).expect("counters")[0]
 }
 
-/// A count of the slots of the rule.
 fn slots(server: &Tollgate, event: &str) -> u64 {
     let name = format!("tollgate.slots_total.shop.user.{event}");
     stat(server, &name).unwrap_or(0)
@@ -176,7 +172,6 @@ async fn send_parts(client: &mut Client, parts: Vec<RateLimitDescriptor>) -> Rat
     send(client, request("shop", parts)).await.unwrap()
 }
 
-/// Takes a slot, and returns its token and the reply.
 async fn take(client: &mut Client) -> (Option<String>, RateLimitResponse) {
     let reply = send_parts(client, vec![descriptor(&[("user", "a")])]).await;
     (token(&reply), reply)
@@ -188,7 +183,6 @@ async fn free(client: &mut Client, token: &str) {
     assert_eq!(reply.overall_code(), Code::Ok);
 }
 
-/// Each way to count.
 async fn each_store(ttl: &str, test: impl AsyncFn(Builder)) {
     test(tollgate::with_rules(&rules(ttl))).await;
     let redis = Redis::start();
@@ -262,12 +256,10 @@ async fn slots_that_leave_by_themselves_are_counted() {
     .await;
 }
 
-/// A server that counts in Redis.
 async fn in_redis(redis: &Redis) -> (Tollgate, Client) {
     serve(tollgate::with_rules(&rules("1h")).redis(redis)).await
 }
 
-/// Two and three slots of five are five.
 #[tokio::test]
 async fn a_request_that_names_its_counter_twice_takes_the_slots_of_both() {
     let cluster = Cluster::start(0);
@@ -437,7 +429,6 @@ async fn a_reload_keeps_slots_under_another_limit_and_begins_anew_with_another_t
     assert_eq!(held(&server), 1);
 }
 
-/// Prints what a user of the commands reads.
 #[tokio::test]
 async fn commands_tell_how_many_requests_are_in_flight_and_for_how_long() {
     let (server, mut client) = serve(tollgate::with_rules(&rules("1h"))).await;

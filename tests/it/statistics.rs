@@ -39,10 +39,8 @@ domain: d
 descriptors: [{ key: det, detailed_metric: true, rate_limits: [9/year] }]
 ";
 
-/// The common beginning of a rule's names.
 const RULE: &str = "ratelimit.service.rate_limit";
 
-/// Three requests under the rules: two pass.
 async fn three_requests(server: &Tollgate) {
     let mut client = connect(server.grpc).await;
     for _ in 0..3 {
@@ -50,7 +48,6 @@ async fn three_requests(server: &Tollgate) {
     }
 }
 
-/// A server of which three requests were asked.
 async fn asked(builder: Builder) -> Tollgate {
     let server = builder.start();
     three_requests(&server).await;
@@ -68,7 +65,6 @@ fn flushing(collector: &Collector, env: &[(&str, &str)]) -> Builder {
     })
 }
 
-/// A statistic of a rule.
 fn of_rule(server: &Tollgate, rule: &str, name: &str) -> Option<u64> {
     stat(server, &format!("{RULE}.d.{rule}.{name}"))
 }
@@ -123,7 +119,6 @@ async fn statsd_lines_travel_over_udp_with_extra_tags_behind_the_names_in_order(
     }
 }
 
-/// One line says so, and decisions go on.
 #[tokio::test]
 async fn a_collector_that_is_away_unknown_or_silent_stops_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -310,7 +305,6 @@ fn with_prometheus(rules: &str) -> (Builder, SocketAddr) {
     (builder, address)
 }
 
-/// The value of a series on a Prometheus page.
 fn series(page: &str, series: &str) -> Option<f64> {
     let mut lines = page.lines();
     let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -361,7 +355,6 @@ async fn prometheus_sees_the_reference_s_families() {
     assert_eq!(http::get(address, "/debug/pprof/").status, 404);
 }
 
-/// A file with this text.
 fn file(text: &str) -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();

@@ -73,7 +73,6 @@ fn leave(front: SocketAddr, requests: u32, longest: Duration) {
     });
 }
 
-/// The clients of a test.
 #[expect(
     clippy::disallowed_methods,
     reason = "more clients are for people, and the program never reads it"
@@ -213,7 +212,6 @@ async fn check_given_back(proxy: &Proxy, disturb: impl AsyncFnOnce(&Tollgate)) -
     server
 }
 
-/// All data comes so many milliseconds later.
 fn late(millis: u64) -> Fault {
     Fault {
         latency: Duration::from_millis(millis),
