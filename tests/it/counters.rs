@@ -199,11 +199,8 @@ async fn as_many_hits_pass_as_are_shown() {
     const HISTORIES: [&[u32]; 4] = [&[3], &[3, 0], &[12], &[12, 2]];
     let (redis, per_second, cluster) = (Redis::start(), Redis::start(), Cluster::start(0));
     let start = || tollgate::with_rules(&format!("{RULES}{MORE_RULES}"));
-    let seconds = per_second.url();
-    let in_two = start()
-        .redis(&redis)
-        .args(["--redis-per-second", "--redis-per-second-url", &seconds])
-        .args(["--key-prefix", "a*[b]\\"]);
+    let in_two = start().redis(&redis).args(["--key-prefix", "a*[b]\\"]);
+    let in_two = with_seconds(in_two, &per_second);
     let in_cluster = start().redis_at(&cluster.url(), "10s");
     for server in [start(), in_two, in_cluster].map(Builder::start) {
         eventually("calls are answered", async || {

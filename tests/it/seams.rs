@@ -99,9 +99,7 @@ async fn hits_given_back_through_another_replica_make_room_before_long() {
 }
 
 fn with_two(rules: &str, redis: &Redis, per_second: &Redis) -> Builder {
-    let second = per_second.url();
-    let second = ["--redis-per-second", "--redis-per-second-url", &second];
-    tollgate::with_rules(rules).redis(redis).args(second)
+    with_seconds(tollgate::with_rules(rules).redis(redis), per_second)
 }
 
 fn in_cluster(rules: &str, cluster: &Cluster) -> Builder {

@@ -298,15 +298,8 @@ async fn so_it_is_in_a_cluster() {
 #[tokio::test]
 async fn so_it_is_with_seconds_in_a_redis_of_their_own() {
     let (seconds, others) = (Redis::start(), Redis::start());
-    let start = || {
-        one_worker(&others.url(), "2000/4seconds, 1000000/year")
-            .args([
-                "--redis-per-second",
-                "--redis-per-second-url",
-                &seconds.url(),
-            ])
-            .start()
-    };
+    let limits = "2000/4seconds, 1000000/year";
+    let start = || with_seconds(one_worker(&others.url(), limits), &seconds).start();
     check_windows(start, || counts(&seconds)).await;
 }
 

@@ -341,9 +341,8 @@ async fn slots_are_those_of_running_requests_on_each_store() {
     let [redis, per_second] = [(); 2].map(|()| Redis::start());
     check_history(&start().redis(&redis).start(), 2).await;
     redis.cli(&["flushall"]);
-    let second = per_second.url();
-    let second = ["--redis-per-second", "--redis-per-second-url", &second];
-    check_history(&start().redis(&redis).args(second).start(), 3).await;
+    let two = with_seconds(start().redis(&redis), &per_second);
+    check_history(&two.start(), 3).await;
     let cluster = Cluster::start(0);
     check_history(&start().redis_at(&cluster.url(), "10s").start(), 4).await;
 }

@@ -54,15 +54,19 @@ async fn asked(builder: Builder) -> Tollgate {
     server
 }
 
+/// A server with variables, `NAME=value` each.
+fn with(builder: Builder, env: &str) -> Builder {
+    let env = env
+        .split_whitespace()
+        .map(|one| one.split_once('=').unwrap());
+    env.fold(builder, |builder, (name, value)| builder.env(name, value))
+}
+
 /// A server that flushes often, to `collector`.
-fn flushing(collector: &Collector, env: &[(&str, &str)]) -> Builder {
-    let own = collector.env();
-    let own = own.iter().map(|(name, value)| (*name, &**value));
-    let all = own.chain([("STATS_FLUSH_INTERVAL", "50ms")]);
-    let all = all.chain(env.iter().copied());
-    all.fold(tollgate::with_rules(RULES), |builder, (name, value)| {
-        builder.env(name, value)
-    })
+fn flushing(collector: &Collector, env: &str) -> Builder {
+    let [(_, host), (_, port)] = collector.env();
+    let own = format!("STATSD_HOST={host} STATSD_PORT={port} STATS_FLUSH_INTERVAL=50ms {env}");
+    with(tollgate::with_rules(RULES), &own)
 }
 
 fn of_rule(server: &Tollgate, rule: &str, name: &str) -> Option<u64> {
@@ -72,7 +76,7 @@ fn of_rule(server: &Tollgate, rule: &str, name: &str) -> Option<u64> {
 #[tokio::test]
 async fn statsd_lines_travel_over_tcp() {
     let collector = Collector::tcp();
-    let server = flushing(&collector, &[("USE_STATSD", "true")]).start();
+    let server = flushing(&collector, "USE_STATSD=true").start();
     wait_until("gauges come with every flush", || {
         let lines = collector.lines();
         let gauges = lines
@@ -107,12 +111,8 @@ async fn statsd_lines_travel_over_tcp() {
 #[tokio::test]
 async fn statsd_lines_travel_over_udp_with_extra_tags_behind_the_names_in_order() {
     let collector = Collector::udp();
-    let env = [
-        ("USE_STATSD", "true"),
-        ("STATSD_PROTOCOL", "udp"),
-        ("EXTRA_TAGS", "team:x,env:prod"),
-    ];
-    let _server = asked(flushing(&collector, &env)).await;
+    let env = "USE_STATSD=true STATSD_PROTOCOL=udp EXTRA_TAGS=team:x,env:prod";
+    let _server = asked(flushing(&collector, env)).await;
     for (name, expected) in [("total_hits", 3), ("over_limit", 1)] {
         let name = format!("{RULE}.d.one.{name}.__env=prod.__team=x");
         collector.expect(&name, "", expected);
@@ -123,21 +123,18 @@ async fn statsd_lines_travel_over_udp_with_extra_tags_behind_the_names_in_order(
 async fn a_collector_that_is_away_unknown_or_silent_stops_nothing() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = silent.local_addr().unwrap().port();
-    let unknown = "collector..invalid";
     for (host, port, protocol, cause) in [
-        (unknown, 1, "tcp", Some("not reached")),
-        (unknown, 1, "udp", Some("not reached")),
+        ("collector..invalid", 1, "tcp", Some("not reached")),
         ("127.0.0.1", free_port(), "tcp", Some("Connection refused")),
         ("127.0.0.1", free_port(), "udp", Some("Connection refused")),
         ("127.0.0.1", silent, "tcp", None),
     ] {
-        let server = tollgate::with_rules(RULES)
-            .env("USE_STATSD", "true")
-            .env("STATSD_HOST", host)
-            .env("STATSD_PORT", &port.to_string())
-            .env("STATSD_PROTOCOL", protocol)
-            .env("STATS_FLUSH_INTERVAL", "1ms")
-            .start();
+        let to = format!("STATSD_HOST={host} STATSD_PORT={port} STATSD_PROTOCOL={protocol}");
+        let often = with(
+            tollgate::with_rules(RULES),
+            "USE_STATSD=true STATS_FLUSH_INTERVAL=1ms",
+        );
+        let server = with(often, &to).start();
         for _ in 0..20 {
             three_requests(&server).await;
         }
@@ -157,28 +154,24 @@ async fn a_collector_that_is_away_unknown_or_silent_stops_nothing() {
 #[tokio::test]
 async fn dog_statsd_has_tags_and_mogrifiers() {
     let collector = Collector::udp();
-    let own = r"^ratelimit\.service\.rate_limit\.([^.]+)\.([^.]+)\.total_hits$";
-    let all = r"^ratelimit\.service\.rate_limit\.(.+)\.(.+)$";
-    let env = [
-        ("USE_DOG_STATSD", "true"),
-        ("EXTRA_TAGS", "env:prod"),
-        ("USE_DOG_STATSD_MOGRIFIERS", "FIRST,SECOND"),
-        ("DOG_STATSD_MOGRIFIER_FIRST_PATTERN", own),
-        ("DOG_STATSD_MOGRIFIER_FIRST_NAME", "limits.hits"),
-        ("DOG_STATSD_MOGRIFIER_FIRST_TAGS", "domain:$1,rule:$2"),
-        ("DOG_STATSD_MOGRIFIER_SECOND_PATTERN", all),
-        ("DOG_STATSD_MOGRIFIER_SECOND_NAME", "limits.$2"),
-        ("DOG_STATSD_MOGRIFIER_SECOND_TAGS", "path:$1"),
-    ];
-    let _server = asked(flushing(&collector, &env)).await;
+    const ENV: &str = r"
+        USE_DOG_STATSD=true
+        EXTRA_TAGS=env:prod
+        USE_DOG_STATSD_MOGRIFIERS=FIRST,SECOND
+        DOG_STATSD_MOGRIFIER_FIRST_PATTERN=^ratelimit\.service\.rate_limit\.([^.]+)\.([^.]+)\.total_hits$
+        DOG_STATSD_MOGRIFIER_FIRST_NAME=limits.hits
+        DOG_STATSD_MOGRIFIER_FIRST_TAGS=domain:$1,rule:$2
+        DOG_STATSD_MOGRIFIER_SECOND_PATTERN=^ratelimit\.service\.rate_limit\.(.+)\.(.+)$
+        DOG_STATSD_MOGRIFIER_SECOND_NAME=limits.$2
+        DOG_STATSD_MOGRIFIER_SECOND_TAGS=path:$1
+    ";
+    let _server = asked(flushing(&collector, ENV)).await;
     collector.expect("limits.hits", "|#domain:d,env:prod,rule:one", 3);
     collector.expect("limits.over_limit", "|#env:prod,path:d.one", 1);
     let name = "ratelimit_server.ShouldRateLimit.total_requests";
     collector.expect(name, "|#env:prod", 3);
-    let (_, text) = tollgate::with_rules(RULES)
-        .env("USE_DOG_STATSD", "true")
-        .env("USE_DOG_STATSD_MOGRIFIERS", "X")
-        .fail();
+    let bad = "USE_DOG_STATSD=true USE_DOG_STATSD_MOGRIFIERS=X";
+    let (_, text) = with(tollgate::with_rules(RULES), bad).fail();
     let expected = "DOG_STATSD_MOGRIFIER_X_PATTERN is missing";
     assert!(text.contains(expected), "{text}");
 }
@@ -186,8 +179,8 @@ async fn dog_statsd_has_tags_and_mogrifiers() {
 #[tokio::test]
 async fn disable_stats_sends_nothing_but_the_page_of_statistics_shows_all() {
     let collector = Collector::tcp();
-    let env = [("USE_STATSD", "true"), ("DISABLE_STATS", "true")];
-    let server = asked(flushing(&collector, &env)).await;
+    let env = "USE_STATSD=true DISABLE_STATS=true";
+    let server = asked(flushing(&collector, env)).await;
     let page = server.page("/stats");
     for line in [
         "ratelimit.service.rate_limit.d.one.total_hits: 3",
@@ -299,10 +292,8 @@ descriptors:
 /// A server with a Prometheus port, and the address of that port.
 fn with_prometheus(rules: &str) -> (Builder, SocketAddr) {
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let builder = tollgate::with_rules(rules)
-        .env("USE_PROMETHEUS", "true")
-        .env("PROMETHEUS_ADDR", &address.to_string());
-    (builder, address)
+    let env = format!("USE_PROMETHEUS=true PROMETHEUS_ADDR={address}");
+    (with(tollgate::with_rules(rules), &env), address)
 }
 
 fn series(page: &str, series: &str) -> Option<f64> {
@@ -473,8 +464,7 @@ async fn a_mapping_file_that_is_missing_or_broken_is_said_and_not_fatal() {
 #[tokio::test]
 async fn extra_tags_are_labels_and_break_no_mapping() {
     let (builder, address) = with_prometheus(RULES);
-    let builder = builder.env("PROMETHEUS_PATH", "/own");
-    let _server = asked(builder.env("EXTRA_TAGS", "foo:bar")).await;
+    let _server = asked(with(builder, "PROMETHEUS_PATH=/own EXTRA_TAGS=foo:bar")).await;
     assert_eq!(http::get(address, "/metrics").status, 404);
     let page = http::get(address, "/own").body;
     let expected = [
@@ -568,10 +558,8 @@ async fn a_call_that_fails_counts_no_hits() {
 async fn a_value_cannot_write_lines_of_its_own() {
     let collector = Collector::tcp();
     let prometheus = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let server = flushing(&collector, &[("USE_STATSD", "true")])
-        .file("rules.yaml", DETAILED)
-        .env("USE_PROMETHEUS", "true")
-        .env("PROMETHEUS_ADDR", &prometheus.to_string());
+    let env = format!("USE_STATSD=true USE_PROMETHEUS=true PROMETHEUS_ADDR={prometheus}");
+    let server = flushing(&collector, &env).file("rules.yaml", DETAILED);
     let (server, mut client) = serve(server).await;
     let evil = "x\nforged:1|c\nalso forged: 7\n\"} 9\r\nforged{a=\"b\"} 1\nq";
     for (domain, value) in [("d", evil), ("e\nforged:1|c\n", "v")] {

@@ -18,6 +18,7 @@ use tonic::transport::Channel;
 use super::{
     eventually,
     http::post_json,
+    redis::Redis,
     tollgate::{Builder, Tollgate},
 };
 
@@ -181,4 +182,10 @@ pub async fn one_is_in_flight(server: &Tollgate) {
 pub async fn no_store_is_lost(server: &Tollgate) {
     let is_back = async || server.metric("tollgate_stores_lost") == 0;
     eventually("the store counts again", is_back).await;
+}
+
+/// Counts limits per second in a Redis of their own.
+pub fn with_seconds(server: Builder, redis: &Redis) -> Builder {
+    let url = redis.url();
+    server.args(["--redis-per-second", "--redis-per-second-url", &url])
 }
