@@ -66,31 +66,22 @@ impl Step {
     }
 }
 
-/// Adds a step under a key that no other history uses.
-fn push(batch: &mut Batch, history: u32, index: usize, step: &Step, now: u64) {
-    let value = [&[step.value][..], &history.to_be_bytes()].concat();
-    let entry = Entry {
-        key: b"key",
-        value: &value,
-    };
-    let mut identity = Identity::default();
-    identity.set(b"algorithms", &[entry], &[]);
-    let limit = step.limit();
-    let counting = IncrementSpec {
-        operation: step.operation,
-        descriptor: index.try_into().unwrap(),
-        ..step.hits.into()
-    };
-    let now = Timestamp::from_millis(now);
-    batch.push(&identity, &limit, now, counting);
-}
-
+/// Sends a call for counters that no other history uses.
 async fn send(handle: &Handle, history: u32, call: &Call) -> Vec<Reported> {
-    let mut batch = Batch::default();
-    for (index, step) in call.steps.iter().enumerate() {
-        push(&mut batch, history, index, step, call.now);
-    }
     let now = Timestamp::from_millis(call.now);
+    let mut batch = Batch::default();
+    let mut identity = Identity::default();
+    for (index, step) in call.steps.iter().enumerate() {
+        let value = [&[step.value][..], &history.to_be_bytes()].concat();
+        let (key, value) = (b"key", &*value);
+        identity.set(b"algorithms", &[Entry { key, value }], &[]);
+        let counting = IncrementSpec {
+            operation: step.operation,
+            descriptor: index.try_into().unwrap(),
+            ..step.hits.into()
+        };
+        batch.push(&identity, &step.limit(), now, counting);
+    }
     let counts = handle.counts(&batch, now).await;
     counts.into_iter().map(Reported::from).collect()
 }

@@ -415,17 +415,23 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
     assert_eq!(admitted, LIMIT);
 }
 
-/// Such a request asks Redis whatever slices there are.
+/// Such requests ask Redis whatever slices there are. They are counted as by a rule without slices: by increments, and not
+/// by a script.
 #[tokio::test]
-async fn a_hot_value_beside_new_ones_takes_no_slice() {
+async fn slow_values_and_a_hot_one_beside_new_ones_take_no_slice() {
     const CALLS: u64 = 1_000;
     let redis = Redis::start();
-    let (server, mut client) = serve(one_worker(&redis.url(), "1000000/year")).await;
+    let server = one_worker(&redis.url(), "1000000/10years, 2000000/year");
+    let (server, mut client) = serve(server).await;
+    for call in 0..300 {
+        assert!(passes(&mut client, &format!("v{}", call % 100), 1 + call % 3).await);
+    }
     for call in 0..CALLS {
         both_pass(&mut client, ["hot", &call.to_string()]).await;
     }
     assert_eq!(metric(&server, "slices_asked_total"), 0);
-    assert_eq!(count(&redis), 2 * CALLS);
+    // Of two limits.
+    assert_eq!(count(&redis), 2 * (600 + 2 * CALLS));
     assert_eq!((redis.calls("evalsha"), redis.calls("eval")), (0, 0));
     // Two that are hot together take slices.
     eventually("both are used", async || {
@@ -433,19 +439,6 @@ async fn a_hot_value_beside_new_ones_takes_no_slice() {
         metric(&server, "slice_passes_total") > 10
     })
     .await;
-}
-
-/// Values that are too slow for a slice are counted as by a rule without slices: by increments, and not by a script.
-#[tokio::test]
-async fn without_a_slice_a_call_is_an_increment() {
-    let redis = Redis::start();
-    let server = one_worker(&redis.url(), "1000000/minute, 2000000/year");
-    let (server, mut client) = serve(server).await;
-    for call in 0..300 {
-        assert!(passes(&mut client, &format!("v{}", call % 100), 1 + call % 3).await);
-    }
-    assert_eq!(metric(&server, "slices_asked_total"), 0);
-    assert_eq!((redis.calls("evalsha"), redis.calls("eval")), (0, 0));
 }
 
 /// Two processes, of which one does not know how full the counters are. Nothing that is refused stays charged.
