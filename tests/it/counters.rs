@@ -35,25 +35,19 @@ descriptors:
 /// All keys of [`RULES`] with one counter.
 const KEYS: [&str; 5] = ["first", "sliding", "log", "bucket", "day"];
 
-/// Runs `tollgate counters` with these arguments; returns its exit code, its output and its errors.
+/// Runs `tollgate counters` for descriptors of domain `d`; returns its exit code, its output and its errors.
 #[track_caller]
-fn run(server: &Tollgate, args: &[&str]) -> (Option<i32>, String, String) {
+fn run(server: &Tollgate, args: &[&str], of: &[&str]) -> (Option<i32>, String, String) {
     let port = format!("http://{}", server.debug);
     let mut command = program();
-    let output = finish(command.arg("counters").args(args).args(["--server", &port]));
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (
-        output.status.code(),
-        text(output.stdout),
-        text(output.stderr),
-    )
-}
-
-#[track_caller]
-fn run_json(server: &Tollgate, args: &[&str]) -> Value {
-    let (code, text, errors) = run(server, &[args, &["--json"]].concat());
-    assert_eq!(code, Some(0), "{errors}");
-    serde_json::from_str(&text).expect("JSON")
+    command
+        .arg("counters")
+        .args(args)
+        .args(["--domain", "d", "--server", &port]);
+    let output = finish(command.args(of.iter().flat_map(|descriptor| ["-d", descriptor])));
+    let [stdout, stderr] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), stdout, stderr)
 }
 
 async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
@@ -68,7 +62,9 @@ async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
 /// What `get` or `reset` prints of the one counter of a descriptor.
 #[track_caller]
 fn print(server: &Tollgate, act: &str, descriptor: &str) -> Value {
-    let all = run_json(server, &[act, "--domain", "d", "-d", descriptor]);
+    let (code, text, errors) = run(server, &[act, "--json"], &[descriptor]);
+    assert_eq!(code, Some(0), "{errors}");
+    let all: Value = serde_json::from_str(&text).expect("JSON");
     all["descriptors"][0]["counters"][0].clone()
 }
 
@@ -83,17 +79,15 @@ fn reset(server: &Tollgate, descriptor: &str) -> [Value; 2] {
     [reset["hitsBefore"].clone(), reset["hits"].clone()]
 }
 
-fn used(more: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static str)> {
-    KEYS.map(|key| (key, "v"))
-        .into_iter()
-        .chain(more.iter().copied())
-        .collect()
+/// Hits the counter of each algorithm.
+async fn hit_all(server: &Tollgate, times: u32) {
+    hit(server, &KEYS.map(|key| (key, "v")), times).await;
 }
 
 #[tokio::test]
 async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
     let server = tollgate::with_rules(RULES).start();
-    hit(&server, &used(&[]), 3).await;
+    hit_all(&server, 3).await;
     for _ in 0..2 {
         for key in KEYS {
             let found = counter(&server, &format!("{key}=v"));
@@ -114,11 +108,7 @@ async fn the_hits_of_every_algorithm_are_shown_and_looking_makes_none() {
 async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is_none() {
     let server = tollgate::with_rules(RULES).start();
     hit(&server, &[("two", "v")], 3).await;
-    let descriptors = ["-d", "two=v", "-d", "free=v", "-d", "nope=v"];
-    let (code, text, _) = run(
-        &server,
-        &[&["get", "--domain", "d"], &descriptors[..]].concat(),
-    );
+    let (code, text, _) = run(&server, &["get"], &["two=v", "free=v", "nope=v"]);
     assert_eq!(code, Some(0));
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[0], "two=v");
@@ -136,7 +126,8 @@ async fn text_for_people_has_a_line_for_each_limit_and_the_reason_where_there_is
 #[tokio::test]
 async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller() {
     let server = tollgate::with_rules(RULES).start();
-    hit(&server, &used(&[("two", "v\n\"x\"")]), 12).await;
+    hit_all(&server, 12).await;
+    hit(&server, &[("two", "v\n\"x\"")], 12).await;
     let mut client = connect(server.grpc).await;
     for (key, before, left) in [
         ("first", 12, 9),
@@ -150,11 +141,8 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
         assert_eq!(counter(&server, &descriptor)["remaining"], left, "{key}");
         assert!(passes(&mut client, "d", &[(key, "v")]).await, "{key}");
     }
-    let descriptors = ["two=v\n\"x\"", "free=v", "day=v\\,user=root"].map(|one| ["-d", one]);
-    let (code, text, errors) = run(
-        &server,
-        &[&["reset", "--domain", "d"], &descriptors.concat()[..]].concat(),
-    );
+    let descriptors = ["two=v\n\"x\"", "free=v", "day=v\\,user=root"];
+    let (code, text, errors) = run(&server, &["reset"], &descriptors);
     assert_eq!(code, Some(0), "{errors}");
     for expected in [
         "\n  12 -> 0 of 2 per year (yearly), 2 left, ",
@@ -178,13 +166,13 @@ async fn a_reset_frees_a_client_of_every_algorithm_and_is_logged_with_the_caller
 async fn a_look_makes_no_key_in_redis_and_a_redis_that_is_gone_is_an_error() {
     let redis = Redis::start();
     let server = tollgate::with_rules(RULES).redis(&redis).start();
-    hit(&server, &used(&[]), 3).await;
+    hit_all(&server, 3).await;
     for key in KEYS {
         assert_eq!(counter(&server, &format!("{key}=w"))["hits"], 0, "{key}");
     }
     assert_eq!(redis.keys().len(), KEYS.len());
     drop(redis);
-    let (code, _, errors) = run(&server, &["get", "--domain", "d", "-d", "log=v"]);
+    let (code, _, errors) = run(&server, &["get"], &["log=v"]);
     assert!(code == Some(1) && errors.contains("503"), "{errors}");
 }
 

@@ -431,13 +431,11 @@ async fn a_reload_keeps_slots_under_another_limit_and_begins_anew_with_another_t
 #[tokio::test]
 async fn commands_tell_how_many_requests_are_in_flight_and_for_how_long() {
     let (server, mut client) = serve(tollgate::with_rules(&rules("1h"))).await;
-    let run = |args: &[&str]| {
-        let port = format!("http://{}", server.debug);
-        let output = finish(program().args(args).args(["--server", &port]));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let port = format!("http://{}", server.debug);
+    let of = ["--server", &port, "--domain", "shop", "-d", "user=a"];
     let check = |command: &[&str], expected: &str| {
-        let text = run(&[command, &["--domain", "shop", "-d", "user=a"]].concat());
+        let output = finish(program().args(command).args(of));
+        let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains(expected), "{text}");
     };
     let none = "limit 5 in flight: concurrency, each for 1h at most\n    none in flight, 5 left";
@@ -455,8 +453,8 @@ async fn commands_tell_how_many_requests_are_in_flight_and_for_how_long() {
 #[tokio::test]
 async fn kills_of_redis_and_of_a_replica_let_no_more_requests_run() {
     let mut redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let start = || tollgate::with_rules(&rules("10s")).redis(&redis).start();
-    let (first, second) = (start(), start());
+    let [first, second] =
+        [(); 2].map(|()| tollgate::with_rules(&rules("10s")).redis(&redis).start());
     static RUNNING: AtomicU32 = AtomicU32::new(0);
     static MOST: AtomicU32 = AtomicU32::new(0);
     static PASSED: AtomicU32 = AtomicU32::new(0);
