@@ -10,7 +10,13 @@ use proptest::{
 };
 use tokio::task::JoinSet;
 use tollgate::{
-    Algorithm, Batch, Charge, CounterState, Entry, Hits, Identity, IncrementSpec, Limit, Operation,
+    Algorithm::{
+        self, Calendar, Concurrency, FirstHit, FixedWindow, SlidingLog, SlidingWindow, TokenBucket,
+    },
+    Batch,
+    Charge::{Admitted, Always, Within},
+    Entry, Hits, Identity, IncrementSpec, Limit,
+    Operation::{self, Add, GiveBack, Reset},
     Period, Timestamp, Unit,
 };
 
@@ -83,7 +89,12 @@ async fn send(handle: &Handle, history: u32, call: &Call) -> Vec<Reported> {
         batch.push(&identity, &step.limit(), now, counting);
     }
     let counts = handle.counts(&batch, now).await;
-    counts.into_iter().map(Reported::from).collect()
+    let reported = counts.into_iter().map(|count| Reported {
+        after: count.after,
+        is_charged: count.is_charged,
+        ends: count.ends.map(|ends| (ends.resets_in, ends.retry_in)),
+    });
+    reported.collect()
 }
 
 /// The result of one step, from a store or from the model.
@@ -94,16 +105,6 @@ struct Reported {
     is_charged: bool,
     /// Time until the counter is empty, and until the hits would pass; `None` for aligned windows.
     ends: Option<(u64, Option<u64>)>,
-}
-
-impl From<CounterState> for Reported {
-    fn from(count: CounterState) -> Self {
-        Self {
-            after: count.after,
-            is_charged: count.is_charged,
-            ends: count.ends.map(|ends| (ends.resets_in, ends.retry_in)),
-        }
-    }
 }
 
 const SLOTS: &str = "slots have names, and a model in slots.rs";
@@ -131,25 +132,23 @@ impl Naive {
             hits.map(|(_, hits)| hits).sum()
         };
         match &step.algorithm {
-            Algorithm::FixedWindow | Algorithm::Calendar(_) => {
-                sum(&|at| at / PERIOD == now / PERIOD)
-            }
-            Algorithm::FirstHit => match self.start {
+            FixedWindow | Calendar(_) => sum(&|at| at / PERIOD == now / PERIOD),
+            FirstHit => match self.start {
                 Some(start) if now < start + PERIOD => sum(&|_| true),
                 _ => 0,
             },
-            Algorithm::SlidingWindow => {
+            SlidingWindow => {
                 let index = now / PERIOD;
                 let left = PERIOD - now % PERIOD;
                 let older = sum(&|at| at / PERIOD + 1 == index);
                 sum(&|at| at / PERIOD == index) + (older * left).div_ceil(PERIOD)
             }
-            Algorithm::SlidingLog => sum(&|at| at + PERIOD > now),
-            Algorithm::TokenBucket { .. } => {
+            SlidingLog => sum(&|at| at + PERIOD > now),
+            TokenBucket { .. } => {
                 let missing = u64::try_from(self.still_missing(step, now)).unwrap();
                 missing.div_ceil(PERIOD)
             }
-            Algorithm::Concurrency => unreachable!("{SLOTS}"),
+            Concurrency => unreachable!("{SLOTS}"),
         }
     }
 
@@ -166,12 +165,12 @@ impl Naive {
     /// The latest time that it remembers.
     fn latest(&self, step: &Step) -> u64 {
         match step.algorithm {
-            Algorithm::FixedWindow | Algorithm::Calendar(_) => 0,
-            Algorithm::FirstHit => self.start.unwrap_or(0),
-            Algorithm::SlidingWindow => self.since * PERIOD,
-            Algorithm::SlidingLog => self.hits.last().map_or(0, |(at, _)| *at),
-            Algorithm::TokenBucket { .. } => self.since,
-            Algorithm::Concurrency => unreachable!("{SLOTS}"),
+            FixedWindow | Calendar(_) => 0,
+            FirstHit => self.start.unwrap_or(0),
+            SlidingWindow => self.since * PERIOD,
+            SlidingLog => self.hits.last().map_or(0, |(at, _)| *at),
+            TokenBucket { .. } => self.since,
+            Concurrency => unreachable!("{SLOTS}"),
         }
     }
 
@@ -179,7 +178,7 @@ impl Naive {
     /// another caller's clock was ahead by up to `skew`. A larger difference cannot be right.
     fn look(&mut self, step: &Step, now: u64, skew: u64) -> u64 {
         let is_wrong = self.latest(step) > now + skew;
-        let is_bucket = matches!(step.algorithm, Algorithm::TokenBucket { .. });
+        let is_bucket = matches!(step.algorithm, TokenBucket { .. });
         match (is_wrong, is_bucket) {
             (false, _) => {}
             (true, true) => self.since = now,
@@ -204,7 +203,7 @@ impl Naive {
             return;
         }
         match &step.algorithm {
-            Algorithm::TokenBucket { .. } => {
+            TokenBucket { .. } => {
                 let change = (i128::from(added) - i128::from(back)) * i128::from(PERIOD);
                 self.missing = (self.still_missing(step, now) + change).max(0);
                 self.since = now;
@@ -212,19 +211,19 @@ impl Naive {
                 self.capacity = step.limit().capacity();
                 return;
             }
-            Algorithm::FirstHit => {
+            FirstHit => {
                 if self.start.is_none_or(|start| now >= start + PERIOD) {
                     self.hits.clear();
                     self.start = (added > 0).then_some(now);
                 }
             }
-            Algorithm::SlidingWindow => {
+            SlidingWindow => {
                 self.since = now / PERIOD;
                 self.hits.retain(|(at, _)| at / PERIOD + 1 >= now / PERIOD);
             }
-            Algorithm::SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
-            Algorithm::FixedWindow | Algorithm::Calendar(_) => {}
-            Algorithm::Concurrency => unreachable!("{SLOTS}"),
+            SlidingLog => self.hits.retain(|(at, _)| at + PERIOD > now),
+            FixedWindow | Calendar(_) => {}
+            Concurrency => unreachable!("{SLOTS}"),
         }
         if added > 0 {
             self.hits.push((now, added));
@@ -263,10 +262,10 @@ impl Naive {
         let after = self.held(step, now);
         let room = step.limit().capacity().checked_sub(step.hits.added());
         let retry_in = room.map(|most| self.falls_to(step, most, now));
-        let has_window = matches!(step.algorithm, Algorithm::FixedWindow);
+        let has_window = matches!(step.algorithm, FixedWindow);
         let resets_in = match (&step.algorithm, self.start) {
             // The window lasts even if all of its hits were given back.
-            (Algorithm::FirstHit, Some(start)) => (start + PERIOD).saturating_sub(now),
+            (FirstHit, Some(start)) => (start + PERIOD).saturating_sub(now),
             _ => self.falls_to(step, 0, now),
         };
         Reported {
@@ -298,11 +297,7 @@ impl Model {
 
     fn send(&mut self, call: &Call) -> Vec<Reported> {
         let now = call.now;
-        let alone = |step: &Step| {
-            use Charge::{Always, Within};
-            use Operation::{Add, GiveBack, Reset};
-            matches!(step.operation, Add(Always | Within) | GiveBack | Reset)
-        };
+        let alone = |step: &Step| matches!(step.operation, Add(Always | Within) | GiveBack | Reset);
         if call.steps.iter().all(alone) {
             let steps = call.steps.iter();
             return steps.map(|step| self.alone(step, now)).collect();
@@ -325,7 +320,7 @@ impl Model {
                 before + step.hits.added()
             };
             let is_over = after > step.limit().capacity();
-            if step.operation == Operation::Add(Charge::Always) || !is_over {
+            if step.operation == Add(Always) || !is_over {
                 *ahead += step.hits.added();
             }
             over.push((is_over, before));
@@ -333,8 +328,8 @@ impl Model {
         let is_refused = over.iter().any(|(is_over, _)| *is_over);
         let charge = |(step, &(is_over, before)): (&Step, &(bool, u64))| {
             let is_charged = match step.operation {
-                Operation::Add(Charge::Within) => !is_over,
-                Operation::Add(Charge::Admitted) => !is_refused,
+                Add(Within) => !is_over,
+                Add(Admitted) => !is_refused,
                 _ => true,
             };
             let reported = self.charge(step, is_charged, now);
@@ -359,7 +354,7 @@ impl Model {
         let (naive, present) = self.counter(step, now);
         let held = naive.held(step, present);
         let is_over = held + step.hits.added() > step.limit().capacity();
-        let is_charged = step.operation != Operation::Add(Charge::Within) || !is_over;
+        let is_charged = step.operation != Add(Within) || !is_over;
         self.charge(step, is_charged, now)
     }
 
@@ -380,8 +375,8 @@ impl Model {
 
     /// The name of a counter. An aligned window is a counter of its own.
     fn name(step: &Step, now: u64) -> (u8, &'static str, bool, u64) {
-        let is_first_hit = step.algorithm == Algorithm::FirstHit;
-        let is_aligned = step.algorithm == Algorithm::FixedWindow;
+        let is_first_hit = step.algorithm == FirstHit;
+        let is_aligned = step.algorithm == FixedWindow;
         let window = if is_aligned { now / PERIOD } else { 0 };
         (step.value, step.algorithm.name(), is_first_hit, window)
     }
@@ -397,7 +392,6 @@ fn any_hits() -> impl Strategy<Value = Hits> {
 }
 
 fn algorithms() -> [BoxedStrategy<Algorithm>; 5] {
-    use Algorithm::{FirstHit, FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
     let bucket = (1_u64..9).prop_map(|burst| TokenBucket { burst });
     let [fixed, first, window, log] =
         [FixedWindow, FirstHit, SlidingWindow, SlidingLog].map(|algorithm| Just(algorithm).boxed());
@@ -415,9 +409,9 @@ fn any_step(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value 
     (0..2_u8, algorithm, requests_per_unit, any_hits(), charge).prop_map(
         |(value, algorithm, requests_per_unit, hits, is_admitted)| {
             let charge = match (&algorithm, is_admitted) {
-                (_, true) => Charge::Admitted,
-                (Algorithm::FixedWindow | Algorithm::FirstHit, false) => Charge::Always,
-                (_, false) => Charge::Within,
+                (_, true) => Admitted,
+                (FixedWindow | FirstHit, false) => Always,
+                (_, false) => Within,
             };
             Step {
                 value,
@@ -451,7 +445,7 @@ fn any_calls(algorithm: impl Strategy<Value = Algorithm>) -> impl Strategy<Value
     let steps = prop::collection::vec(any_step(algorithm), 1..4);
     let steps = (steps, is_reset).prop_map(|(mut steps, is_reset)| {
         for step in steps.iter_mut().filter(|_| is_reset) {
-            step.operation = Operation::Reset;
+            step.operation = Reset;
             step.hits = Hits::give_back(Hits::MAX);
         }
         steps
@@ -545,14 +539,14 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
             |(algorithm, limit, clients)| {
                 histories.set(histories.get() + 1);
                 let algorithm = match algorithm {
-                    Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst: limit },
+                    TokenBucket { .. } => TokenBucket { burst: limit },
                     other => other,
                 };
                 let call = |hits: &u64| {
                     let mut call = one_hit(&algorithm, START);
                     call.steps[0].requests_per_unit = limit;
                     call.steps[0].hits = Hits::add(*hits);
-                    call.steps[0].operation = Operation::Add(Charge::Admitted);
+                    call.steps[0].operation = Add(Admitted);
                     call
                 };
                 let calls = |hits: &Vec<u64>| hits.iter().map(call).collect();
@@ -579,7 +573,7 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
 
 /// Earlier versions could leave such counts.
 fn a_count_below_zero_is_judged_as_0(backend: &Backend) {
-    for (history, algorithm) in (2_000_000..).zip([Algorithm::FixedWindow, Algorithm::FirstHit]) {
+    for (history, algorithm) in (2_000_000..).zip([FixedWindow, FirstHit]) {
         let passed = backend.open(async |handle| {
             let mut passed = 0;
             for nth in 0..20 {
@@ -598,7 +592,7 @@ fn a_count_below_zero_is_judged_as_0(backend: &Backend) {
 /// A log does not grow with refused hits, and one millisecond is one entry.
 fn what_is_refused_takes_no_room(backend: &Backend) {
     let times = (0..100).map(|n| START + n / 2);
-    assert_eq!(admitted(backend, 7, &Algorithm::SlidingLog, times), 5);
+    assert_eq!(admitted(backend, 7, &SlidingLog, times), 5);
     if let Backend::Redis(redis) = backend {
         let script = "return redis.call('LLEN', redis.call('KEYS', '*')[1])";
         // Three times, and the mark where counting begins.
@@ -632,16 +626,16 @@ fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
             algorithm: algorithm.clone(),
             requests_per_unit: 5,
             hits: Hits::ONE,
-            operation: Operation::Add(Charge::Within),
+            operation: Add(Within),
         }],
     }
 }
 
 const LOOK_FIRST: [Algorithm; 4] = [
-    Algorithm::FirstHit,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::TokenBucket { burst: 5 },
+    FirstHit,
+    SlidingWindow,
+    SlidingLog,
+    TokenBucket { burst: 5 },
 ];
 
 #[test]
@@ -654,7 +648,7 @@ fn replicas_an_hour_apart_share_one_limit() {
         let admitted = admitted(&backend, history, &algorithm, times);
         // Five, and the tokens that a bucket gains meanwhile.
         let most = match algorithm {
-            Algorithm::TokenBucket { .. } => 5 + 2,
+            TokenBucket { .. } => 5 + 2,
             _ => 5,
         };
         assert_eq!(admitted, most, "{algorithm:?}");
@@ -696,10 +690,10 @@ fn a_replica_whose_clock_is_ahead_shortens_no_life() {
 fn a_window_ends_for_no_replica_before_its_own_clock_says_so() {
     let window = START - START % PERIOD;
     in_redis(|redis, hit| {
-        assert!(hit(&Algorithm::FixedWindow, window + 1_000).is_charged);
+        assert!(hit(&FixedWindow, window + 1_000).is_charged);
         let script = "local now = redis.call('TIME') return now[1] * 1000";
         let before = redis.number(&["EVAL", script, "0"]);
-        assert!(hit(&Algorithm::FixedWindow, window + 8_000).is_charged);
+        assert!(hit(&FixedWindow, window + 8_000).is_charged);
         // The first one has nine seconds left.
         assert!(ends_at(redis) >= before + 9_000);
     });
@@ -708,7 +702,7 @@ fn a_window_ends_for_no_replica_before_its_own_clock_says_so() {
 #[test]
 fn a_bucket_of_an_earlier_version_is_read_and_can_be_read_by_it() {
     in_redis(|redis, hit| {
-        let hit = |now| hit(&Algorithm::TokenBucket { burst: 5 }, now);
+        let hit = |now| hit(&TokenBucket { burst: 5 }, now);
         // One token in two seconds.
         assert_eq!(hit(START).after, 1);
         let get = "return redis.call('GET', redis.call('KEYS', '*')[1])";

@@ -1,7 +1,7 @@
 //! Answers with a lease that nobody uses: their clients have left, or Redis was late. What they charged is given back.
 
 use std::{
-    env, fs,
+    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
@@ -73,13 +73,7 @@ fn leave(front: SocketAddr, requests: u32, longest: Duration) {
     });
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "more clients are for people, and the program never reads it"
-)]
-fn clients() -> u32 {
-    env::var("CLIENTS").map_or(600, |many| many.parse().unwrap())
-}
+const CLIENTS: u32 = 600;
 
 #[track_caller]
 fn check_answered(server: &Tollgate) {
@@ -95,7 +89,7 @@ fn check_leaving(start: impl Fn(Builder) -> Builder) {
         let service = InFlight::start();
         let envoy = envoy(page, server.grpc, service.address);
         let front = envoy.listener("front");
-        for (requests, millis) in [(clients(), 3), (clients() * 2 / 3, 50)] {
+        for (requests, millis) in [(CLIENTS, 3), (CLIENTS * 2 / 3, 50)] {
             leave(front, requests, Duration::from_millis(millis));
             wait_until("nothing is held", || held(&server, key) == Some(0));
         }
@@ -246,7 +240,7 @@ async fn callers_that_leave_before_redis_answers_hold_nothing() {
     let server = check_given_back(&proxy, async |server| {
         proxy.set(late(5));
         let client = connect(server.grpc).await;
-        for _ in 0..clients() / AT_ONCE {
+        for _ in 0..CLIENTS / AT_ONCE {
             let asking = calls(&client, AT_ONCE as usize, Duration::from_millis(1));
             let ends = asking.join_all().await;
             left += ends.iter().filter(|end| end.is_none()).count();
