@@ -17,6 +17,9 @@ use crate::support::{Process, finish, free_port, wait_until};
 /// The ports of the page: gRPC, Envoy's admin page, Envoy, and the service behind it.
 const PORTS: [&str; 4] = ["8081", "9901", "10000", "10001"];
 
+/// Each of them, and the one in its place.
+type Ports = [(&'static str, String); 4];
+
 #[test]
 fn a_newcomer_who_follows_the_page_gets_a_429_from_a_rule_of_their_own() {
     let mut attempts = 0;
@@ -98,13 +101,19 @@ fn follow(steps: &[Step]) -> Result<(), String> {
     symlink(root.join("target/try"), target.join("try")).unwrap();
     let ports = PORTS.map(|port| (port, free_port().to_string()));
     let with_ports = |text: &str| with_ports(text, &ports);
-    let mut servers: Vec<Server> = Vec::new();
+    let mut servers: Vec<(Process, PathBuf)> = Vec::new();
     for step in steps {
         match step {
             Step::Write(file, text) => {
                 let path = clone.path().join(file);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
-                let loads = || servers.iter().map(Server::loads).sum::<usize>();
+                let loads = || {
+                    let logs = servers
+                        .iter()
+                        .map(|(_, log)| fs::read_to_string(log).unwrap());
+                    logs.map(|log| log.matches("rules loaded").count())
+                        .sum::<usize>()
+                };
                 let before = loads();
                 fs::write(path, with_ports(text)).unwrap();
                 if before > 0 && file.contains("rules/") {
@@ -122,7 +131,7 @@ fn follow(steps: &[Step]) -> Result<(), String> {
             }
             Step::Run(command, printed) if is_server(command) => {
                 assert!(printed.is_empty(), "a server prints nothing: {command}");
-                servers.push(Server::start(clone.path(), &with_ports(command), &ports)?);
+                servers.push(start(clone.path(), &with_ports(command), &ports)?);
             }
             Step::Run(command, printed) => {
                 let output = finish(&mut shell(clone.path(), &with_ports(command)));
@@ -138,7 +147,7 @@ fn follow(steps: &[Step]) -> Result<(), String> {
 }
 
 /// Replaces the ports of the page by others, in two steps, because a port may contain the digits of another one.
-fn with_ports(text: &str, ports: &[(&str, String); 4]) -> String {
+fn with_ports(text: &str, ports: &Ports) -> String {
     let mut text = text.to_owned();
     for (index, (there, _)) in ports.iter().enumerate() {
         text = text.replace(there, &format!("<port {index}>"));
@@ -174,43 +183,27 @@ fn shell(folder: &Path, command: &str) -> Command {
     shell
 }
 
-struct Server {
-    _process: Process,
-    log: PathBuf,
-}
-
-impl Server {
-    fn start(folder: &Path, command: &str, ports: &[(&str, String); 4]) -> Result<Self, String> {
-        let is_envoy = command.contains("bin/envoy ");
-        let (_, port) = &ports[if is_envoy { 2 } else { 0 }];
-        let log = folder.join(format!("{port}.log"));
-        let mut shell = shell(folder, &format!("exec {command}"));
-        // The ports that the page leaves at their defaults.
-        shell
-            .env("GRPC_PORT", &ports[0].1)
-            .env("PORT", "0")
-            .env("DEBUG_PORT", "0")
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).unwrap());
-        let mut process = Process::start(&mut shell);
-        let address = format!("127.0.0.1:{port}");
-        let mut has_ended = false;
-        wait_until("the server listens", || {
-            has_ended = process.has_ended();
-            has_ended || TcpStream::connect(&address).is_ok()
-        });
-        if has_ended {
-            return Err(fs::read_to_string(&log).unwrap());
-        }
-        Ok(Self {
-            _process: process,
-            log,
-        })
-    }
-
-    fn loads(&self) -> usize {
-        let log = fs::read_to_string(&self.log).unwrap();
-        log.matches("rules loaded").count()
+/// Starts a server that the reader keeps running in a terminal, and waits until it listens. Returns it and its log.
+fn start(folder: &Path, command: &str, ports: &Ports) -> Result<(Process, PathBuf), String> {
+    let (_, port) = &ports[if command.contains("bin/envoy ") { 2 } else { 0 }];
+    let log = folder.join(format!("{port}.log"));
+    let mut shell = shell(folder, &format!("exec {command}"));
+    // The ports that the page leaves at their defaults.
+    shell
+        .env("GRPC_PORT", &ports[0].1)
+        .envs([("PORT", "0"), ("DEBUG_PORT", "0")])
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&log).unwrap());
+    let mut process = Process::start(&mut shell);
+    let address = format!("127.0.0.1:{port}");
+    let mut has_ended = false;
+    wait_until("the server listens", || {
+        has_ended = process.has_ended();
+        has_ended || TcpStream::connect(&address).is_ok()
+    });
+    match has_ended {
+        true => Err(fs::read_to_string(&log).unwrap()),
+        false => Ok((process, log)),
     }
 }
 
