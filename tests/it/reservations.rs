@@ -184,7 +184,7 @@ fn the_cost_is_found_in_the_body_by_envoys_own_filter() {
         let route = &mut route["typed_per_filter_config"];
         let own = filter["typed_per_filter_config"].as_mapping().unwrap();
         route.as_mapping_mut().unwrap().extend(own.clone());
-        for entry in 1..=2 {
+        for entry in 1..=2_usize {
             let entries = &mut route["envoy.filters.http.ratelimit"]["rate_limits"];
             entries[entry]["hits_addend"] = filter["hits_addend"].clone();
         }
