@@ -1,5 +1,5 @@
 //! Effects on callers while Redis or the network to it is broken: no call waits for a lost Redis, and counts are exact
-//! afterwards. While only this machine is busy, Redis is not lost. `make chaos` runs the scenarios longer, and measures times.
+//! afterwards. While only this machine is busy, Redis is not lost. `make chaos` runs the scenarios longer.
 
 use std::{
     process::{Command, Stdio},
@@ -376,7 +376,10 @@ async fn a_process_without_redis_answers_and_is_not_ready_until_redis_has_answer
 /// Replicas with clocks up to a day apart share their counters. Beyond that the counters are dropped.
 #[tokio::test]
 async fn a_clock_that_is_days_ahead_is_counted_and_said() {
-    const LOG: &str = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]";
+    const LOG: &str = "
+domain: d
+descriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5, algorithm: sliding_log}}]
+";
     let forgotten = "tollgate_redis_reset_counters_total";
     let said = "the clock of a replica or of Redis is wrong";
     for (offset, is_too_far) in [("+80000s", false), ("+200000s", true)] {

@@ -392,7 +392,7 @@ async fn a_steady_client_below_its_limit_is_refused_nothing_after_a_long_loss() 
 
 const FEW: Rate = Rate { hits: 4, secs: 3 };
 
-/// The most hits of one value in a period without Redis. 60 values are asked for five times too often, and 20 have room.
+/// The most hits of one value in a period without Redis. 60 are asked for five times too often, and 20 have room.
 async fn densest_while_room_is_short(algorithm: &str) -> usize {
     const VALUES: usize = 60;
     let key = &FEW.key(algorithm);

@@ -417,8 +417,8 @@ async fn looks(client: &mut Client) -> bool {
     send(client, look).await.is_ok()
 }
 
-/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since. The costs
-/// of one counter wait as one sum: here are more than there may be other work for a worker.
+/// A cost above the estimate waits for Redis; hits to give back do not, because others may have counted since. Costs of
+/// one counter wait as one sum: here are more than there may be other work for a worker.
 #[tokio::test]
 async fn costs_that_come_while_redis_is_away_are_counted_when_it_is_back() {
     let mut redis = Redis::start();

@@ -1,4 +1,4 @@
-//! One counter in two places, and one request on two stores: workers, a Redis for limits per second, slots of a cluster.
+//! One counter in two places, one request on two stores: workers, a Redis for limits per second, slots of a cluster.
 
 use tokio::task::JoinSet;
 use tonic::Code as Grpc;

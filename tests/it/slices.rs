@@ -227,8 +227,8 @@ const PERIOD: u64 = 4;
 /// The times of replies, on the clock of windows. Ours can differ from it by less than this.
 const CLOCK_ERROR: Duration = Duration::from_millis(50);
 
-/// `WINDOWS` windows on four processes, of which one is killed every other second and replaced. Every hit that passes is
-/// counted in a window.
+/// `WINDOWS` windows on four processes, of which one is killed every other second and replaced. Every hit that passes
+/// is counted in a window.
 #[expect(
     clippy::disallowed_methods,
     reason = "the test program is no part of tollgate, and a variable is what it has for itself"
@@ -415,8 +415,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
     assert_eq!(admitted, LIMIT);
 }
 
-/// Such requests ask Redis whatever slices there are. They are counted as by a rule without slices: by increments, and not
-/// by a script.
+/// They are counted as by a rule without slices: by increments, and not by a script.
 #[tokio::test]
 async fn slow_values_and_a_hot_one_beside_new_ones_take_no_slice() {
     const CALLS: u64 = 1_000;
