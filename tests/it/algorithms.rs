@@ -517,14 +517,13 @@ fn at_once(backend: &Backend, history: u32, clients: &[Vec<Call>]) -> Vec<(Step,
         })
     };
     thread::scope(|scope| {
-        let clients = clients
-            .iter()
-            .map(|calls| scope.spawn(move || one(calls.clone())));
-        let clients: Vec<_> = clients.collect();
-        let reported = clients
-            .into_iter()
-            .flat_map(|client| client.join().unwrap());
-        reported.collect()
+        let start = |calls: &Vec<Call>| {
+            let calls = calls.clone();
+            scope.spawn(move || one(calls))
+        };
+        let clients: Vec<_> = clients.iter().map(start).collect();
+        let ends = clients.into_iter().map(|client| client.join().unwrap());
+        ends.flatten().collect()
     })
 }
 

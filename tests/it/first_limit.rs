@@ -107,13 +107,9 @@ fn follow(steps: &[Step]) -> Result<(), String> {
             Step::Write(file, text) => {
                 let path = clone.path().join(file);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
-                let loads = || {
-                    let logs = servers
-                        .iter()
-                        .map(|(_, log)| fs::read_to_string(log).unwrap());
-                    logs.map(|log| log.matches("rules loaded").count())
-                        .sum::<usize>()
-                };
+                let log = |server: &(Process, PathBuf)| fs::read_to_string(&server.1).unwrap();
+                let logs = || servers.iter().map(log).collect::<String>();
+                let loads = || logs().matches("rules loaded").count();
                 let before = loads();
                 fs::write(path, with_ports(text)).unwrap();
                 if before > 0 && file.contains("rules/") {

@@ -54,10 +54,8 @@ struct Agreed {
 /// Checks that both readers see the same in every text that tollgate loads, unless PyYAML refuses it.
 #[track_caller]
 fn check<'t>(texts: impl IntoIterator<Item = &'t str>) -> Agreed {
-    let loaded = texts
-        .into_iter()
-        .filter_map(|text| Some((text, read(text)?)));
-    let (texts, ours): (Vec<_>, Vec<_>) = loaded.unzip();
+    let pair = |text: &'t str| Some((text, read(text)?));
+    let (texts, ours): (Vec<_>, Vec<_>) = texts.into_iter().filter_map(pair).unzip();
     let others = read_by_another(&texts);
     assert_eq!(others.len(), ours.len());
     let mut agreed = Agreed::default();

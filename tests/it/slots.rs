@@ -275,10 +275,8 @@ async fn check_twice(server: Builder) {
     assert_eq!((token(&reply), held(&server)), (None, 0));
     let reply = send_parts(&mut client, twice([2, 3])).await;
     let left = reply.statuses.iter().map(|status| status.limit_remaining);
-    assert!(
-        reply.overall_code() == Code::Ok && left.eq([3, 0]),
-        "{reply:?}"
-    );
+    assert!(left.eq([3, 0]), "{reply:?}");
+    assert_eq!(reply.overall_code(), Code::Ok);
     assert_eq!((held(&server), slots(&server, "taken")), (5, 1));
     assert_eq!(take(&mut client).await.0, None);
     for _ in 0..2 {

@@ -135,9 +135,8 @@ async fn ask_for_both(server: &Tollgate, times: usize) -> usize {
     let client = connect(server.grpc).await;
     let replies = calls(&client, 2 * times, Duration::MAX).join_all().await;
     let replies = replies.into_iter().flatten();
-    replies
-        .filter(|reply| reply.is_ok() && is_ok(reply))
-        .count()
+    let passed = replies.filter(|reply| reply.is_ok() && is_ok(reply));
+    passed.count()
 }
 
 /// Waits until both are answered: then the clock of Redis is known. Returns what is held then.
@@ -171,10 +170,8 @@ async fn check_paused(url: &str, servers: &[&Redis]) {
     let before = await_redis(&server).await;
     let slots = || servers.iter().map(|redis| redis.calls("zadd")).sum::<u64>();
     assert_eq!(slots(), 1);
-    let connections = servers
-        .iter()
-        .map(|redis| TcpStream::connect(redis.address()));
-    let mut connections: Vec<_> = connections.map(Result::unwrap).collect();
+    let connect = |redis: &&Redis| TcpStream::connect(redis.address()).unwrap();
+    let mut connections: Vec<_> = servers.iter().map(connect).collect();
     for _ in 0..10 {
         pause_all(&mut connections);
         assert_eq!(ask_for_both(&server, 4).await, 0);
