@@ -1,5 +1,4 @@
-//! Rule files as another YAML reader sees them: PyYAML, with its own few lines about the format. No file is read in part, and none
-//! is read differently.
+//! Rule files as PyYAML sees them, with its own few lines about the format. None is read in part or differently.
 
 use std::{
     fs,
@@ -28,7 +27,6 @@ fn read(text: &str) -> Option<Value> {
     Some(json!({"domains": matcher.domain_count(), "rules": rules.collect::<Vec<_>>()}))
 }
 
-/// The rules of each text as the other reader sees them.
 fn read_by_another(texts: &[&str]) -> Vec<Value> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/yaml_reader.py");
     let mut python = Command::new(tool("python3"))
@@ -56,15 +54,12 @@ struct Agreed {
 /// Checks that both readers see the same in every text that tollgate loads, unless PyYAML refuses it.
 #[track_caller]
 fn check<'t>(texts: impl IntoIterator<Item = &'t str>) -> Agreed {
-    let loaded: Vec<_> = texts
-        .into_iter()
-        .filter_map(|text| Some((text, read(text)?)))
-        .collect();
-    let texts: Vec<_> = loaded.iter().map(|(text, _)| *text).collect();
+    let pair = |text: &'t str| Some((text, read(text)?));
+    let (texts, ours): (Vec<_>, Vec<_>) = texts.into_iter().filter_map(pair).unzip();
     let others = read_by_another(&texts);
-    assert_eq!(others.len(), loaded.len());
+    assert_eq!(others.len(), ours.len());
     let mut agreed = Agreed::default();
-    for ((text, ours), other) in loaded.iter().zip(&others) {
+    for ((text, ours), other) in texts.iter().zip(&ours).zip(&others) {
         if other.get("refused").is_some() {
             agreed.refused += 1;
             continue;
@@ -90,19 +85,14 @@ fn nasty() -> Vec<(String, Option<usize>)> {
 fn files_that_readers_disagree_on_are_refused_or_read_as_another_reads_them() {
     let nasty = nasty();
     assert!(nasty.len() > 50, "{}", nasty.len());
-    let mut wrong = Vec::new();
     for (text, rules) in &nasty {
         let read = read(text).map(|read| read["rules"].as_array().unwrap().len());
-        if read != *rules {
-            wrong.push(format!("{read:?} instead of {rules:?} rules in {text:?}"));
-        }
+        assert_eq!(read, *rules, "rules in {text:?}");
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let loaded = nasty.iter().filter(|(_, rules)| rules.is_some()).count();
-    let rules = nasty.iter().filter_map(|(_, rules)| *rules).sum();
+    let rules = nasty.iter().filter_map(|(_, rules)| *rules);
     let expected = Agreed {
-        texts: loaded,
-        rules,
+        texts: rules.clone().count(),
+        rules: rules.sum(),
         refused: 0,
     };
     assert_eq!(check(nasty.iter().map(|(text, _)| &**text)), expected);
@@ -110,14 +100,10 @@ fn files_that_readers_disagree_on_are_refused_or_read_as_another_reads_them() {
 
 fn files_in(folder: &str) -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-    let mut paths: Vec<_> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.is_file())
-        .collect();
-    paths.sort();
-    let texts = paths.iter().map(fs::read);
-    let texts = texts.filter_map(|bytes| String::from_utf8(bytes.unwrap()).ok());
+    let entries = fs::read_dir(folder).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let files = paths.filter(|path| path.is_file()).map(fs::read);
+    let texts = files.filter_map(|bytes| String::from_utf8(bytes.unwrap()).ok());
     texts.collect()
 }
 
@@ -134,7 +120,6 @@ fn our_own_rule_files_mean_the_same_to_another_reader() {
     assert_eq!(agreed.refused, 0);
 }
 
-/// Rules in most of YAML's styles.
 const GOOD: &str = r#"domain: shop
 count: all
 descriptors:
@@ -164,7 +149,7 @@ domain: health
 descriptors: [{ key: path, value: /health, rate_limit: { unlimited: true } }]
 "#;
 
-/// Files that begin as a good one and got a few mistakes: most are refused, and no other loses or gains a rule unnoticed.
+/// Most of them are refused, and no other loses or gains a rule unnoticed.
 #[test]
 fn files_with_random_changes_mean_the_same_to_another_reader() {
     // No tab: PyYAML refuses it in a plain text, where YAML allows it.
@@ -197,18 +182,4 @@ fn files_with_random_changes_mean_the_same_to_another_reader() {
     assert!(agreed.texts > 400 && agreed.rules > 3_000, "{agreed:?}");
     // It knows neither `>#` nor, in brackets, a question mark behind a word.
     assert!(agreed.refused * 50 < agreed.texts, "{agreed:?}");
-}
-
-/// The comparison sees a rule that is missing, and a file that ends early.
-#[test]
-fn the_other_reader_sees_every_rule() {
-    let whole = "domain: d\ndescriptors: [{key: a, rate_limits: [5/s]}]\n---\ndomain: e\ndescriptors: [{key: b, rate_limits: [6/m]}]\n";
-    let other = read_by_another(&[whole]);
-    let expected = json!({"domains": 2, "rules": [
-        {"path": "d.a", "unlimited": false, "limits": [[5, 1]]},
-        {"path": "e.b", "unlimited": false, "limits": [[6, 60]]},
-    ]});
-    assert_eq!(other, [expected]);
-    let first = whole.split("---").next().unwrap();
-    assert_ne!(read(first).as_ref(), Some(&other[0]));
 }
