@@ -8,6 +8,7 @@ use std::{
 };
 
 pub mod ads;
+pub mod again;
 pub mod ask;
 pub mod attack;
 pub mod busy;
@@ -31,7 +32,6 @@ pub mod model;
 pub mod mounted;
 pub mod nginx;
 pub mod nutcracker;
-pub mod passing;
 pub mod ports;
 pub mod prometheus;
 pub mod proxy;
