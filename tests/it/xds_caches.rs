@@ -196,23 +196,3 @@ async fn a_push_that_comes_while_a_refusal_is_held_back_takes_its_place() {
     assert_eq!(answer.refusal(), None);
     assert_eq!(passing(&server, "a", "y").await, 3);
 }
-
-/// Tells that a LinearCache cannot be used fully: docs/envoy/envoy-gateway.md says so.
-#[tokio::test]
-async fn a_linear_cache_sends_changed_domains_only_so_that_the_others_are_lost() {
-    let ads = Ads::of(Cache::linear());
-    ads.fill(&[domain("a", 1), domain("b", 1)]);
-    let server = builder(&ads).start();
-    ads.wait_for_ack("1");
-    ads.fill(&[domain("b", 2)]);
-    ads.wait_for_ack("2");
-    assert_eq!(passing(&server, "a", "x").await, 3);
-    assert_eq!(passing(&server, "b", "x").await, 2);
-}
-
-#[tokio::test]
-async fn a_mux_without_a_cache_for_rules_ends_the_call_with_its_reason() {
-    let ads = Ads::of(Cache::Mux([].into()));
-    let server = builder(&ads).args(["--start-without-rules"]).start();
-    server.log().with("Unavailable: the watch failed");
-}
