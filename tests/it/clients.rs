@@ -41,21 +41,13 @@ fn compressible(letter: &str) -> String {
 }
 
 #[test]
-fn grpcio_is_limited_over_every_transport() {
+fn clients_are_limited_over_every_transport() {
     check_limited(Client::Grpcio, &[false, true]);
-}
-
-#[test]
-fn grpc_js_is_limited_over_every_transport() {
     check_limited(Client::GrpcJs, &[false, true]);
-}
-
-#[test]
-fn grpcurl_is_limited_over_every_transport() {
     check_limited(Client::Grpcurl, &[false]);
 }
 
-/// Makes sure that the cases above test compression at all.
+/// Makes sure that the case above tests compression at all.
 #[test]
 fn clients_that_are_to_compress_do() {
     for client in [Client::Grpcio, Client::GrpcJs] {
@@ -71,10 +63,10 @@ fn clients_that_are_to_compress_do() {
 }
 
 /// A call that waits for Redis when its connection has to end, at its age or at a drain, is answered.
-#[track_caller]
-fn check_in_flight(client: Client) {
+#[test]
+fn calls_in_flight_are_answered() {
     const AGE: Duration = Duration::from_secs(1);
-    for is_drain in [false, true] {
+    let check = |client: Client, is_drain: bool| {
         let redis = Redis::start();
         let builder = tollgate::with_rules(RULES).redis_at(&redis.url(), "20s");
         let mut server = match is_drain {
@@ -99,28 +91,14 @@ fn check_in_flight(client: Client) {
         // The connection is told to go meanwhile.
         wait_until("it is old", || began.elapsed() > AGE * 3 / 2);
         redis.thaw();
-        assert_eq!(
-            asked.join().unwrap(),
-            ["Ok"],
-            "{client:?}, drain: {is_drain}"
-        );
+        let replies = asked.join().unwrap();
+        assert_eq!(replies, ["Ok"], "{client:?}, drain: {is_drain}");
         if is_drain {
             assert_eq!(server.wait().code(), Some(0));
         }
+    };
+    for client in [Client::Grpcio, Client::GrpcJs, Client::Grpcurl] {
+        check(client, false);
+        check(client, true);
     }
-}
-
-#[test]
-fn calls_of_grpcio_in_flight_are_answered() {
-    check_in_flight(Client::Grpcio);
-}
-
-#[test]
-fn calls_of_grpc_js_in_flight_are_answered() {
-    check_in_flight(Client::GrpcJs);
-}
-
-#[test]
-fn calls_of_grpcurl_in_flight_are_answered() {
-    check_in_flight(Client::Grpcurl);
 }

@@ -3,14 +3,14 @@
 use std::{
     fs::{self, File},
     net::SocketAddr,
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use tempfile::TempDir;
 
 use crate::support::{
     ask::{ask, connect, is_ok},
-    finish, http,
+    finish,
     prometheus::Prometheus,
     tollgate, tool, wait_until,
 };
@@ -18,8 +18,7 @@ use crate::support::{
 const RULES: &str = "
 domain: shop
 descriptors:
-  - key: address
-    rate_limit: { unit: year, requests_per_unit: 2 }
+  - {key: address, rate_limits: [2/year]}
 ";
 
 /// A server that has admitted two requests and refused one.
@@ -37,15 +36,15 @@ async fn asked_three_times() -> tollgate::Tollgate {
 async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
     let server = asked_three_times().await;
     let folder = TempDir::new().unwrap();
-    let page = folder.path().join("page");
-    fs::write(&page, http::get(server.debug, "/metrics").body).unwrap();
-    let mut promtool = Command::new(tool("promtool"));
-    promtool.args(["check", "metrics"]);
-    // `finish` gives every program an empty input.
-    let output = promtool
-        .stdin(Stdio::from(File::open(&page).unwrap()))
-        .output()
-        .unwrap();
+    let file = folder.path().join("page");
+    let check = |page: &str| {
+        fs::write(&file, page).unwrap();
+        let mut promtool = Command::new(tool("promtool"));
+        promtool.args(["check", "metrics"]);
+        // `finish` gives every program an empty input.
+        promtool.stdin(File::open(&file).unwrap()).output().unwrap()
+    };
+    let output = check(&server.page("/metrics"));
     // 3 means that promtool objects to names only; 1 would be an unreadable page.
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
@@ -55,13 +54,7 @@ async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
         let is_theirs = line.starts_with("ratelimit_") || line.starts_with("runtime_");
         assert!(is_theirs && is_about_a_name, "{line}");
     }
-    let broken = folder.path().join("broken");
-    fs::write(&broken, "this is no metric\n").unwrap();
-    let output = Command::new(tool("promtool"))
-        .args(["check", "metrics"])
-        .stdin(Stdio::from(File::open(&broken).unwrap()))
-        .output()
-        .unwrap();
+    let output = check("this is no metric\n");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
@@ -75,11 +68,8 @@ fn prometheus(target: SocketAddr) -> Prometheus {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("prometheus.yml");
     fs::write(&file, &config).unwrap();
-    finish(
-        Command::new(tool("promtool"))
-            .args(["check", "config"])
-            .arg(&file),
-    );
+    let mut promtool = Command::new(tool("promtool"));
+    finish(promtool.args(["check", "config"]).arg(&file));
     Prometheus::start(&config)
 }
 

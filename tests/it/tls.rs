@@ -2,8 +2,9 @@
 
 use std::{
     fs,
-    io::Write as _,
+    io::{ErrorKind, Read as _, Write as _},
     net::{Shutdown, TcpStream},
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -14,11 +15,12 @@ use tokio::task::JoinSet;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 
 use crate::support::{
-    again,
+    PATIENCE, Process, again,
     ask::{self, is_ok},
     certificates::{Authority, Pair, Secret, der, self_signed},
     eventually, mounted,
     tollgate::{self, Builder},
+    tool,
 };
 
 const RULES: &str = "
@@ -135,22 +137,34 @@ async fn a_refused_handshake_is_counted_by_its_reason_and_logged_with_the_addres
     assert_eq!(server.metric(&failed("other")), 0);
 }
 
-/// A probe that only opens a connection is no client.
+/// A probe that only opens a connection is no client. A client that completes the handshake, and then stays silent, is
+/// closed too.
 #[tokio::test]
 async fn a_handshake_that_never_ends_is_counted_and_one_that_never_begins_is_not() {
     let (builder, _secret) = builder(&Authority::new("ours"));
     let server = builder.start();
     let probe = TcpStream::connect(server.grpc).unwrap();
     probe.shutdown(Shutdown::Both).unwrap();
-    let silent = TcpStream::connect(server.grpc).unwrap();
+    let _silent = TcpStream::connect(server.grpc).unwrap();
     let mut slow = TcpStream::connect(server.grpc).unwrap();
     // The first byte of a handshake.
     slow.write_all(&[0x16]).unwrap();
+    let mut openssl = Command::new(tool("openssl"));
+    openssl.args(["s_client", "-quiet", "-alpn", "h2", "-ign_eof", "-connect"]);
+    openssl.arg(server.grpc.to_string()).stdout(Stdio::null());
+    let mut quiet = Process::start(openssl.stderr(Stdio::null()));
     eventually("the slow one is given up", async || {
         server.metric(&failed("timeout")) == 1
     })
     .await;
-    drop(silent);
+    eventually("the quiet one is closed", async || quiet.has_ended()).await;
+    slow.set_read_timeout(Some(PATIENCE)).unwrap();
+    let end = slow.read_to_end(&mut Vec::new());
+    let end = end.map_err(|error| error.kind());
+    assert!(
+        matches!(end, Ok(_) | Err(ErrorKind::ConnectionReset)),
+        "{end:?}"
+    );
     assert_eq!(server.metric(&failed("other")), 0);
     assert_eq!(server.metric(&failed("timeout")), 1);
 }
