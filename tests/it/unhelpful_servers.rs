@@ -2,14 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::TcpStream,
     time::Duration,
 };
 
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 
+use crate::redis_tls::own_authority;
 use crate::support::{
     again,
     ask::{Client, ask, connect, is_ok, request, send, token, with_hits},
@@ -280,9 +279,8 @@ async fn with_rights(rights: &str) -> (Redis, Tollgate, Client) {
 #[tokio::test]
 async fn a_user_without_script_load_counts_by_every_algorithm() {
     let (_redis, _server, mut client) = with_rights("-script").await;
-    for key in ["bucket", "both"] {
-        passes_at_last(&mut client, key).await;
-    }
+    passes_at_last(&mut client, "bucket").await;
+    passes_at_last(&mut client, "both").await;
 }
 
 /// Redis says only in the rest of its error that a script ran a command which its user may not run.
@@ -311,10 +309,9 @@ async fn a_command_that_is_forbidden_fails_its_rules_alone_and_is_named_in_redis
 /// Health and the log say all `words` of a server that is asked with these variables, and no decision is made.
 #[track_caller]
 fn check_said(variables: &[(&str, &str)], words: &[&str]) {
-    let mut builder = tollgate::with_rules(RULES);
-    for (name, value) in variables {
-        builder = builder.env(name, value);
-    }
+    let rules = tollgate::with_rules(RULES);
+    let variables = variables.iter();
+    let builder = variables.fold(rules, |builder, (name, value)| builder.env(name, value));
     let server = builder.start();
     for &words in words {
         wait_until(words, || health(&server).contains(words));
@@ -369,15 +366,7 @@ fn a_password_for_a_server_that_has_none_or_is_full_is_not_a_wrong_one() {
 
 #[test]
 fn tls_on_one_side_only_is_named() {
-    let folder = TempDir::new().unwrap();
-    let pair = self_signed(&["127.0.0.1"], false);
-    for (name, text) in [
-        ("ca", &pair.certificate),
-        ("cert", &pair.certificate),
-        ("key", &pair.key),
-    ] {
-        fs::write(folder.path().join(name), text).unwrap();
-    }
+    let folder = own_authority(&self_signed(&["127.0.0.1"], false));
     let redis = Redis::with_tls_and(folder.path(), &[]);
     let (plain, secure) = (redis.address(), format!("127.0.0.1:{}", redis.tls_port()));
     for (scheme, address, words) in [
@@ -515,11 +504,8 @@ async fn the_documented_users_may_run_all_that_their_topology_needs() {
         .env("REDIS_URL", &watched.url())
         .env("REDIS_AUTH", "tollgate:open")
         .env("REDIS_SENTINEL_AUTH", "watcher:open");
-    check_user(
-        builder,
-        &servers.iter().chain(sentinels).collect::<Vec<_>>(),
-    )
-    .await;
+    let all: Vec<_> = servers.iter().chain(sentinels).collect();
+    check_user(builder, &all).await;
 
     let cluster = Cluster::start(0);
     let url = cluster.url().replace("://", "://tollgate:open@");
