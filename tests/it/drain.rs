@@ -196,7 +196,7 @@ async fn check_stops(server: &mut Tollgate) {
     assert!(!log.contains("still running"), "{log}");
 }
 
-/// An idle or silent connection, a partial handshake, a partial call, an unread reply and a health watch are not running
+/// An idle or silent connection, a partial handshake, a partial call, an unread reply and a health watch are no running
 /// calls.
 #[tokio::test]
 async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {

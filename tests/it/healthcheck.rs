@@ -14,8 +14,8 @@ use crate::support::{
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [5/y]}]";
 
-/// Runs the probe with these variables. Returns its exit code and its only line. A busy machine needs more time than the
-/// default.
+/// Runs the probe with these variables. Returns its exit code and its only line. A busy machine needs more than the
+/// default time.
 #[track_caller]
 fn probe(variables: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
     probe_for("30s", variables, args)

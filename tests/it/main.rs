@@ -47,11 +47,10 @@
 //! - `grpcurl`: reflection and health, seen with grpcurl
 //! - `transport`: sockets, ports, and connections of clients that are malicious, slow or gone
 //! - `fuzz`: replays the inputs that fuzzing found worth keeping
-//! - `clients`: the gRPC libraries of callers, over sockets, ports and TLS, compressed or not
+//! - `clients`: the gRPC libraries of callers, over sockets, ports and TLS, compressed or not, under any name
 //! - `held`: the memory that clients together can make the process hold
 //! - `attack`: attacks on the ports, and their effects on other clients
 //! - `flood`: new values without end, in memory
-//! - `c_core`: Python's grpcio, over sockets and ports and under any name
 //! - `tls`: TLS on the gRPC port: verified clients, and certificates that change
 //! - `openapi`: the document of the HTTP ports, and their replies, also to requests that schemathesis makes of it
 //! - `http`: health, metrics and the rules in use over HTTP
@@ -79,7 +78,6 @@ mod ask_command;
 mod attack;
 mod bad_input;
 mod browser;
-mod c_core;
 mod calm;
 mod check;
 mod cli;

@@ -18,7 +18,6 @@ use crate::support::{
     again,
     ask::{Client, ask, connect, descriptor, give_back, is_ok, request, send, with_hits},
     eventually, http,
-    proxy::Proxy,
     redis::Redis,
     tollgate::{self, Tollgate},
     wait_until,
@@ -158,8 +157,8 @@ async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
     .await;
 }
 
-/// Passes connections on to `redis`, and breaks the one on which it sees the text that is set, once: in front of the text
-/// if it is an EXPIRE, and otherwise behind the piece that has it, of which the reply is lost.
+/// Passes connections on to `redis`, and breaks the one on which it sees the text that is set, once: in front of it if
+/// it is an EXPIRE, and otherwise behind the piece that has it, of which the reply is lost.
 fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -322,8 +321,8 @@ fn twenty_rules() -> String {
     rules
 }
 
-/// A request that would exceed the limit is refused as a whole but stays counted, so the admitted hits may miss the limit
-/// by less than the largest request.
+/// A request that would exceed the limit is refused as a whole but stays counted, so the admitted hits may miss the
+/// limit by less than the largest request.
 async fn check_twenty_storms(servers: &[&Tollgate]) {
     let clients = clients(servers).await;
     for (requests, most) in WAYS {
@@ -398,19 +397,6 @@ async fn a_frozen_redis_is_not_waited_for() {
         check_unavailable(one(&mut client, "v").await, &[UNREACHABLE]);
     }
     redis.thaw();
-    works_again(&client).await;
-}
-
-/// As behind a firewall that forgot it.
-#[tokio::test]
-async fn a_connection_that_fell_silent_is_replaced() {
-    let redis = Redis::start();
-    let proxy = Proxy::to(redis.address());
-    let server = tollgate::with_rules(THREE_PERIODS).redis_at(&proxy.url(), "50ms");
-    let server = server.start();
-    let mut client = again::answered(server.grpc, "d", &[("k", "v")]).await;
-    proxy.forget();
-    check_unavailable(one(&mut client, "v").await, &[TIMEOUT]);
     works_again(&client).await;
 }
 

@@ -172,26 +172,18 @@ async fn sentinels_and_their_servers_may_differ_in_tls() {
     let plain = sentinel.port();
     let own = |value| ("TOLLGATE_REDIS_SENTINEL_TLS", value);
     let of_type = ("REDIS_TYPE", "SENTINEL");
+    let at = |scheme, port, name| format!("{scheme}+sentinel://127.0.0.1:{port}/{name}");
     for (url, variables) in [
-        (
-            format!("rediss+sentinel://127.0.0.1:{plain}/by-tls"),
-            &[own("false")][..],
-        ),
-        (
-            format!("redis+sentinel://127.0.0.1:{plain}/by-tls"),
-            &[ON, own("false")],
-        ),
+        (at("rediss", plain, "by-tls"), &[own("false")][..]),
+        (at("redis", plain, "by-tls"), &[ON, own("false")]),
         (
             format!("by-tls,127.0.0.1:{plain}"),
             &[ON, of_type, own("false")],
         ),
-        (
-            format!("redis+sentinel://127.0.0.1:{tls}/by-plain"),
-            &[own("true")],
-        ),
+        (at("redis", tls, "by-plain"), &[own("true")]),
         (format!("by-plain,127.0.0.1:{tls}"), &[of_type, own("true")]),
         // Without a setting of their own they are as their servers.
-        (format!("rediss+sentinel://127.0.0.1:{tls}/by-tls"), &[]),
+        (at("rediss", tls, "by-tls"), &[]),
     ] {
         let port = match url.contains("by-tls") {
             true => master.tls_port().to_owned(),
@@ -270,12 +262,8 @@ fn a_certificate_that_is_not_accepted_is_described_in_words() {
     check_certificate(folder, "for another host; see --redis-tls-any-host");
     write(&authority.issue_expired("localhost"), folder, "cert", "key");
     check_certificate(folder, "it has expired");
-    write(
-        &authority.issue_authority("localhost"),
-        folder,
-        "cert",
-        "key",
-    );
+    let below = authority.issue_authority("localhost");
+    write(&below, folder, "cert", "key");
     let words = "only if the file of trusted authorities contains that very certificate";
     check_certificate(folder, words);
     write(&authority.issue("localhost"), folder, "cert", "key");

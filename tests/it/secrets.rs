@@ -175,7 +175,11 @@ async fn a_server_that_gets_nowhere_does_not_say_with_which_password() {
     let refused = |page: &str| page.contains("WRONGPASS") || page.contains("NOAUTH");
     let away = |page: &str| page.contains("not reachable");
     let url = |user: &str, rest: &str| format!("redis://{user}{rest}");
-    let of_sentinels = |user: &str| format!("redis+sentinel://{user}{sentinels}/mymaster");
+    let of_sentinels = ["wrong", "data"]
+        .map(|word| format!("redis+sentinel://:{word}-sesame@{sentinels}/mymaster"));
+    let of_sentinels = of_sentinels
+        .each_ref()
+        .map(|url| ("REDIS_URL", url.as_str()));
     let plain = url("", &host);
     for variables in [
         &[
@@ -185,14 +189,8 @@ async fn a_server_that_gets_nowhere_does_not_say_with_which_password() {
             ("REDIS_PERSECOND_AUTH", "u:wrong-sesame"),
         ][..],
         &[("REDIS_URL", &plain), ("TOLLGATE_REDIS_AUTH_FILE", &file)],
-        &[
-            ("REDIS_URL", &of_sentinels(":wrong-sesame@")),
-            ("REDIS_SENTINEL_AUTH", "watch-sesame"),
-        ],
-        &[
-            ("REDIS_URL", &of_sentinels(":data-sesame@")),
-            ("REDIS_SENTINEL_AUTH", "u:wrong-sesame"),
-        ],
+        &[of_sentinels[0], ("REDIS_SENTINEL_AUTH", "watch-sesame")],
+        &[of_sentinels[1], ("REDIS_SENTINEL_AUTH", "u:wrong-sesame")],
         // With characters that end a password elsewhere, which are followed by a host that is none.
         &[("REDIS_URL", &url("default:1234%3F5%2Fsesame@", &host))],
     ] {

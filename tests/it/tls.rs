@@ -33,10 +33,8 @@ const NAME: &str = "tollgate.limits.example";
 /// A server with a certificate of `ca`, and its files.
 fn builder(ca: &Authority) -> (Builder, Secret) {
     let secret = mounted::mount(&ca.issue(WILDCARD), ca);
-    (
-        mounted::serving(tollgate::with_rules(RULES), &secret),
-        secret,
-    )
+    let builder = mounted::serving(tollgate::with_rules(RULES), &secret);
+    (builder, secret)
 }
 
 /// [`builder`], for clients of the same authority with this name.
@@ -170,6 +168,8 @@ async fn another_authority_of_clients_holds_for_new_connections() {
     assert!(!is_let_in(&old).await);
 }
 
+const NO_PAIR: &str = "certificate and key cannot be used together";
+
 #[tokio::test]
 async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
     let authority = Authority::new("ours");
@@ -188,10 +188,8 @@ async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
     };
     let [certificate, key, _] = mounted::paths(&secret);
     secret.update(&mounted::files(&of_two, &authority));
-    let reason = "certificate and key cannot be used together";
-    server
-        .log()
-        .with(&format!("{certificate} and {key}: {reason}"));
+    let reason = format!("{certificate} and {key}: {NO_PAIR}");
+    server.log().with(&reason);
     assert_eq!(shown().await, good);
     secret.update(&[("tls.crt", &other.certificate)]);
     server.log().with(&format!("{key}: cannot be read"));
@@ -223,21 +221,14 @@ fn what_cannot_be_used_ends_the_start_with_the_name_of_the_file() {
     };
     let tls = "--grpc-tls";
     let (certificate, key) = ("--grpc-tls-cert", "--grpc-tls-key");
+    let no_certificate = "contains no certificate in PEM";
     for (pair, file, what) in [
         (["none", "tls.key"], "none", "cannot be read"),
         (["tls.crt", "none"], "none", "cannot be read"),
-        (
-            ["empty", "tls.key"],
-            "empty",
-            "contains no certificate in PEM",
-        ),
+        (["empty", "tls.key"], "empty", no_certificate),
         (["tls.crt", "empty"], "empty", "contains no key in PEM"),
         (["broken", "tls.key"], "broken", "not PEM"),
-        (
-            ["tls.crt", "other.key"],
-            "other.key",
-            "certificate and key cannot be used together",
-        ),
+        (["tls.crt", "other.key"], "other.key", NO_PAIR),
     ] {
         let files = pair.map(at);
         let args = [tls, certificate, &files[0], key, &files[1]];

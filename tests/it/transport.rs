@@ -200,9 +200,9 @@ fn send(client: &mut Frames, call: &[u8]) {
     client.0.write_all(call).unwrap();
 }
 
-/// For a value that is not text the library would close the connection, with all other calls on it. An empty name cannot
-/// be repaired: its call ends, and others on the connection continue. The log reports that although it has just reported
-/// harmless names. Too many such calls close the connection.
+/// For a value that is not text the library would close the connection, with all other calls on it. An empty name
+/// cannot be repaired: its call ends, and others on the connection continue. The log reports that, although it has just
+/// reported harmless names. Too many such calls close the connection.
 #[test]
 fn an_authority_that_is_no_text_is_as_good_as_any_and_an_empty_one_ends_its_call() {
     let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
@@ -212,14 +212,13 @@ fn an_authority_that_is_no_text_is_as_good_as_any_and_an_empty_one_ends_its_call
         b"\x10\x0a:authority\x01\x80",
         b"\x00\x88\xb8\x3b\x53\x39\xec\x32\x7d\x7f\x03a%b",
     ];
-    let empty: [&[u8]; 4] = [b"\x41\x00", b"\x81", b"\x00\x0a:authority\x00", b"\x01\x80"];
+    let name = b"\x00\x0a:authority\x00";
+    let empty: [&[u8]; 4] = [b"\x41\x00", b"\x81", name, b"\x01\x80"];
     for (authorities, expected) in [(no_text, true), (empty, false)] {
         let mut client = Frames::connect(server.grpc);
         for (stream, authority) in streams().zip(authorities) {
-            send(
-                &mut client,
-                &[headers_as(stream, authority), data(stream)].concat(),
-            );
+            let call = [headers_as(stream, authority), data(stream)].concat();
+            send(&mut client, &call);
             assert_eq!(is_answered(&mut client), expected, "{authority:?}");
         }
         send(&mut client, &call(101));
@@ -278,7 +277,7 @@ fn status_without_message(client: &mut Frames) -> String {
     String::from_utf8(status.expect("it has a status").1).unwrap()
 }
 
-/// As that of envoyproxy/ratelimit: nobody waits for these answers any more. The time of a call begins with its headers.
+/// As in envoyproxy/ratelimit: nobody waits for these answers any more. The time of a call begins with its headers.
 #[test]
 fn a_call_whose_time_is_over_is_not_decided_and_charges_nothing() {
     let rules = RULES.replace("1000000000", "3");
