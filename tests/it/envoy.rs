@@ -262,7 +262,7 @@ fn one_of_two_stops_and_no_call_is_lost() {
     };
     let (mut going, staying) = (start(), start());
     let mut front = Front::of(&[going.grpc, staying.grpc]);
-    (front.failure_mode_deny, front.is_health_checked) = (true, true);
+    (front.failure_mode_deny, front.health_checks) = (true, HEALTH_CHECKS);
     let decisions = |server: &Tollgate| server.metric("tollgate_decisions_total{code=\"ok\"}");
     check_none_is_lost(&front.start(), 4, || {
         wait_until("both are asked", || {
@@ -310,7 +310,7 @@ pub(crate) fn upstream_tls(params: &str, secret: &Secret, is_mutual: bool) -> St
     );
     let own = if is_mutual { &*own } else { "" };
     format!(
-        "{{ name: tls, typed_config: {{ \
+        "transport_socket: {{ name: tls, typed_config: {{ \
          \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, \
          common_tls_context: {{ tls_params: {params}, {own} \
          validation_context: {{ trusted_ca: {{ filename: {ca} }} }} }} }} }}"
@@ -364,7 +364,7 @@ pub(crate) struct Front<'a> {
     /// Settings of gRPC's C-core, used instead of Envoy's own client.
     pub(crate) google_grpc: Option<GoogleGrpc>,
     pub(crate) failure_mode_deny: bool,
-    pub(crate) is_health_checked: bool,
+    pub(crate) health_checks: &'a str,
     /// Envoy's TLS settings; empty means without TLS.
     pub(crate) transport_socket: String,
 }
@@ -413,7 +413,7 @@ impl Front<'_> {
             filters: "",
             google_grpc: None,
             failure_mode_deny: false,
-            is_health_checked: false,
+            health_checks: "[]",
             transport_socket: String::new(),
         }
     }
@@ -433,16 +433,6 @@ impl Front<'_> {
             None => format!("{{ envoy_grpc: {{ cluster_name: \"{cluster}\"{authority} }} }}"),
             Some(to) => to.service(self.authority),
         };
-        let transport_socket = match &*self.transport_socket {
-            "" => String::new(),
-            socket => format!("transport_socket: {socket}"),
-        };
-        let health_checks = if self.is_health_checked {
-            "[{ timeout: 5s, interval: 0.2s, no_traffic_interval: 0.2s, healthy_threshold: 1, unhealthy_threshold: 1, \
-             grpc_health_check: { service_name: ratelimit, authority: tollgate } }]"
-        } else {
-            "[]"
-        };
         let addresses = self.tollgates.iter().map(|address| {
             let (ip, port) = (address.ip(), address.port());
             format!("socket_address: {{ address: {ip}, port_value: {port} }}")
@@ -459,11 +449,14 @@ impl Front<'_> {
             .replace("$CLUSTER", cluster)
             .replace("$SERVICE", &service)
             .replace("$DENY", &self.failure_mode_deny.to_string())
-            .replace("$HEALTH_CHECKS", health_checks)
-            .replace("$TRANSPORT_SOCKET", &transport_socket)
+            .replace("$HEALTH_CHECKS", self.health_checks)
+            .replace("$TRANSPORT_SOCKET", &self.transport_socket)
             .replace("$ENDPOINTS", &endpoints.join(", "))
     }
 }
+
+const HEALTH_CHECKS: &str = "[{ timeout: 5s, interval: 0.2s, no_traffic_interval: 0.2s, healthy_threshold: 1, \
+     unhealthy_threshold: 1, grpc_health_check: { service_name: ratelimit, authority: tollgate } }]";
 
 const RATE_LIMITS: &str = "
                               - actions: [{ remote_address: {} }]

@@ -102,7 +102,7 @@ fn a_port_with_tls_is_left_alone() {
 }
 
 #[test]
-fn a_server_that_is_silent_or_not_there_is_unhealthy() {
+fn a_server_that_is_silent_or_not_there_is_unhealthy_and_a_bad_variable_is_named() {
     // It accepts, and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port().to_string();
@@ -117,10 +117,6 @@ fn a_server_that_is_silent_or_not_there_is_unhealthy() {
     }
     let (code, line) = probe(&[("GRPC_PORT", &free_port().to_string())], &[]);
     assert_eq!(code, Some(1), "{line}");
-}
-
-#[test]
-fn a_bad_variable_is_named() {
     let output = finish(program().arg("healthcheck").env("GRPC_PORT", "many"));
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();

@@ -87,12 +87,11 @@ fn json_can_be_turned_off() {
     assert_eq!(get(server.http, "/healthcheck").body, "OK");
 }
 
-/// More connections than an HTTP port has room for.
-const CROWD: usize = 100;
-
 /// The kubelet kills a process that does not answer a health probe within a second.
 #[test]
 fn a_crowd_does_not_shut_health_out() {
+    // More than an HTTP port has room for.
+    const CROWD: usize = 100;
     let server = tollgate::with_rules(RULES).start();
     let connect = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(server.http).unwrap();

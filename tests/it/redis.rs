@@ -54,9 +54,8 @@ async fn three_periods_are_one_pipeline_of_six_commands_and_then_of_three() {
         let (monitor, before) = (redis.monitor(), pipelines());
         one(&mut client, "v").await.unwrap();
         let commands = monitor.commands();
-        let names = commands
-            .iter()
-            .map(|words| words.split('"').nth(1).unwrap());
+        let names = commands.iter();
+        let names = names.map(|words| words.split('"').nth(1).unwrap());
         // Questions on connections that carry nothing.
         let names: Vec<_> = names.filter(|name| *name != "PING").collect();
         assert_eq!(names, expected, "{commands:#?}");
@@ -106,8 +105,7 @@ descriptors:
         let (start, window) = key.split_once("{1:d1:k1:v}").expect("a readable key");
         assert_eq!(start, "tollgate:");
         let (period, number) = window.split_once('@').unwrap();
-        let period: i64 = period.parse().unwrap();
-        let number: i64 = number.parse().unwrap();
+        let [period, number] = [period, number].map(|text| text.parse::<i64>().unwrap());
         let left = redis.number(&["TTL", &key]);
         let now = i64::try_from(::tollgate::now().secs()).unwrap();
         let expected = ((number + 1) * period - now).min(HUNDRED_YEARS);

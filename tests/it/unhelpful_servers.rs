@@ -219,11 +219,15 @@ static_resources:
 fn held(servers: &[Redis]) -> i64 {
     let counts = servers.iter().flat_map(|redis| {
         let keys = redis.keys().into_iter();
-        keys.map(|key| redis.cli_if_there(&["GET", &key]).unwrap_or_default())
+        keys.filter_map(|key| {
+            redis
+                .cli_if_there(&["GET", &key])?
+                .trim()
+                .parse::<i64>()
+                .ok()
+        })
     });
-    counts
-        .filter_map(|count| count.trim().parse::<i64>().ok())
-        .sum()
+    counts.sum()
 }
 
 /// A proxy may end connections where Redis replies with an error.
@@ -260,15 +264,24 @@ async fn a_server_that_ends_connections_for_scripts_counts_windows_and_is_asked_
     passes_at_last(&mut client, "bucket").await;
 }
 
-/// A server with a user of these rights, and one that counts there as this user.
-async fn with_rights(rights: &str) -> (Redis, Tollgate, Client) {
+/// A server with only this user, and one that counts there as this user.
+async fn as_user(user: &str, login: &str) -> (Redis, Tollgate, Client) {
     let redis = Redis::start();
-    let user = format!("ACL SETUSER gate on >pw ~* +@all {rights}");
-    redis.cli(&user.split(' ').collect::<Vec<_>>());
-    let url = redis.url().replace("redis://", "redis://gate:pw@");
+    set(&words(&format!("ACL SETUSER {user}")), &redis);
+    set(&words("ACL SETUSER default off"), &redis);
+    let url = redis.url().replace("://", &format!("://{login}@"));
     let (server, mut client) = counting(&url, "10s").await;
     passes_at_last(&mut client, "window").await;
     (redis, server, client)
+}
+
+async fn with_rights(rights: &str) -> (Redis, Tollgate, Client) {
+    as_user(&format!("gate on >pw ~* +@all {rights}"), "gate:pw").await
+}
+
+#[tokio::test]
+async fn a_user_of_an_address_counts_although_it_needs_no_password() {
+    as_user("free on nopass ~* +@all", "free").await;
 }
 
 #[tokio::test]
@@ -372,16 +385,6 @@ fn tls_on_one_side_only_is_named() {
         }
         check_per_second(&plain, &format!("{scheme}://{address}"), words);
     }
-}
-
-#[tokio::test]
-async fn a_user_of_an_address_counts_although_it_needs_no_password() {
-    let redis = Redis::start();
-    redis.cli(&["ACL", "SETUSER", "free", "on", "nopass", "~*", "+@all"]);
-    redis.cli(&["ACL", "SETUSER", "default", "off"]);
-    let url = redis.url().replace("://", "://free@");
-    let (_server, mut client) = counting(&url, "100ms").await;
-    passes_at_last(&mut client, "window").await;
 }
 
 /// The lines of docs/run/redis.md for users of Redis, as words.

@@ -97,10 +97,18 @@ fn what_is_wrong_with_a_certificate_is_named_with_the_setting_and_the_reason() {
         .start();
     let required = "it requires a client certificate: set CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
     check_away(&server, required);
+    let control = mount(&ca.issue("envoy-gateway"), &ca);
+    let ads = Ads::with_tls(&control);
+    ads.set(snapshot("1", &[domain("a", 1)]));
+    let server = with_tls(&ads, &control).args(["--start-without-rules"]);
+    check_away(&server.start(), "its certificate is for another host; ");
+    let san = "CONFIG_GRPC_XDS_SERVER_TLS_SAN";
+    let _server = with_tls(&ads, &control).env(san, "envoy-gateway").start();
+    ads.wait_for_ack("1");
     let control = mount(&ca.issue("*.internal"), &ca);
     let ads = Ads::with_tls(&control);
     let server = with_tls(&ads, &control)
-        .env("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "gw.internal")
+        .env(san, "gw.internal")
         .args(["--start-without-rules"])
         .start();
     let rule = "a wildcard must have at least two labels after the star; see CONFIG_GRPC_XDS_SERVER_TLS_SAN";
