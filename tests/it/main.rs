@@ -11,11 +11,10 @@ mod algorithms; // every algorithm against a naive model of it
 mod ask_command; // `tollgate ask`: its exit codes, leases, and servers that do not answer
 mod bad_input; // inputs that the server refuses, at its start and on the wire
 mod browser; // the page of the debug port, in a real browser
-mod c_core; // Python's grpcio, over sockets and ports and under any name
 mod calm; // effects on callers while Redis or the network to it is broken
 mod check; // rule files and manifests in pipelines: forms of the report and exit codes
 mod cli; // the command line: `serve`, `check`, `ask` and their settings
-mod clients; // the gRPC libraries of callers, over sockets, ports and TLS, compressed or not
+mod clients; // the gRPC libraries of callers, over sockets, ports and TLS, compressed or not, under any name
 mod clocks; // clocks that step while clients ask
 mod cluster; // a Redis Cluster: one batch per node, slots that move, masters that die
 mod cost; // how many instructions a request takes

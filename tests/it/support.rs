@@ -8,6 +8,7 @@ use std::{
 };
 
 pub mod ads;
+pub mod again;
 pub mod ask;
 pub mod busy;
 pub mod caches;
@@ -23,6 +24,7 @@ pub mod http;
 pub mod in_flight;
 pub mod json;
 pub mod model;
+pub mod mounted;
 pub mod nginx;
 pub mod nutcracker;
 pub mod ports;
