@@ -17,11 +17,14 @@ pub(super) mod report;
 mod request;
 mod rules;
 
-use crate::core::matcher::Matcher;
+use std::{collections::BTreeMap, mem};
+
+use crate::{config::fault::FaultLevel, core::matcher::Matcher};
 
 use self::{
     document::{EnvoyFile, Unreadable},
-    finding::{Finding, Findings, SeenParts},
+    finding::{Finding, Findings, Trap},
+    groups::GroupUse,
     matching::LintRequest,
     model::EnvoyModel,
     rules::KnownRules,
@@ -35,7 +38,10 @@ type LintRules<'a> = Option<&'a Matcher>;
 struct Linted {
     /// In the order of the text.
     findings: Vec<Finding>,
-    seen: SeenParts,
+    /// How many further ones of each kind were found.
+    others: BTreeMap<(FaultLevel, Trap), usize>,
+    /// How many rate limit filters, and items of `rate_limits`.
+    seen: [usize; 2],
 }
 
 /// Checks a text; with rules, also whether they match its descriptors.
@@ -45,28 +51,36 @@ struct Linted {
 /// If the text is not an Envoy configuration.
 fn lint(text: &str, rules: LintRules<'_>) -> Result<Linted, Unreadable> {
     let file = EnvoyFile::parse(text)?;
-    let model = EnvoyModel::of(&file);
-    if !model.has_envoy {
-        return Err(Unreadable::NoEnvoy);
-    }
-    let (uses, mut found) = (model.uses(), Findings::default());
+    let model = EnvoyModel::of(&file)?;
+    let mut found = Findings::default();
+    let uses: Vec<_> = model.groups.values().map(GroupUse::new).collect();
     let rules = rules.map(KnownRules::new);
     let lists = model.lists(&uses);
-    checks::check(&model, &uses, &mut found);
+    checks::check(&model, &uses, &lists, &mut found);
     orders::check(&lists, rules.as_ref(), &mut found);
     if let Some(rules) = &rules {
         rules::check(&model, &lists, rules, &mut found);
     }
+    let items = lists.iter().map(|list| list.items.len()).sum();
     Ok(Linted {
+        others: mem::take(&mut found.others),
         findings: found.finish(&file),
-        seen: model.seen,
+        seen: [model.filters().count(), items],
     })
 }
 
 /// Shows a request; `None` if the text has no routes.
-fn show(text: &str, request: &LintRequest, rules: LintRules<'_>) -> Option<String> {
-    let file = EnvoyFile::parse(text).ok()?;
-    let model = EnvoyModel::of(&file);
+///
+/// # Errors
+///
+/// As [`lint`].
+fn show(
+    text: &str,
+    request: &LintRequest,
+    rules: LintRules<'_>,
+) -> Result<Option<String>, Unreadable> {
+    let file = EnvoyFile::parse(text)?;
+    let model = EnvoyModel::of(&file)?;
     let rules = rules.map(KnownRules::new);
-    request::shown(&file, &model, request, rules.as_ref())
+    Ok(request::shown(&file, &model, request, rules.as_ref()))
 }

@@ -287,10 +287,22 @@ fn good_configurations_have_no_finding() {
         assert!(said.starts_with("ok: "), "{said}");
         assert_eq!(code, Some(0), "{said}");
     }
+    // A dump leaves out this setting, which is the default: there, only `IGNORE` says it.
+    let case = CASES.iter().find(|case| case.name == "own-of-route");
+    let routes = "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$PLAN] }], routes: [{ match: { prefix: / }, \
+                  route: { cluster: service, rate_limits: [{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, \
+                  vh_rate_limits: OVERRIDE } } }] }]";
+    let case = Case {
+        routes,
+        ..*case.unwrap()
+    };
+    let text = with_upstream(&cases::bootstrap(&cases::listener(&case), 1));
+    let (found, said) = Input::new(&text, &cases::rules(&case)).finds();
+    assert_eq!(found, "", "{said}");
 }
 
 /// Requests to the listener `zoo`: method, host and path, and headers.
-const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
+const REQUESTS: [(&str, &[(&str, &str)]); 55] = [
     ("GET shop.example.com/", &[]),
     ("GET shop.example.com:8080/", &[]),
     ("GET SHOP.example.com/exact?a=b", &[]),
@@ -347,6 +359,19 @@ const REQUESTS: [(&str, &[(&str, &str)]); 42] = [
     ("GET shop.example.com/address", &[]),
     ("GET shop.example.com/expression", &[]),
     ("GET shop.example.com/metadata", &[]),
+    ("GET shop.example.com/weighted", &[]),
+    ("GET shop.example.com/proto", &[]),
+    ("GET shop.example.com/scheme", &[]),
+    ("GET shop.example.com/raw?a=x%20y", &[]),
+    ("GET shop.example.com/raw?a=xy", &[]),
+    ("GET shop.example.com/decoded?a%20b=x%20y", &[]),
+    ("GET shop.example.com/decoded?a%20b=x%0Ay", &[]),
+    ("GET shop.example.com//empty", &[]),
+    ("GET shop.example.com/empty", &[]),
+    ("GET shop.example.com/optional", &[]),
+    ("GET include.test/", &[]),
+    ("GET include.test/ignore", &[]),
+    ("GET include.test/domain", &[]),
     ("GET www.example.com/", &[]),
     ("GET www.eu.example.com/", &[]),
     ("GET shop.test/", &[]),
@@ -410,11 +435,20 @@ impl<'a> Compared<'a> {
         arguments.extend(headers.iter().flat_map(|header| ["-H", header]));
         let (code, said) = run(&arguments);
         assert_eq!(code, Some(0), "{said}");
-        let descriptors = said
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("descriptor ("));
+        // Those at the end of the stream are sent last.
+        let (end, begin) = ("at the end of the stream: descriptor (", "descriptor (");
+        let descriptors = [begin, end].into_iter().flat_map(|begin| {
+            let lines = said.lines().map(str::trim);
+            lines.filter_map(move |line| line.strip_prefix(begin))
+        });
         let said_to_send: Vec<_> = descriptors
-            .map(|line| line.rsplit_once(") (").unwrap().0)
+            .map(|line| match line.split_once(") if `") {
+                Some((entries, _)) => (entries, true),
+                None => {
+                    let (entries, _) = line.rsplit_once(") (").unwrap();
+                    (entries, entries.contains("=<"))
+                }
+            })
             .collect();
         let domain = said
             .lines()
@@ -455,20 +489,25 @@ fn shown(line: &Value) -> (String, Vec<String>) {
         let entries = descriptor["entries"].as_array().into_iter().flatten();
         let entries =
             entries.map(|entry| format!("{}={}", text(&entry["key"]), text(&entry["value"])));
-        entries.collect::<Vec<_>>().join(", ")
+        entries.collect::<Vec<_>>().join(", ").replace('\n', "\\n")
     });
     (text(&line["domain"]).to_owned(), entries.collect())
 }
 
-/// Whether descriptors are equal, in their order. One whose value is shown as `<…>` can have any, or not be made.
-fn is_alike(shown: &[&str], sent: &[String]) -> bool {
+/// Whether descriptors are equal, in their order. One whose value is shown as `<…>` can have any, and some need not be
+/// made.
+fn is_alike(shown: &[(&str, bool)], sent: &[String]) -> bool {
     let mut sent = sent.iter().peekable();
-    let made = shown.iter().all(|shown| {
+    let made = shown.iter().all(|(shown, is_optional)| {
         let is_same = |sent: &&String| match shown.split_once("=<") {
             Some((key, _)) => sent.starts_with(&format!("{key}=")),
             None => shown == sent,
         };
-        sent.next_if(is_same).is_some() || shown.contains("=<")
+        let is_same = |sent: &&String| {
+            let without = shown.split_once(", or no entry>, ");
+            is_same(sent) || without.is_some_and(|(_, rest)| rest == **sent)
+        };
+        sent.next_if(is_same).is_some() || *is_optional
     });
     made && sent.next().is_none()
 }
@@ -488,8 +527,10 @@ fn the_descriptors_that_are_shown_are_those_that_a_real_envoy_sends() {
 
 #[test]
 fn so_they_are_where_nothing_is_limited() {
-    // `--request` is about HTTP, and the calls of another cluster reach nothing.
-    let is_asked = |case: &&Case| !["tcp", "$PLAIN"].contains(&case.filter);
+    // `--request` is about HTTP, the calls of another cluster reach nothing, and a `matcher` is not read.
+    let is_asked = |case: &&Case| {
+        !["tcp", "$PLAIN"].contains(&case.filter) && !case.routes.contains("matcher: ")
+    };
     let listeners: String = CASES.iter().map(cases::listener).collect();
     let rules = CASES.iter().map(|case| (case.name, cases::rules(case)));
     let (tollgate, envoy) = start(&listeners, rules);
@@ -596,17 +637,99 @@ fn a_request_shows_its_way_to_the_limits() {
 }
 
 #[test]
+fn a_request_names_what_is_not_read() {
+    let case = CASES.iter().find(|case| case.name == "good").unwrap();
+    let listener = |manager: &str, table: &str, host: &str, filter: &str| {
+        let text = cases::listener(case)
+            .replace("use_remote_address: true", manager)
+            .replace("route_config: { ", &format!("route_config: {{ {table}"))
+            .replace("domains: ['*'], ", &format!("domains: ['*'], {host}"))
+            .replace("timeout: 30s, ", &format!("timeout: 30s, {filter}"));
+        with_upstream(&cases::bootstrap(&text, 1))
+    };
+    let skipped = "routes: [{ match: { prefix: /, runtime_fraction: {} }, route: {} }, { match: { prefix: /, \
+                   tls_context: {} }, route: {} }, { match: { prefix: /, runtime_fraction: {} }, route: {} }, ";
+    for (text, expected) in [
+        (
+            listener("strip_any_host_port: true", "", "", ""),
+            "`strip_any_host_port` (line 4)",
+        ),
+        (
+            listener("normalize_path: true", "", "", ""),
+            "`normalize_path` (line 4)",
+        ),
+        (
+            listener(
+                "scheme: {}",
+                "ignore_path_parameters_in_path_matching: true, ",
+                "",
+                "",
+            ),
+            "`ignore_path_parameters_in_path_matching` (line 4)",
+        ),
+        (listener("scheme: {}", "vhds: {}, ", "", ""), "`vhds` ("),
+        (
+            listener("scheme: {}", "", "require_tls: ALL, ", ""),
+            "`require_tls` (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "matcher: {}, ", ""),
+            "`matcher` (",
+        ),
+        (
+            listener("scheme: {}", "", "", "filter_enabled: {}, "),
+            "`filter_enabled` (",
+        ),
+        (
+            listener("scheme: {}", "", "", "request_type: external, "),
+            "`request_type` (line 4)",
+        ),
+        (
+            silent().replace(
+                "http_filters: [",
+                "http_filters: [{ name: a, config_discovery: {} }, ",
+            ),
+            "filters that the file does not show (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "").replace("routes: [", skipped),
+            "`runtime_fraction` of an earlier route (line 4)",
+        ),
+        (
+            listener("scheme: {}", "", "", "").replace("routes: [", skipped),
+            "`tls_context` of an earlier route (line 4)",
+        ),
+    ] {
+        let input = Input::new(&text, "");
+        let (code, said) = run(&[&input.file, "--request", "GET a.b/"]);
+        assert_eq!(said.matches(expected).count(), 1, "{expected}: {said}");
+        assert_eq!(code, Some(0), "{said}");
+    }
+    // Settings that say the default are not named, and a connection manager whose routes arrive later is.
+    let given = cases::listener(case).replace("use_remote_address: true", "normalize_path: No");
+    let later = given.replace("route_config: {", "rds: { route_config_name: a }, b: {");
+    let input = Input::new(&with_upstream(&cases::bootstrap(&(given + &later), 1)), "");
+    let (_, said) = run(&[&input.file, "--request", "GET a.b/"]);
+    assert!(!said.contains("normalize_path"), "{said}");
+    assert_eq!(
+        said.matches("its routes are not in the file").count(),
+        1,
+        "{said}"
+    );
+}
+
+#[test]
 fn a_file_that_cannot_be_read_is_an_error_and_never_a_wait() {
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let check = |bytes: &[u8], expected: &str| {
         fs::write(path("envoy.yaml"), bytes).unwrap();
-        let (code, said) = run(&[&path("envoy.yaml")]);
-        assert!(
-            said.starts_with(&format!("{}:{expected}", path("envoy.yaml"))),
-            "{said}"
-        );
-        assert_eq!(code, Some(2), "{said}");
+        for request in [&[][..], &["--request", "GET a.b/"]] {
+            let (code, said) = run(&[&[&*path("envoy.yaml")], request].concat());
+            let begin = format!("{}:{expected}", path("envoy.yaml"));
+            assert!(said.contains(&begin), "{said}");
+            assert_eq!(code, Some(2), "{said}");
+        }
     };
     check(b"static_resources:\n  clusters: }", "2:13: ");
     check(b"domain: shop\n", " not an Envoy configuration");
@@ -711,11 +834,15 @@ fn several_files_and_folders_are_checked_together() {
     ];
     assert_eq!(lines[2..], rest);
     assert_eq!(code, Some(1));
+    let shown = run(&[&path("all"), "--request", "GET a.b/"]);
+    assert_eq!(shown.0, Some(0), "{}", shown.1);
     // A file that was probably meant to be a configuration is not passed over.
     write("all/broken.yaml", "static_resources: }\n");
-    let (code, said) = run(&[&path("all")]);
-    assert!(said.contains("all/broken.yaml:1:19: "), "{said}");
-    assert_eq!(code, Some(2));
+    for request in [&[][..], &["--request", "GET a.b/"]] {
+        let (code, said) = run(&[&[&*path("all")], request].concat());
+        assert!(said.contains("all/broken.yaml:1:19: "), "{said}");
+        assert_eq!(code, Some(2));
+    }
     write(
         "clusters.yaml",
         "static_resources: { clusters: [{ name: a, lb_policy: RANDOM }] }\n",
@@ -747,6 +874,27 @@ fn findings_are_left_out_by_severity_and_by_name() {
         let (ended, said) = run(&[&[&*input.file], flags].concat());
         assert!(said.ends_with(ends), "{said}");
         assert_eq!(ended, Some(code));
+    }
+    // Of many findings some are not kept, but all are counted.
+    let items =
+        "{ stage: 1, hits_addend: { number: 1 }, actions: [{ generic_key: { descriptor_value: \
+                 some-long-value } }] }, "
+            .repeat(3_000);
+    let many = format!(
+        "static_resources: [{{ '@type': a/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: d }}, {{ \
+         domains: ['*'], routes: [], rate_limits: [{items}] }}]"
+    );
+    let many = Input::new(&many, "");
+    for (flags, ends) in [
+        (&[][..], ": 100 of 6000 findings\n"),
+        (&["--allow", "stage"], ": 100 of 3000 findings\n"),
+        (
+            &["--allow", "stage", "--allow", "hits-addend"],
+            "(6000 left out)\n",
+        ),
+    ] {
+        let (_, said) = run(&[&[&*many.file], flags].concat());
+        assert!(said.ends_with(ends), "{said}");
     }
     let (code, said) = run(&[&input.file, "--allow", "stag"]);
     assert!(
@@ -836,7 +984,61 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         + ", { name: r, virtual_hosts: [{ domains: ['*'], routes: [], rate_limits: ["
         + &half(numbered("", &item, ""))
         + "] }] }]";
+    let filter = "'@type': a/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: shop-service-number-5";
+    let routes = |routes: &str| {
+        format!(
+            "static_resources: [{{ '@type': \
+             a/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager, http_filters: [{{ \
+             name: f, typed_config: {{ {filter} }} }}], route_config: {{ virtual_hosts: [{{ domains: ['*'], routes: [\
+             {routes}"
+        )
+    };
+    let nowhere = format!(
+        "static_resources: [{{ {} }}, {{ domains: ['*'], routes: [], rate_limits: [",
+        filter.replace("shop-service-number-5", "nowhere-near-anything")
+    );
+    let long = |number: usize| {
+        let action = |key: usize| {
+            let value = "x".repeat(400);
+            format!(
+                "{{ generic_key: {{ descriptor_key: k{key}, descriptor_value: v{number}{value} }} }}"
+            )
+        };
+        format!("{{ actions: [{}] }}, ", [0, 1, 2, 3].map(action).join(", "))
+    };
+    let same = "{ generic_key: { descriptor_value: some-value } }, ";
+    let shared = half(numbered("static_resources: [", &manager, ""))
+        + &half(fill(
+            ", ",
+            "{ name: r, virtual_hosts: [{ domains: a, routes: b }] }, ",
+            "",
+        ))
+        + ", { name: r }]";
     let texts = [
+        shared,
+        numbered(&nowhere, &long, "] }]"),
+        fill(
+            &nowhere,
+            &format!("{{ actions: [{}] }}, ", same.repeat(4)),
+            "] }]",
+        ),
+        fill(
+            &format!(
+                "static_resources: [{{ {filter} }}, {{ domains: ['*'], routes: [], rate_limits: ["
+            ),
+            &format!("{{ actions: [{same}] }}, "),
+            "] }]",
+        ),
+        numbered(
+            &routes("{ match: { prefix: / }, route: { cluster: a, rate_limits: ["),
+            &item,
+            "] } }] }] } }]",
+        ),
+        fill(
+            &routes(""),
+            "{ match: { safe_regex: { regex: '(?:\\w|a-long-enough-text){300}' } }, route: { cluster: service } }, ",
+            "] }] } }]",
+        ),
         fill("", "[", ""),
         fill("", "{", ""),
         fill("", "{\"a\":", ""),
@@ -895,24 +1097,38 @@ fn a_megabyte_of_anything_is_reported_soon_and_in_little_memory() {
         ),
     ];
     // An unoptimised program has more pages of its own, which count as memory: those of a short text.
-    let idle = ["lint-envoy", "check"].map(|command| {
+    let idle = ["lint-envoy", "check", "lint-envoy"].map(|command| {
         let input = Input::new(&silent(), "");
         peak_of(&[command, &input.file]).0
     });
     for (number, text) in texts.iter().enumerate() {
         assert!(text.len() <= BYTES + 64, "{number}");
-        let rules = "domain: d1\ndescriptors: [{ key: generic_key, rate_limits: [1/day] }]\n";
-        let input = Input::new(text, rules);
+        let domains = (0..30).map(|number| format!("shop-service-number-{number}"));
+        let rules = domains.chain(["d1".to_owned()]).map(|domain| {
+            format!(
+                "---\ndomain: {domain}\ndescriptors: [{{ key: generic_key, rate_limits: [1/day] }}]\n"
+            )
+        });
+        let input = Input::new(text, &rules.collect::<String>());
+        let rules = ["--rules", &input.rules];
         let commands = [
-            &["lint-envoy", &input.file, "--rules", &input.rules][..],
+            &["lint-envoy", &input.file, rules[0], rules[1]][..],
             &["check", &input.file],
+            &[
+                "lint-envoy",
+                &input.file,
+                rules[0],
+                rules[1],
+                "--request",
+                "GET a.b/",
+            ],
         ];
         for (command, idle) in commands.into_iter().zip(idle) {
             let begin = Instant::now();
             let (peak, Output { stdout, stderr, .. }) = peak_of(command);
             let took = begin.elapsed();
             let said = String::from_utf8([stdout, stderr].concat()).unwrap();
-            let name = format!("{number}, {}", command[0]);
+            let name = format!("{number}, {}", command.join(" "));
             // The last lines have the numbers of all.
             assert!(said.lines().count() <= 104, "{name}: {said}");
             assert!(said.lines().all(|line| line.len() < 10_000), "{name}");

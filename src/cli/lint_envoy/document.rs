@@ -14,19 +14,25 @@ use crate::{
 /// In a long configuration at most one node begins in this many bytes: it is read at once, unlike rules.
 const BYTES_PER_NODE: usize = 7;
 
-/// Why a file cannot be checked.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unreadable {
-    #[error("{text}")]
-    Syntax {
-        position: Option<Position>,
-        text: String,
-    },
-    #[error("not an Envoy configuration: there is no listener, cluster, filter or route in it")]
-    NoEnvoy,
-    #[error("not an Envoy configuration: it consists of brackets, commas and short lines")]
-    TooDense,
+/// Why a file cannot be checked. A mistake in JSON or YAML has a position.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    pub(super) position: Option<Position>,
+    pub(super) text: String,
 }
+
+impl Unreadable {
+    pub(super) fn other(reason: &str) -> Self {
+        let text = format!("not an Envoy configuration: {reason}");
+        Self {
+            position: None,
+            text,
+        }
+    }
+}
+
+/// By the id of a value, its number in the order of the file and its path.
+type Places = HashMap<usize, (usize, String)>;
 
 /// The documents of a file: one of JSON, or some of YAML.
 #[derive(Debug)]
@@ -42,7 +48,8 @@ impl<'t> EnvoyFile<'t> {
     /// If the text is neither JSON nor YAML.
     pub(super) fn parse(text: &'t str) -> Result<Self, Unreadable> {
         if is_too_dense(text, BYTES_PER_NODE) {
-            return Err(Unreadable::TooDense);
+            let reason = "it consists of brackets, commas and short lines";
+            return Err(Unreadable::other(reason));
         }
         let is_json = text.trim_start().starts_with('{');
         let roots = match is_json.then(|| serde_json::from_str(text)) {
@@ -68,10 +75,7 @@ impl<'t> EnvoyFile<'t> {
 
     /// Finds values again: their number in the order of the file, and their path, such as
     /// `static_resources.clusters[0].name`.
-    pub(super) fn places<'d>(
-        &self,
-        values: impl Iterator<Item = EnvoyValue<'d>>,
-    ) -> HashMap<usize, (usize, String)> {
+    pub(super) fn places<'d>(&self, values: impl Iterator<Item = EnvoyValue<'d>>) -> Places {
         let places = values.map(|value| (value.id(), Default::default()));
         let (mut found, mut visited) = (places.collect(), 0);
         for (root, number) in self.roots.iter().zip(1..) {
@@ -85,12 +89,7 @@ impl<'t> EnvoyFile<'t> {
     }
 }
 
-fn find_places(
-    node: &YamlNode<'_>,
-    path: &mut String,
-    visited: &mut usize,
-    found: &mut HashMap<usize, (usize, String)>,
-) {
+fn find_places(node: &YamlNode<'_>, path: &mut String, visited: &mut usize, found: &mut Places) {
     *visited += 1;
     let value = EnvoyValue { node };
     if let Some(place) = found.get_mut(&value.id()) {
@@ -112,43 +111,34 @@ fn find_places(
 fn syntax(error: &serde_yaml::Error) -> Unreadable {
     let text = error.to_string();
     // The parser's text ends with the line within the document.
-    let end = text
-        .rfind(" at line ")
-        .filter(|_| error.location().is_some());
-    Unreadable::Syntax {
-        position: error.location().map(|location| Position {
-            line: location.line(),
-            column: location.column(),
-        }),
-        text: text[..end.unwrap_or(text.len())].to_owned(),
-    }
+    let place = error.location();
+    let end = text.rfind(" at line ").filter(|_| place.is_some());
+    let position = place.map(|location| Position {
+        line: location.line(),
+        column: location.column(),
+    });
+    let text = text[..end.unwrap_or(text.len())].to_owned();
+    Unreadable { position, text }
 }
 
-/// A value of JSON, without a position.
+/// A value of JSON, without a position. `null` is as good as nothing.
 fn from_json(value: serde_json::Value) -> YamlNode<'static> {
     use serde_json::Value;
-    let scalar = |text: String, is_plain| NodeKind::Scalar {
+    let node = |kind| YamlNode { kind, offset: None };
+    let scalar = |text: String| NodeKind::Scalar {
         text: text.into(),
-        is_plain,
+        is_plain: false,
     };
-    let kind = match value {
-        Value::String(text) => scalar(text, false),
+    node(match value {
+        Value::String(text) => scalar(text),
         Value::Array(items) => NodeKind::List(items.into_iter().map(from_json).collect()),
         Value::Object(entries) => {
-            let key = |key| YamlNode {
-                kind: scalar(key, false),
-                offset: None,
-            };
-            let entries = entries.into_iter();
-            NodeKind::Map(
-                entries
-                    .map(|(name, value)| (key(name), from_json(value)))
-                    .collect(),
-            )
+            let entries = entries.into_iter().filter(|(_, value)| !value.is_null());
+            let entries = entries.map(|(name, value)| (node(scalar(name)), from_json(value)));
+            NodeKind::Map(entries.collect())
         }
-        other => scalar(other.to_string(), true),
-    };
-    YamlNode { kind, offset: None }
+        other => scalar(other.to_string()),
+    })
 }
 
 /// A value in a file. Keys are found in both spellings that Envoy reads: `cluster_name` and `clusterName`.
@@ -203,8 +193,18 @@ impl<'d> EnvoyValue<'d> {
         self.at(keys).and_then(Self::text).unwrap_or_default()
     }
 
+    /// Whether a key has one of the words that Envoy's YAML takes for true.
     pub(super) fn is_true(self, key: &str) -> bool {
-        self.text_of(key) == "true"
+        self.has_word(key, ["true", "yes", "on", "y"])
+    }
+
+    pub(super) fn is_false(self, key: &str) -> bool {
+        self.has_word(key, ["false", "no", "off", "n"])
+    }
+
+    fn has_word(self, key: &str, words: [&str; 4]) -> bool {
+        let text = self.text_of(key);
+        words.iter().any(|word| text.eq_ignore_ascii_case(word))
     }
 
     /// The whole number at a key; 0 if there is none.
@@ -214,28 +214,25 @@ impl<'d> EnvoyValue<'d> {
 
     /// The items of a repeated field, which Envoy also reads from a single value, as a list of one.
     pub(super) fn list(self, key: &str) -> Vec<Self> {
-        match self.get(key) {
+        match self.get(key).map(|list| (list, &list.node.kind)) {
             None => Vec::new(),
-            Some(list) => match &list.node.kind {
-                NodeKind::List(items) => items.iter().map(|node| Self { node }).collect(),
-                NodeKind::Map(entries) if entries.is_empty() => Vec::new(),
-                _ => vec![list],
-            },
+            Some((_, NodeKind::List(items))) => items.iter().map(|node| Self { node }).collect(),
+            Some((_, NodeKind::Map(entries))) if entries.is_empty() => Vec::new(),
+            Some((single, _)) => vec![single],
         }
     }
 
     /// The entries of a map by key, and the items of a list.
     pub(super) fn children(self) -> impl Iterator<Item = (&'d str, Self)> {
-        let (entries, items) = match &self.node.kind {
-            NodeKind::Map(entries) => (&**entries, [].as_slice()),
-            NodeKind::List(items) => ([].as_slice(), &**items),
-            NodeKind::Scalar { .. } | NodeKind::Tagged => ([].as_slice(), [].as_slice()),
+        let (entries, items): (&[_], &[_]) = match &self.node.kind {
+            NodeKind::Map(entries) => (entries, &[]),
+            NodeKind::List(items) => (&[], items),
+            NodeKind::Scalar { .. } | NodeKind::Tagged => (&[], &[]),
         };
-        let items = items.iter().map(|node| ("", Self { node }));
-        let entries = entries
-            .iter()
-            .map(|(key, node)| (scalar(key).unwrap_or_default(), Self { node }));
-        entries.chain(items)
+        let items = items.iter().map(|node| ("", node));
+        let text = |key| scalar(key).unwrap_or_default();
+        let entries = entries.iter().map(move |(key, node)| (text(key), node));
+        entries.chain(items).map(|(key, node)| (key, Self { node }))
     }
 
     /// The name and the content of a message with an `@type`. A `TypedStruct` has the name of the message in it.

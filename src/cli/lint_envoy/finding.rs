@@ -1,17 +1,13 @@
-//! A finding is a setting at one place that does not limit what its author meant, and its fix. Parts that were checked
-//! are counted.
+//! A finding is a setting at one place that does not limit what its author meant, and its fix.
 
-use std::fmt;
+use std::collections::BTreeMap;
 
 use super::document::{EnvoyFile, EnvoyValue};
-use crate::{
-    config::{fault::FaultLevel, position::Position},
-    foundation::printable::CountOf,
-};
+use crate::config::{fault::FaultLevel, position::Position};
 
 pub(crate) use crate::settings::command_line::lint_envoy::Trap;
 
-/// Most findings that are collected before they are sorted, so that a hostile file ends soon.
+/// Most findings that are collected before they are sorted, so that a hostile file ends soon. Others are counted.
 const MAX_COLLECTED: usize = 2_000;
 
 /// A setting that does not limit what was meant.
@@ -30,19 +26,14 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(
-        level: FaultLevel,
-        trap: Trap,
-        path: &str,
-        message: impl Into<String>,
-    ) -> Self {
+    pub(super) fn new(level: FaultLevel, trap: Trap, path: &str, message: String) -> Self {
         Self {
             order: 0,
             position: None,
             path: path.to_owned(),
             level,
             trap,
-            message: message.into(),
+            message,
         }
     }
 }
@@ -51,6 +42,8 @@ impl Finding {
 #[derive(Debug, Default)]
 pub(super) struct Findings<'d> {
     found: Vec<(EnvoyValue<'d>, Finding)>,
+    /// How many others there are of each kind.
+    pub(super) others: BTreeMap<(FaultLevel, Trap), usize>,
 }
 
 impl<'d> Findings<'d> {
@@ -63,8 +56,10 @@ impl<'d> Findings<'d> {
         message: impl Into<String>,
     ) {
         if self.found.len() < MAX_COLLECTED {
-            let finding = Finding::new(level, trap, "", message);
+            let finding = Finding::new(level, trap, "", message.into());
             self.found.push((value, finding));
+        } else {
+            *self.others.entry((level, trap)).or_default() += 1;
         }
     }
 
@@ -81,29 +76,5 @@ impl<'d> Findings<'d> {
         findings.sort();
         findings.dedup();
         findings
-    }
-}
-
-/// How many parts of a configuration were checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SeenParts {
-    /// Rate limit filters.
-    pub(super) filters: usize,
-    /// Items of `rate_limits`.
-    pub(super) items: usize,
-}
-
-impl SeenParts {
-    /// Whether there was nothing to check: no filter and no item of `rate_limits`.
-    pub(super) fn is_nothing(self) -> bool {
-        self.filters == 0 && self.items == 0
-    }
-}
-
-impl fmt::Display for SeenParts {
-    /// `1 filter, 3 items of rate_limits`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (filters, items) = (CountOf(self.filters, "filter"), CountOf(self.items, "item"));
-        write!(f, "{filters}, {items} of `rate_limits`")
     }
 }

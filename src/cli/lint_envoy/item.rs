@@ -15,24 +15,10 @@ pub(super) enum Holder {
     TcpFilter,
 }
 
-/// The orders that tollgate carries out at the end of a stream, by the key of the last entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum OrderName {
-    Reservation,
-    Release,
-    Unreserved,
-}
-
-impl OrderName {
-    pub(super) fn of(key: &str) -> Option<Self> {
-        match key {
-            "tollgate.reservation" => Some(Self::Reservation),
-            "tollgate.release" => Some(Self::Release),
-            "tollgate.unreserved" => Some(Self::Unreserved),
-            _ => None,
-        }
-    }
-}
+/// The orders that tollgate carries out at the end of a stream: the key of the last entry.
+pub(super) const RESERVATION: &str = "tollgate.reservation";
+pub(super) const RELEASE: &str = "tollgate.release";
+pub(super) const UNRESERVED: &str = "tollgate.unreserved";
 
 /// A key, and its value where the configuration has it.
 pub(super) type KnownEntry<'d> = (&'d str, Option<&'d str>);
@@ -46,24 +32,24 @@ pub(super) struct LimitItem<'d> {
     /// Whether it is sent at the end of the stream.
     pub(super) is_at_end: bool,
     /// The order to tollgate that its last entry is.
-    pub(super) order: Option<OrderName>,
-    pub(super) actions: Vec<ItemAction<'d>>,
+    pub(super) order: Option<&'d str>,
     /// The entries before the order; `None` if an action is unknown.
-    pub(super) entries: Option<Vec<KnownEntry<'d>>>,
+    pub(super) entries: Option<Box<[KnownEntry<'d>]>>,
 }
 
 impl<'d> LimitItem<'d> {
     /// The items of a value that have actions: other messages than Envoy's have lists of this name too.
-    pub(super) fn all(value: EnvoyValue<'d>, holder: Holder) -> Vec<Self> {
-        let items = value.list("rate_limits").into_iter();
-        let items = items.filter(|item| item.has("actions"));
+    pub(super) fn all(value: Option<EnvoyValue<'d>>, holder: Holder) -> Vec<Self> {
+        let items = value.map_or_else(Vec::new, |value| value.list("rate_limits"));
+        let items = items.into_iter().filter(|item| item.has("actions"));
         items.map(|item| Self::new(item, holder)).collect()
     }
 
     fn new(value: EnvoyValue<'d>, holder: Holder) -> Self {
         let actions = value.list("actions").into_iter().map(ItemAction::new);
         let actions: Vec<_> = actions.collect();
-        let order = actions.last().and_then(|action| OrderName::of(action.key?));
+        let order = actions.last().and_then(|action| action.key);
+        let order = order.filter(|key| [RESERVATION, RELEASE, UNRESERVED].contains(key));
         let before = &actions[..actions.len() - usize::from(order.is_some())];
         let entry = |action: &ItemAction<'d>| Some((action.key?, action.literal));
         let entries = before.iter().map(entry);
@@ -75,7 +61,6 @@ impl<'d> LimitItem<'d> {
             stage: if holder == Holder::Route { stage } else { 0 },
             is_at_end: value.is_true("apply_on_stream_done"),
             value,
-            actions,
         }
     }
 
@@ -90,6 +75,20 @@ impl<'d> LimitItem<'d> {
             entries: Some(entries.collect()),
             ..Self::new(value, Holder::TcpFilter)
         }
+    }
+
+    pub(super) fn actions(&self) -> impl Iterator<Item = ItemAction<'d>> {
+        let actions = self.value.list("actions").into_iter();
+        actions.map(ItemAction::new)
+    }
+
+    /// The metadata that its order reads: the action, whether they are of the request, and their key and path.
+    pub(super) fn metadata(&self) -> Option<(EnvoyValue<'d>, bool, &'d str, Vec<&'d str>)> {
+        let action = self.actions().last()?.value;
+        let is_dynamic = matches!(action.text_of("source"), "" | "DYNAMIC" | "0");
+        let key = action.get("metadata_key")?;
+        let path = key.list("path").into_iter().map(|step| step.text_of("key"));
+        Some((action, is_dynamic, key.text_of("key"), path.collect()))
     }
 
     /// Whether it gives back hits.
@@ -145,13 +144,5 @@ impl<'d> ItemAction<'d> {
             // A value with a format command depends on the request.
             literal: literal.filter(|value| !value.contains('%')),
         }
-    }
-
-    /// The key and the path of the metadata of the request that it reads.
-    pub(super) fn metadata(&self) -> Option<(&'d str, Vec<&'d str>)> {
-        let is_dynamic = matches!(self.value.text_of("source"), "" | "DYNAMIC" | "0");
-        let key = self.value.get("metadata_key").filter(|_| is_dynamic)?;
-        let path = key.list("path").into_iter().map(|step| step.text_of("key"));
-        Some((key.text_of("key"), path.collect()))
     }
 }

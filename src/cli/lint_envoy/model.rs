@@ -1,13 +1,12 @@
 //! The parts of a configuration that limits depend on, read in one walk: filters, routes, items, clusters and patches.
 //!
 //! Messages are recognised anywhere by their `@type` or by their shape. Those outside of connection managers, as in
-//! patches of a control plane, belong to the first scope and the first table.
+//! patches of a control plane, belong to a group of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    document::{EnvoyFile, EnvoyValue},
-    finding::SeenParts,
+    document::{EnvoyFile, EnvoyValue, Unreadable, snake_case},
     item::{Holder, LimitItem},
 };
 
@@ -21,69 +20,61 @@ const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPer
 const LOCAL_FILTER: &str = "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
 const TCP_FILTER: &str = "envoy.extensions.filters.network.ratelimit.v3.RateLimit";
 const CLUSTER: &str = "envoy.config.cluster.v3.Cluster";
+const BOOTSTRAP: &str = ".BootstrapConfigDump";
 const FILTER_CONFIG: &str = "envoy.config.route.v3.FilterConfig";
 
 /// Keys by which a cluster is recognised.
-const CLUSTER_KEYS: [&str; 4] = [
-    "load_assignment",
-    "connect_timeout",
-    "lb_policy",
-    "typed_extension_protocol_options",
-];
+const CLUSTER_KEYS: &str =
+    "connect_timeout lb_policy load_assignment typed_extension_protocol_options";
 
-/// The scope and the table of parts outside of all connection managers.
-pub(super) const LOOSE: usize = 0;
+/// The key of the group for parts outside of all connection managers.
+pub(super) const LOOSE: GroupKey<'static> = (0, "");
 
-/// Keys below which a dump repeats other parts, or has parts that serve no more requests.
-const REPEATED: [&str; 4] = [
-    "static_route_configs",
-    "staticRouteConfigs",
-    "draining_state",
-    "drainingState",
-];
+/// The name of a route configuration that arrives over xDS, or the number of another.
+type GroupKey<'d> = (usize, &'d str);
 
 /// The parts of a file.
 #[derive(Debug, Default)]
 pub(super) struct EnvoyModel<'d> {
-    /// Whether there is any part of an Envoy configuration.
-    pub(super) has_envoy: bool,
+    /// Whether there is a message of Envoy.
+    has_envoy: bool,
     pub(super) is_dump: bool,
-    pub(super) seen: SeenParts,
-    pub(super) scopes: Vec<Scope<'d>>,
-    pub(super) tables: Vec<RouteLevel<'d>>,
-    /// Filters `envoy.filters.network.ratelimit`, with their descriptors.
-    pub(super) tcp_filters: Vec<(EnvoyValue<'d>, Vec<LimitItem<'d>>)>,
+    pub(super) groups: BTreeMap<GroupKey<'d>, RouteGroup<'d>>,
+    /// Filters `envoy.filters.network.ratelimit`, whose items are descriptors.
+    tcp_filters: Vec<LimitFilter<'d>>,
     pub(super) clusters: BTreeMap<&'d str, EnvoyValue<'d>>,
     /// Items of `configPatches` of EnvoyFilters.
     pub(super) patches: Vec<EnvoyValue<'d>>,
 }
 
-/// A connection manager.
+/// Route configurations of one name, and the connection managers that use all of them.
 #[derive(Debug, Default)]
-pub(super) struct Scope<'d> {
-    /// `None` for the scope of loose parts.
-    pub(super) manager: Option<EnvoyValue<'d>>,
-    pub(super) filters: Vec<HttpFilter<'d>>,
+pub(super) struct RouteGroup<'d> {
+    pub(super) managers: Vec<Manager<'d>>,
+    pub(super) tables: Vec<RouteLevel<'d>>,
+}
+
+/// A connection manager, or all parts outside of them.
+#[derive(Debug, Default)]
+pub(super) struct Manager<'d> {
+    pub(super) value: Option<EnvoyValue<'d>>,
+    pub(super) filters: Vec<LimitFilter<'d>>,
     /// Stages that local rate limit filters use.
     pub(super) local_stages: BTreeSet<u64>,
     /// Whether some filter can limit requests in a way that the file does not show.
     pub(super) has_unknown_filter: bool,
-    /// The name of the route configuration that arrives over xDS; empty if there is none.
-    table_name: &'d str,
-    /// The indexes of its tables.
-    pub(super) tables: Vec<usize>,
 }
 
-impl Scope<'_> {
+impl Manager<'_> {
     /// Whether nothing in it can limit.
     pub(super) fn lacks_filter(&self) -> bool {
         self.filters.is_empty() && !self.has_unknown_filter
     }
 }
 
-/// A filter `envoy.filters.http.ratelimit`.
+/// A filter `envoy.filters.http.ratelimit`, or the one for TCP.
 #[derive(Debug)]
-pub(super) struct HttpFilter<'d> {
+pub(super) struct LimitFilter<'d> {
     pub(super) value: EnvoyValue<'d>,
     /// Its name in the list of filters, under which routes configure it; empty if the file does not show it.
     pub(super) name: &'d str,
@@ -94,15 +85,18 @@ pub(super) struct HttpFilter<'d> {
     pub(super) is_disabled: bool,
 }
 
-impl<'d> HttpFilter<'d> {
-    /// The filter of an item in a list of filters.
+impl<'d> LimitFilter<'d> {
+    /// The filter of an entry in a list of filters.
     fn new(value: EnvoyValue<'d>, entry: EnvoyValue<'d>) -> Self {
+        let descriptors = value.list("descriptors").into_iter();
+        let mut items = LimitItem::all(Some(value), Holder::Filter);
+        items.extend(descriptors.map(LimitItem::of_tcp));
         Self {
             name: entry.text_of("name"),
             domain: value.text_of("domain"),
             stage: value.number("stage"),
-            items: LimitItem::all(value, Holder::Filter),
             is_disabled: entry.is_true("disabled"),
+            items,
             value,
         }
     }
@@ -116,38 +110,47 @@ impl<'d> HttpFilter<'d> {
     }
 }
 
-/// A route configuration, a virtual host or a route.
+/// A route configuration, a virtual host, a route or one of the weighted clusters of a route.
 #[derive(Debug)]
 pub(super) struct RouteLevel<'d> {
     pub(super) value: EnvoyValue<'d>,
     pub(super) items: Vec<LimitItem<'d>>,
     pub(super) configs: Vec<PerRoute<'d>>,
-    /// The virtual hosts of a configuration, and their routes.
+    /// The virtual hosts of a configuration, their routes, and the clusters of these.
     pub(super) below: Vec<Self>,
 }
 
 impl<'d> RouteLevel<'d> {
-    /// A configuration has the depth 0, and a route 2.
-    fn new(value: EnvoyValue<'d>, depth: usize) -> Self {
-        let holder = [None, Some(value), value.get("route")][depth];
-        let below = ["virtual_hosts", "routes"].get(depth);
-        let below = below.map_or_else(Vec::new, |key| value.list(key));
+    /// A configuration has the depth 0, and a cluster 3.
+    pub(super) fn new(value: EnvoyValue<'d>, depth: usize) -> Self {
+        let action = value.get("route");
+        let clusters = action.and_then(|action| action.get("weighted_clusters"));
+        let clusters = || clusters.map_or_else(Vec::new, |all| all.list("clusters"));
+        let (holder, below) = match depth {
+            0 => (None, value.list("virtual_hosts")),
+            1 => (Some(value), value.list("routes")),
+            2 => (action, clusters()),
+            _ => (None, Vec::new()),
+        };
         let below = below.into_iter().map(|value| Self::new(value, depth + 1));
+        let configs = value.get("typed_per_filter_config").into_iter();
+        let configs = configs.flat_map(EnvoyValue::children);
+        let configs = configs.map(|(key, value)| PerRoute::new(Some(key), value));
         Self {
-            items: holder.map_or_else(Vec::new, |holder| LimitItem::all(holder, Holder::Route)),
-            configs: PerRoute::all(value),
+            items: LimitItem::all(holder, Holder::Route),
+            configs: configs.collect(),
             below: below.collect(),
             value,
         }
     }
 
-    /// A level for parts without one, in the document of this root.
-    fn loose(root: EnvoyValue<'d>, items: Vec<LimitItem<'d>>, below: Vec<Self>) -> Self {
+    /// A level for items outside of connection managers.
+    fn leaf(value: EnvoyValue<'d>, items: Vec<LimitItem<'d>>) -> Self {
         Self {
-            value: root,
+            value,
             items,
             configs: Vec::new(),
-            below,
+            below: Vec::new(),
         }
     }
 
@@ -165,12 +168,10 @@ impl<'d> RouteLevel<'d> {
             || self.below.iter().any(Self::has_items)
     }
 
-    /// Whether the items of the virtual host apply although the route has its own.
-    pub(super) fn includes_host(&self) -> bool {
-        let own = self.configs.iter().filter_map(|config| config.limits);
-        let mut options = own.map(|limits| limits.text_of("vh_rate_limits"));
-        let is_included = self.value.text_at(&["route", "include_vh_rate_limits"]) == "true";
-        is_included || options.any(|option| matches!(option, "INCLUDE" | "1"))
+    /// Whether this configuration has routes that the file does not show, or that are not read.
+    pub(super) fn has_unknown_routes(&self) -> bool {
+        let mut hosts = self.below.iter();
+        self.value.has("vhds") || hosts.any(|host| host.value.has("matcher"))
     }
 }
 
@@ -190,20 +191,6 @@ pub(super) struct PerRoute<'d> {
 }
 
 impl<'d> PerRoute<'d> {
-    /// The domain that takes the place of the filter's.
-    pub(super) fn domain(&self) -> Option<&'d str> {
-        let domain = self.limits?.text_of("domain");
-        Some(domain).filter(|domain| !domain.is_empty())
-    }
-
-    fn all(holder: EnvoyValue<'d>) -> Vec<Self> {
-        let configs = holder.get("typed_per_filter_config").into_iter();
-        let configs = configs.flat_map(EnvoyValue::children);
-        configs
-            .map(|(key, value)| Self::new(Some(key), value))
-            .collect()
-    }
-
     fn new(key: Option<&'d str>, value: EnvoyValue<'d>) -> Self {
         let mut message = value.message();
         let mut is_disabling = false;
@@ -211,165 +198,162 @@ impl<'d> PerRoute<'d> {
             is_disabling = wrapper.is_true("disabled");
             message = wrapper.get("config").and_then(EnvoyValue::message);
         }
-        let (name, content) = message.unwrap_or(("", value));
-        let limits = Some(content).filter(|_| name == PER_ROUTE);
-        let local = Some(content).filter(|_| name == LOCAL_FILTER);
+        let content = |name| Some(message.filter(|(of, _)| *of == name)?.1);
+        let (limits, local) = (content(PER_ROUTE), content(LOCAL_FILTER));
         Self {
+            items: LimitItem::all(limits, Holder::PerRoute),
+            local_stage: local.map(|local| local.number("stage")),
             key,
             value,
-            items: limits.map_or_else(Vec::new, |limits| LimitItem::all(limits, Holder::PerRoute)),
             limits,
             is_disabling,
-            local_stage: local.map(|local| local.number("stage")),
         }
     }
 }
 
 impl<'d> EnvoyModel<'d> {
-    pub(super) fn of(file: &'d EnvoyFile<'_>) -> Self {
+    /// # Errors
+    ///
+    /// If the file has no part of an Envoy configuration.
+    pub(super) fn of(file: &'d EnvoyFile<'_>) -> Result<Self, Unreadable> {
         let mut model = Self::default();
         for root in file.roots() {
-            if model.tables.is_empty() {
-                let host = RouteLevel::loose(root, Vec::new(), Vec::new());
-                let table = RouteLevel::loose(root, Vec::new(), vec![host]);
-                model.tables.push(table);
-                model.scopes.push(Scope {
-                    tables: vec![LOOSE],
-                    ..Scope::default()
-                });
+            let loose = model.groups.entry(LOOSE).or_default();
+            if loose.tables.is_empty() {
+                loose.managers.push(Manager::default());
+                let mut table = RouteLevel::leaf(root, Vec::new());
+                table.below.push(RouteLevel::leaf(root, Vec::new()));
+                loose.tables.push(table);
             }
             model.walk(root, root);
         }
-        model.join();
-        model
+        let has_items = model.tables().any(RouteLevel::has_items);
+        let has_parts = !(model.clusters.is_empty() && model.patches.is_empty());
+        let has_envoy = model.has_envoy || has_items || has_parts || model.groups.len() > 1;
+        let reason = "there is no listener, cluster, filter or route in it";
+        let model = has_envoy.then_some(model);
+        model.ok_or_else(|| Unreadable::other(reason))
     }
 
-    /// Gives connection managers the tables that they name, and counts.
-    fn join(&mut self) {
-        let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (index, table) in self.tables.iter().enumerate().skip(1) {
-            let name = table.value.text_of("name");
-            by_name.entry(name).or_default().push(index);
-        }
-        by_name.remove("");
-        for scope in &mut self.scopes {
-            if let Some(came) = by_name.get(scope.table_name) {
-                scope.tables.extend(came);
-            }
-        }
-        let filters = self.scopes.iter().map(|scope| scope.filters.len());
-        let filters = filters.sum::<usize>() + self.tcp_filters.len();
-        let lists = self.lists(&self.uses());
-        let items = lists.iter().map(|list| list.items.len()).sum();
-        self.seen = SeenParts { filters, items };
-        let has_routes = self.tables.len() > 1 || self.seen.items > 0;
-        self.has_envoy |= has_routes || !(self.clusters.is_empty() && self.patches.is_empty());
+    /// All rate limit filters.
+    pub(super) fn filters(&self) -> impl Iterator<Item = &LimitFilter<'d>> {
+        let managers = self.groups.values().flat_map(|group| &group.managers);
+        let filters = managers.flat_map(|manager| &manager.filters);
+        filters.chain(&self.tcp_filters)
+    }
+
+    /// All route configurations.
+    pub(super) fn tables(&self) -> impl Iterator<Item = &RouteLevel<'d>> {
+        self.groups.values().flat_map(|group| &group.tables)
+    }
+
+    /// The group of a name; without one, a group of its own.
+    fn group(&mut self, name: &'d str) -> &mut RouteGroup<'d> {
+        let number = [0, self.groups.len()][usize::from(name.is_empty())];
+        self.groups.entry((number, name)).or_default()
+    }
+
+    /// The virtual hosts of the group for parts outside of connection managers. The first is for all routes.
+    fn loose_hosts(&mut self) -> &mut Vec<RouteLevel<'d>> {
+        let loose = self.groups.entry(LOOSE).or_default();
+        &mut loose.tables[0].below
     }
 
     /// Reads `value`, which `parent` contains, and everything below it.
     fn walk(&mut self, value: EnvoyValue<'d>, parent: EnvoyValue<'d>) {
-        let message = value.message();
-        let name = message.map_or("", |(name, _)| name);
+        let (name, content) = value.message().unwrap_or(("", value));
         self.has_envoy |= name.starts_with("envoy.") || value.has("static_resources");
         self.is_dump |= name.starts_with("envoy.admin.");
-        match message {
-            Some((MANAGER, content)) => return self.manager(content),
-            Some((FILTER, content)) => {
-                let filter = HttpFilter::new(content, parent);
-                return self.scopes[LOOSE].filters.push(filter);
+        let is_host = |host: &EnvoyValue<'d>| {
+            host.has("domains") && (host.has("routes") || host.has("matcher"))
+        };
+        let mut cluster_keys = CLUSTER_KEYS.split(' ');
+        let is_cluster = value.has("name") && cluster_keys.any(|key| value.has(key));
+        match name {
+            MANAGER => self.manager(content),
+            FILTER => {
+                let loose = self.groups.entry(LOOSE).or_default();
+                let filters = &mut loose.managers[0].filters;
+                filters.push(LimitFilter::new(content, parent));
             }
-            Some((TCP_FILTER, content)) => {
-                let descriptors = content.list("descriptors").into_iter();
-                let items = descriptors.map(LimitItem::of_tcp).collect();
-                return self.tcp_filters.push((content, items));
+            TCP_FILTER => self.tcp_filters.push(LimitFilter::new(content, parent)),
+            PER_ROUTE | FILTER_CONFIG | LOCAL_FILTER => self.loose_config(None, value),
+            _ if value.list("virtual_hosts").iter().any(is_host) => {
+                let group = self.group(value.text_of("name"));
+                group.tables.push(RouteLevel::new(value, 0));
             }
-            Some((CLUSTER, content)) => return self.cluster(content),
-            Some((PER_ROUTE | FILTER_CONFIG | LOCAL_FILTER, _)) => {
-                return self.loose_config(None, value);
+            _ if is_host(&value) => self.loose_hosts().push(RouteLevel::new(value, 1)),
+            _ if is_route(value) => {
+                let routes = &mut self.loose_hosts()[0].below;
+                routes.push(RouteLevel::new(value, 2));
             }
-            _ => {}
-        }
-        let is_host = |host: &EnvoyValue<'d>| host.has("domains") && host.has("routes");
-        let is_cluster = CLUSTER_KEYS.iter().any(|key| value.has(key)) && value.has("name");
-        if value.list("virtual_hosts").iter().any(is_host) {
-            self.tables.push(RouteLevel::new(value, 0));
-        } else if is_host(&value) {
-            self.tables[LOOSE].below.push(RouteLevel::new(value, 1));
-        } else if is_route(value) {
-            let host = &mut self.tables[LOOSE].below[0];
-            host.below.push(RouteLevel::new(value, 2));
-        } else if is_cluster {
-            self.cluster(value);
-        } else {
-            if value.has("apply_to") && value.has("patch") {
-                self.patches.push(value);
+            _ if name == CLUSTER || is_cluster => {
+                self.clusters.insert(content.text_of("name"), content);
             }
-            let items = LimitItem::all(value, Holder::Route);
-            if !items.is_empty() {
-                let host = RouteLevel::loose(value, items, Vec::new());
-                self.tables[LOOSE].below.push(host);
+            _ => {
+                let is_patch = value.has("apply_to") && value.has("patch");
+                self.patches.extend(is_patch.then_some(value));
+                let items = LimitItem::all(Some(value), Holder::Route);
+                let host = (!items.is_empty()).then(|| RouteLevel::leaf(value, items));
+                self.loose_hosts().extend(host);
+                self.below(value);
             }
-            self.below(value);
         }
     }
 
     fn below(&mut self, value: EnvoyValue<'d>) {
         // A dump repeats messages of the bootstrap. They would be reported twice.
-        let is_bootstrap =
-            |value: EnvoyValue<'_>| value.text_of("@type").ends_with(".BootstrapConfigDump");
+        let is_bootstrap = |part: EnvoyValue<'_>| part.text_of("@type").ends_with(BOOTSTRAP);
         let parts = || value.children().map(|(_, part)| part);
         let skips_bootstrap = parts().any(is_bootstrap) && parts().count() > 1;
         for (key, child) in value.children() {
-            if REPEATED.contains(&key) || skips_bootstrap && is_bootstrap(child) {
-                continue;
-            }
-            if matches!(key, "typed_per_filter_config" | "typedPerFilterConfig") {
-                for (key, config) in child.children() {
-                    self.loose_config(Some(key), config);
+            match &*snake_case(key) {
+                // Other parts again, or those that serve no more requests.
+                "static_route_configs" | "draining_state" => {}
+                _ if skips_bootstrap && is_bootstrap(child) => {}
+                "typed_per_filter_config" => {
+                    for (key, config) in child.children() {
+                        self.loose_config(Some(key), config);
+                    }
                 }
-            } else {
-                self.walk(child, value);
+                _ => self.walk(child, value),
             }
         }
     }
 
-    fn manager(&mut self, manager: EnvoyValue<'d>) {
-        let entries = manager.list("http_filters");
-        let mut scope = Scope {
-            manager: Some(manager),
+    fn manager(&mut self, value: EnvoyValue<'d>) {
+        let entries = value.list("http_filters");
+        let mut manager = Manager {
+            value: Some(value),
             has_unknown_filter: entries.is_empty(),
-            table_name: manager.text_at(&["rds", "route_config_name"]),
-            ..Scope::default()
+            ..Manager::default()
         };
         for entry in entries {
             match entry.get("typed_config").and_then(EnvoyValue::message) {
-                Some((FILTER, content)) => scope.filters.push(HttpFilter::new(content, entry)),
+                Some((FILTER, content)) => manager.filters.push(LimitFilter::new(content, entry)),
                 Some((LOCAL_FILTER, local)) => {
-                    scope.local_stages.insert(local.number("stage"));
+                    manager.local_stages.insert(local.number("stage"));
                 }
-                Some(_) => scope.has_unknown_filter |= chooses_filters(entry, 0),
+                Some(_) => manager.has_unknown_filter |= chooses_filters(entry, 0),
                 // Its configuration arrives over xDS, or only the name says that it limits.
                 None => {
                     let is_named = entry.text_of("name") == FILTER_NAME;
-                    scope.has_unknown_filter |= is_named || entry.has("config_discovery");
+                    manager.has_unknown_filter |= is_named || entry.has("config_discovery");
                 }
             }
         }
-        if let Some(table) = manager.get("route_config") {
-            scope.tables.push(self.tables.len());
-            self.tables.push(RouteLevel::new(table, 0));
-        }
-        self.scopes.push(scope);
-    }
-
-    fn cluster(&mut self, cluster: EnvoyValue<'d>) {
-        self.clusters.insert(cluster.text_of("name"), cluster);
+        let own = value.get("route_config");
+        let shared = value.text_at(&["rds", "route_config_name"]);
+        let group = self.group(own.map_or(shared, |_| ""));
+        let tables = own.map(|table| RouteLevel::new(table, 0));
+        group.managers.push(manager);
+        group.tables.extend(tables);
     }
 
     fn loose_config(&mut self, key: Option<&'d str>, value: EnvoyValue<'d>) {
-        let config = PerRoute::new(key, value);
-        self.scopes[LOOSE].local_stages.extend(config.local_stage);
-        self.tables[LOOSE].configs.push(config);
+        let mut host = RouteLevel::leaf(value, Vec::new());
+        host.configs.push(PerRoute::new(key, value));
+        self.loose_hosts().push(host);
     }
 }
 
@@ -383,13 +367,8 @@ fn is_route(value: EnvoyValue<'_>) -> bool {
 /// Whether a filter contains others or the source of them, or lets a route choose filters.
 fn chooses_filters(value: EnvoyValue<'_>, depth: usize) -> bool {
     let name = value.message().map_or("", |(name, _)| name);
-    name == FILTER
-        || name.contains(".http.composite.")
-        || ["config_discovery", "dynamic_config"]
-            .iter()
-            .any(|key| value.has(key))
-        || depth < 16
-            && value
-                .children()
-                .any(|(_, child)| chooses_filters(child, depth + 1))
+    let is_one = name == FILTER || name.contains(".http.composite.");
+    let mut parts = value.children().map(|(_, part)| part);
+    let has_source = value.has("config_discovery") || value.has("dynamic_config");
+    is_one || has_source || depth < 16 && parts.any(|part| chooses_filters(part, depth + 1))
 }

@@ -19,7 +19,8 @@ use crate::{
         report::{Report, ReportEntry},
     },
     config::{
-        fault::{Fault, FaultLevel, Problem},
+        fault::{Fault, FaultLevel},
+        file::File,
         files::Files,
         source::Source,
     },
@@ -87,8 +88,8 @@ fn read(path: &Path) -> Files {
     }
     let mut read = Files::read(&Source::Paths(vec![path.to_owned()]));
     // A folder without files is reported as one in which nothing was checked.
-    let is_shown = |problem: &Problem| !matches!(problem.fault, Fault::NoFiles);
-    read.problems.retain(is_shown);
+    let problems = &mut read.problems;
+    problems.retain(|problem| !matches!(problem.fault, Fault::NoFiles));
     if path.is_dir() {
         let files = read.files.iter_mut().map(|file| &mut file.name);
         let problems = read.problems.iter_mut().map(|problem| &mut problem.file);
@@ -121,8 +122,14 @@ impl LintRun<'_> {
             if let Some(problem) = read.problems.first() {
                 anyhow::bail!("{problem}");
             }
-            let texts = read.files.iter().map(|file| &file.text);
-            shown.extend(texts.filter_map(|text| show(text, request, self.rules)));
+            for file in &read.files {
+                let text = show(&file.text, request, self.rules);
+                match text.map_err(|error| unreadable(file, &error, path.is_dir())) {
+                    Ok(text) => shown.extend(text),
+                    Err(Some(entry)) => anyhow::bail!(entry.line),
+                    Err(None) => {}
+                }
+            }
         }
         anyhow::ensure!(
             !shown.is_empty(),
@@ -139,53 +146,50 @@ impl LintRun<'_> {
             let entry = ReportEntry::of_problem(problem, problem.file.clone());
             self.entries.push(entry);
         }
-        for file in read.files {
-            self.file(&file.name, &file.text, path.is_dir());
-        }
+        let files = read.files.iter();
+        files.for_each(|file| self.file(file, path.is_dir()));
         if path.is_dir() && self.summary.len() == before && !self.has_unread {
             self.nothing_checked(&path.to_string_lossy(), "the whole folder");
         }
     }
 
     /// Checks a file. One in a folder need not be an Envoy configuration.
-    fn file(&mut self, name: &str, text: &str, is_in_folder: bool) {
-        let error = match lint(text, self.rules) {
-            Ok(linted) if !linted.seen.is_nothing() => return self.linted(name, linted),
-            Ok(_) if !is_in_folder => return self.nothing_checked(name, "the whole file"),
-            Ok(_) => return self.passed_over += 1,
-            Err(error) => error,
-        };
-        let (position, is_syntax) = match &error {
-            Unreadable::Syntax { position, .. } => (*position, true),
-            Unreadable::NoEnvoy | Unreadable::TooDense => (None, false),
-        };
-        if is_in_folder && !(is_syntax && is_meant(text)) {
-            return self.passed_over += 1;
+    fn file(&mut self, file: &File, is_in_folder: bool) {
+        let linted = lint(&file.text, self.rules);
+        match linted.map_err(|error| unreadable(file, &error, is_in_folder)) {
+            Ok(linted) if linted.seen != [0, 0] => self.linted(&file.name, linted),
+            Ok(_) if !is_in_folder => self.nothing_checked(&file.name, "the whole file"),
+            Ok(_) | Err(None) => self.passed_over += 1,
+            Err(Some(entry)) => {
+                self.has_unread = true;
+                self.entries.push(entry);
+            }
         }
-        self.has_unread = true;
-        let (place, message) = ((name, position), error.to_string());
-        let entry = ReportEntry::at(place, "", FaultLevel::Error, "unreadable", &message);
-        self.entries.push(entry);
     }
 
     fn nothing_checked(&mut self, name: &str, path: &str) {
-        let message = "no rate limit filter in it: nothing was checked; name the file with \
-                       envoy.filters.http.ratelimit";
-        let finding = Finding::new(FaultLevel::Warning, Trap::NothingChecked, path, message);
-        let linted = Linted {
-            findings: vec![finding],
-            ..Linted::default()
-        };
+        let text = "no rate limit filter in it: nothing was checked; name the file with \
+                    envoy.filters.http.ratelimit";
+        let (level, trap) = (FaultLevel::Warning, Trap::NothingChecked);
+        let finding = Finding::new(level, trap, path, text.to_owned());
+        let mut linted = Linted::default();
+        linted.findings.push(finding);
         self.linted(name, linted);
     }
 
     /// Adds the findings of a file.
     fn linted(&mut self, name: &str, linted: Linted) {
-        let (all, seen) = (linted.findings.len(), linted.seen);
+        let (mut wanted, [filters, items]) = (linted.findings, linted.seen);
+        let (filters, items) = (CountOf(filters, "filter"), CountOf(items, "item"));
+        let seen = format!("{filters}, {items} of `rate_limits`");
         let min = self.lint.min_severity.level();
-        let mut wanted = linted.findings;
-        wanted.retain(|found| found.level <= min && !self.lint.allowed.contains(&found.trap));
-        let (left_out, findings) = (all - wanted.len(), wanted.len());
+        let is_wanted = |level, trap| level <= min && !self.lint.allowed.contains(&trap);
+        let all = wanted.len() + linted.others.values().sum::<usize>();
+        wanted.retain(|found| is_wanted(found.level, found.trap));
+        let others = linted.others.iter();
+        let others = others.filter(|((level, trap), _)| is_wanted(*level, *trap));
+        let findings = wanted.len() + others.map(|(_, count)| count).sum::<usize>();
+        let left_out = all - findings;
         let listed = wanted.into_iter().take(MAX_LISTED).map(|found| {
             let (place, code) = ((name, found.position), found.trap.to_string());
             ReportEntry::at(place, &found.path, found.level, &code, &found.message)
@@ -197,19 +201,21 @@ impl LintRun<'_> {
             (0, 0) => format!("ok: {name}: {seen}, no finding"),
             (0, _) => format!("ok: {name}: {seen}, no finding ({left_out} left out)"),
             (1..=MAX_LISTED, _) => format!("{name}: {seen}: {}", CountOf(findings, "finding")),
-            _ => format!("{name}: {seen}: the first {MAX_LISTED} of {findings} findings"),
+            _ => format!("{name}: {seen}: {MAX_LISTED} of {findings} findings"),
         });
     }
 }
 
+/// The report of a file that cannot be checked; `None` for one in a folder that is no Envoy configuration.
+fn unreadable(file: &File, error: &Unreadable, is_in_folder: bool) -> Option<ReportEntry> {
+    let is_reported = !is_in_folder || error.position.is_some() && is_meant(&file.text);
+    let place = (&*file.name, error.position);
+    is_reported.then(|| ReportEntry::at(place, "", FaultLevel::Error, "unreadable", &error.text))
+}
+
 /// Whether a text was probably meant to be an Envoy configuration, and is no Go template, as in Helm charts.
 fn is_meant(text: &str) -> bool {
-    let words = [
-        ".googleapis.com/envoy.",
-        "static_resources",
-        "staticResources",
-        "EnvoyFilter",
-    ];
+    let words = ".googleapis.com/envoy. static_resources staticResources EnvoyFilter";
     let is_template = text.lines().any(|line| line.trim_start().starts_with("{{"));
-    !is_template && words.iter().any(|word| text.contains(word))
+    !is_template && words.split(' ').any(|word| text.contains(word))
 }

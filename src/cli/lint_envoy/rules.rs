@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{BuildHasher as _, RandomState},
     rc::Rc,
 };
 
@@ -21,10 +22,12 @@ use crate::{
 
 /// Most descriptors that are tried for one of the configuration, and for all of a file; beyond, a match is assumed.
 const MAX_TRIES: usize = 10_000;
-const MAX_TRIES_OF_FILE: usize = 300_000;
+const MAX_TRIES_OF_FILE: usize = 100_000;
 
-/// More entries than these have too many orders.
+/// More entries than these have too many orders, and only so many descriptors and domains are looked for elsewhere: no
+/// more findings are listed.
 const MAX_ORDERED: usize = 4;
+const MAX_GUESSES: usize = 100;
 
 /// Most domains that descriptors of an unknown one are compared with.
 const MAX_DOMAINS: usize = 20;
@@ -44,8 +47,13 @@ pub(super) struct KnownRules<'m> {
     pub(super) matcher: &'m Matcher,
     /// By domain.
     values: BTreeMap<&'m str, RuleValues>,
-    reached: RefCell<HashMap<String, Reached<'m>>>,
+    /// By the hash of a domain and entries.
+    reached: RefCell<HashMap<u64, Reached<'m>>>,
+    hasher: RandomState,
     tries_left: Cell<usize>,
+    orders_left: Cell<usize>,
+    /// By domain without rules.
+    meant: RefCell<BTreeMap<String, Option<&'m str>>>,
 }
 
 impl<'m> KnownRules<'m> {
@@ -56,7 +64,10 @@ impl<'m> KnownRules<'m> {
             matcher,
             values: names.map(|name| (name, values_in(matcher, name))).collect(),
             reached: RefCell::default(),
+            hasher: RandomState::new(),
             tries_left: Cell::new(MAX_TRIES_OF_FILE),
+            orders_left: Cell::new(MAX_GUESSES),
+            meant: RefCell::default(),
         }
     }
 
@@ -68,10 +79,22 @@ impl<'m> KnownRules<'m> {
         self.values.keys().copied()
     }
 
+    /// The domain of a rule file that an unknown one probably means.
+    fn meant(&self, domain: &str) -> Option<&'m str> {
+        let mut meant = self.meant.borrow_mut();
+        let is_full = meant.len() >= MAX_GUESSES;
+        let known = meant.get(domain).copied().or(is_full.then_some(None));
+        known.unwrap_or_else(|| {
+            let found = closest(domain, self.domains());
+            meant.insert(domain.to_owned(), found);
+            found
+        })
+    }
+
     /// The rules that requests could reach with `entries`, each once; `None` for a domain without rules, and if there
     /// are too many values to try.
     pub(super) fn reached(&self, domain: &str, entries: &[KnownEntry<'_>]) -> Reached<'m> {
-        let name = format!("{domain}\0{entries:?}");
+        let name = self.hasher.hash_one((domain, entries));
         if let Some(known) = self.reached.borrow().get(&name) {
             return known.clone();
         }
@@ -89,7 +112,7 @@ impl<'m> KnownRules<'m> {
             let named = values.get(&(depth, (*key).to_owned()));
             let named = named.filter(|_| value.is_none());
             tries = tries.checked_mul(1 + named.map_or(0, BTreeSet::len))?;
-            if tries > MAX_TRIES {
+            if tries > MAX_TRIES.min(self.tries_left.get()) {
                 return None;
             }
             let named = named.into_iter().flatten().map(String::as_str);
@@ -115,17 +138,21 @@ impl<'m> KnownRules<'m> {
         Some(found.into_values().collect())
     }
 
-    /// Another order of `entries` that a rule of the domain has.
-    fn other_order<'d>(
-        &self,
-        domain: &str,
-        entries: &[KnownEntry<'d>],
-    ) -> Option<Vec<KnownEntry<'d>>> {
-        let is_possible = (2..=MAX_ORDERED).contains(&entries.len());
-        let mut orders = orders(if is_possible { entries } else { &[] }).into_iter();
+    /// Another order of some entries that a rule of the domain has.
+    fn other_order<'d>(&self, domain: &str, of: &[KnownEntry<'d>]) -> Option<Vec<KnownEntry<'d>>> {
+        let length = Some(of.len()).filter(|length| *length <= MAX_ORDERED)?;
+        let mut orders = (0..(1..=length).product()).map(|mut number: usize| {
+            let mut rest = of.to_vec();
+            let picked = (1..=length).rev().map(|left| {
+                let next = number % left;
+                number /= left;
+                rest.remove(next)
+            });
+            picked.collect::<Vec<_>>()
+        });
         orders.find(|order| {
-            self.reached(domain, order)
-                .is_some_and(|rules| !rules.is_empty())
+            let found = self.search(domain, order);
+            found.is_some_and(|rules| !rules.is_empty())
         })
     }
 }
@@ -144,22 +171,6 @@ fn values_in(matcher: &Matcher, domain: &str) -> RuleValues {
     values
 }
 
-/// All orders of some entries.
-fn orders<'d>(entries: &[KnownEntry<'d>]) -> Vec<Vec<KnownEntry<'d>>> {
-    if entries.is_empty() {
-        return vec![Vec::new()];
-    }
-    let first = |at: usize| {
-        let mut rest = entries.to_vec();
-        let first = rest.remove(at);
-        orders(&rest).into_iter().map(move |mut order| {
-            order.insert(0, first);
-            order
-        })
-    };
-    (0..entries.len()).flat_map(first).collect()
-}
-
 /// `plan=free, path=…`
 fn shown(entries: &[KnownEntry<'_>]) -> String {
     let shown = entries.iter().take(10).map(|(key, value)| {
@@ -176,16 +187,14 @@ pub(super) fn check<'d>(
     rules: &KnownRules<'_>,
     found: &mut Findings<'d>,
 ) {
-    let http = model.scopes.iter().flat_map(|scope| &scope.filters);
-    let tcp = model.tcp_filters.iter().map(|(filter, _)| *filter);
-    let configs = model.tables.iter().flat_map(RouteLevel::all_configs);
+    let configs = model.tables().flat_map(RouteLevel::all_configs);
     let configs = configs.filter_map(|config| config.limits);
-    for named in http.map(|filter| filter.value).chain(tcp).chain(configs) {
+    for named in model.filters().map(|filter| filter.value).chain(configs) {
         let domain = named.text_of("domain");
         // A route without a domain of its own uses the filter's.
         if !domain.is_empty() && !rules.has_domain(domain) {
             let shown = quoted(domain);
-            let fix = match closest(domain, rules.domains()) {
+            let fix = match rules.meant(domain) {
                 Some(similar) => format!("did you mean `{similar}`?"),
                 None => "name the `domain` of a rule file".to_owned(),
             };
@@ -193,9 +202,11 @@ pub(super) fn check<'d>(
             found.add(Error, Trap::Domain, named, text);
         }
     }
-    for (item, domains) in lists.iter().flat_map(|list| &list.items) {
-        if let Some(entries) = &item.entries {
-            descriptor(item.value, entries, domains, rules, found);
+    for list in lists {
+        for item in list.items.iter().filter(|item| !list.is_uncertain(item)) {
+            if let Some(entries) = &item.entries {
+                descriptor(item.value, entries, &list.domains(item), rules, found);
+            }
         }
     }
 }
@@ -209,29 +220,27 @@ fn descriptor<'d>(
     rules: &KnownRules<'_>,
     found: &mut Findings<'d>,
 ) {
-    let meant = domains
-        .first()
-        .and_then(|domain| closest(domain, rules.domains()));
-    let mut compared: Vec<&str> = Vec::new();
-    for domain in domains.iter().filter(|domain| rules.has_domain(domain)) {
-        compared.push(domain);
-    }
-    if let (true, Some(meant)) = (compared.is_empty(), meant) {
-        compared.push(meant);
+    let Some(first) = domains.first() else {
+        return;
+    };
+    let known = domains.iter().filter(|domain| rules.has_domain(domain));
+    let mut compared: Vec<&str> = known.copied().collect();
+    if compared.is_empty() {
+        compared.extend(rules.meant(first));
     }
     let is_certain = !compared.is_empty();
-    let others = rules
-        .domains()
-        .filter(|_| !is_certain && !domains.is_empty());
-    for domain in others.take(MAX_DOMAINS) {
-        compared.push(domain);
+    if !is_certain {
+        let all = rules.domains().take(MAX_DOMAINS);
+        compared.extend(all.map(|domain| -> &str { domain }));
     }
-    let is_match = |rules: &Reached<'_>| rules.as_ref().is_none_or(|rules| !rules.is_empty());
+    let is_match = |rules: Reached<'_>| rules.is_none_or(|rules| !rules.is_empty());
     let mut reached = compared.iter().map(|domain| rules.reached(domain, entries));
-    if compared.is_empty() || reached.any(|rules| is_match(&rules)) {
+    if compared.is_empty() || reached.any(is_match) {
         return;
     }
-    let mut orders = compared.iter();
+    let orders_left = rules.orders_left.get();
+    rules.orders_left.set(orders_left.saturating_sub(1));
+    let mut orders = compared.iter().filter(|_| orders_left > 0);
     let order = orders.find_map(|domain| Some((domain, rules.other_order(domain, entries)?)));
     let fix = match &order {
         Some((_, order)) => format!("the rule has the order ({})", shown(order)),
@@ -239,10 +248,9 @@ fn descriptor<'d>(
         None => return,
     };
     let domain = order.map_or(compared[0], |(domain, _)| domain);
+    let (domain, entries) = (quoted(domain), shown(entries));
     let text = format!(
-        "no rule of the domain {} matches ({}): this descriptor is not limited; {fix}",
-        quoted(domain),
-        shown(entries)
+        "no rule of the domain {domain} matches ({entries}): this descriptor is not limited; {fix}"
     );
     found.add(Error, Trap::Descriptor, at, text);
 }

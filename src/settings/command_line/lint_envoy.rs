@@ -15,8 +15,8 @@ use crate::{
                   docs/envoy/lint-envoy.md describes each finding."
 )]
 pub(crate) struct LintEnvoy {
-    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, ConfigMaps that contain one
-    /// of these, or folders of them; - is standard input
+    /// Bootstraps in YAML or JSON, outputs of Envoy's /config_dump, Istio's EnvoyFilters, or folders of these; - is
+    /// standard input
     #[arg(required = true, value_name = "FILE|DIR")]
     pub paths: Vec<PathBuf>,
 

@@ -6,7 +6,7 @@ pub struct Case {
     pub name: &'static str,
     /// The rules of its domain.
     pub rules: &'static str,
-    /// Fields of the rate limit filter beside the usual ones; `-` stands for no filter.
+    /// Fields of the rate limit filter beside the usual ones, or the name of a form; `-` stands for no filter.
     pub filter: &'static str,
     /// A route without its `match`, or virtual hosts if it begins with a bracket.
     pub routes: &'static str,
@@ -41,6 +41,8 @@ const fn filtered(filter: &'static str, case: Case) -> Case {
 }
 
 const TWO: &str = "{ key: user, rate_limit: { unit: year, requests_per_unit: 2 } }";
+const PLANS: &str = "{ key: plan, rate_limit: { unlimited: true } }, { key: user, rate_limit: { unit: year, \
+                     requests_per_unit: 2 } }";
 const SLOTS: &str =
     "{ key: user, rate_limits: [{ algorithm: concurrency, requests_per_unit: 2, ttl: 10m }] }";
 const BUDGET: &str =
@@ -174,8 +176,7 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "hidden-host",
-        "{ key: plan, rate_limit: { unlimited: true } }, { key: user, rate_limit: { unit: year, requests_per_unit: \
-         2 } }",
+        PLANS,
         "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$USER] }], routes: [{ match: { prefix: / }, route: { \
          cluster: \
          service, rate_limits: [{ actions: [$PLAN] }] } }] }]",
@@ -184,8 +185,7 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "included-host",
-        "{ key: plan, rate_limit: { unlimited: true } }, { key: user, rate_limit: { unit: year, requests_per_unit: \
-         2 } }",
+        PLANS,
         "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$USER] }], routes: [{ match: { prefix: / }, route: { \
          cluster: \
          service, include_vh_rate_limits: true, rate_limits: [{ actions: [$PLAN] }] } }] }]",
@@ -196,8 +196,7 @@ pub const CASES: &[Case] = &[
         "rate_limits: [{ actions: [$PLAN] }]",
         case(
             "hidden-by-filter",
-            "{ key: plan, rate_limit: { unlimited: true } }, { key: user, rate_limit: { unit: year, \
-             requests_per_unit: 2 } }",
+            PLANS,
             USERS,
             "warning hidden-limits",
             PASSES,
@@ -205,8 +204,7 @@ pub const CASES: &[Case] = &[
     ),
     case(
         "hidden-by-route",
-        "{ key: plan, rate_limit: { unlimited: true } }, { key: user, rate_limit: { unit: year, requests_per_unit: \
-         2 } }",
+        PLANS,
         "route: { cluster: service, rate_limits: [{ actions: [$USER] }] }, $LIMITS{ actions: [$PLAN] }$END",
         "warning hidden-limits",
         PASSES,
@@ -237,6 +235,87 @@ pub const CASES: &[Case] = &[
         "warning catch-all",
         PASSES,
     ),
+    case(
+        "included-by-host",
+        PLANS,
+        "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$USER] }], $CONFIG{ $PER_ROUTE, vh_rate_limits: INCLUDE \
+         } }, routes: [{ match: { prefix: / }, route: { cluster: service, rate_limits: [{ actions: [$PLAN] }] } }] }]",
+        "",
+        IS_LIMITED,
+    ),
+    case(
+        "own-of-route",
+        PLANS,
+        "[{ name: a, domains: ['*'], $LIMITS{ actions: [$PLAN] }$END, routes: [{ match: { prefix: / }, route: { cluster: \
+         service, rate_limits: [{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, domain: own-of-route } } }] }]",
+        "",
+        IS_LIMITED,
+    ),
+    filtered(
+        "$SECOND",
+        case(
+            "two-filters",
+            PLANS,
+            "route: { cluster: service, rate_limits: [{ stage: 1, actions: [$USER] }] }, $LIMITS{ actions: [$PLAN] }$END",
+            "",
+            IS_LIMITED,
+        ),
+    ),
+    // The route's settings win, and have no domain: that of the filter counts.
+    case(
+        "host-domain",
+        TWO,
+        "[{ name: a, domains: ['*'], $CONFIG{ $PER_ROUTE, domain: unknown } }, routes: [{ match: { prefix: / }, route: { \
+         cluster: service, rate_limits: [{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, vh_rate_limits: INCLUDE } } }] }]",
+        "error domain",
+        IS_LIMITED,
+    ),
+    filtered(
+        "$DISABLED",
+        case(
+            "enabled-on-route",
+            TWO,
+            "[{ name: a, domains: ['*'], $LIMITS{ actions: [$USER] }$END, routes: [{ match: { prefix: / }, route: { \
+             cluster: service }, $CONFIG{ $FILTER_CONFIG, config: {} } } }] }]",
+            "",
+            IS_LIMITED,
+        ),
+    ),
+    filtered(
+        "$SHARED",
+        case(
+            "local-shared",
+            "{ key: user, rate_limit: { unit: year, requests_per_unit: 100 } }",
+            "route: { cluster: service, rate_limits: [{ stage: 1, actions: [$USER] }, { stage: 1, actions: [$A] }] }",
+            "",
+            IS_LIMITED,
+        ),
+    ),
+    case(
+        "weighted",
+        TWO,
+        "route: { weighted_clusters: { clusters: [{ name: service, weight: 1, $LIMITS{ actions: [$USER] }$END }] } }",
+        "",
+        IS_LIMITED,
+    ),
+    case(
+        "matcher",
+        TWO,
+        "[{ name: a, domains: ['*'], matcher: { on_no_match: { action: { name: route, typed_config: { '@type': \
+         type.googleapis.com/envoy.config.route.v3.Route, match: { prefix: / }, route: { cluster: service, rate_limits: \
+         [{ actions: [$USER] }] } } } } } }]",
+        "",
+        IS_LIMITED,
+    ),
+    case(
+        "catch-all-disabled",
+        TWO,
+        "[{ name: shop, domains: [shop.example.org], routes: [{ match: { prefix: / }, route: { cluster: service, \
+         rate_limits: [{ actions: [$USER] }] } }] }, { name: rest, domains: ['*'], $CONFIG{ $FILTER_CONFIG, disabled: \
+         true } }, routes: [{ match: { prefix: / }, route: { cluster: service } }] }]",
+        "",
+        PASSES,
+    ),
     // Slots.
     case(
         "slots",
@@ -253,6 +332,22 @@ pub const CASES: &[Case] = &[
         PASSES,
     ),
     case("no-release", SLOTS, USERS, "error no-release", IS_LIMITED),
+    case(
+        "weighted-slots",
+        SLOTS,
+        "route: { weighted_clusters: { clusters: [{ name: service, weight: 1, $LIMITS{ actions: [$USER] }$END }] } }",
+        "error no-release",
+        IS_LIMITED,
+    ),
+    case(
+        "order-source",
+        SLOTS,
+        "route: { cluster: service }, $LIMITS{ actions: [$USER] }, { actions: [$USER, { metadata: { descriptor_key: \
+         tollgate.release, source: ROUTE_ENTRY, metadata_key: { key: envoy.filters.http.ratelimit, path: [{ key: \
+         reservation }] } } }], apply_on_stream_done: true }$END",
+        "error order-metadata",
+        IS_LIMITED,
+    ),
     case(
         "early-order",
         SLOTS,
@@ -502,7 +597,14 @@ fn written(text: &str) -> String {
     };
     let limits =
         |name: &str| format!("typed_per_filter_config: {{ {name}: {{ {PER_ROUTE}, rate_limits: [");
+    let filter_config = "'@type': type.googleapis.com/envoy.config.route.v3.FilterConfig";
     let text = text
+        .replace(
+            "$CONFIG",
+            "typed_per_filter_config: { envoy.filters.http.ratelimit: ",
+        )
+        .replace("$PER_ROUTE", PER_ROUTE)
+        .replace("$FILTER_CONFIG", filter_config)
         .replace("$LIMITS", &limits("envoy.filters.http.ratelimit"))
         .replace("$NAMED", &limits("limits"))
         .replace("$END", "] } }")
@@ -531,27 +633,36 @@ fn written(text: &str) -> String {
 /// The rate limit filter of a case, and the filters before it.
 fn filters(case: &Case) -> String {
     let mut fields = format!("domain: {}", case.name);
-    let (mut name, mut before, mut service) = (
+    let (mut name, mut before, mut service, mut stages) = (
         "envoy.filters.http.ratelimit",
         String::new(),
         "cluster_name: tollgate, authority: tollgate",
+        "",
+    );
+    let local = format!(
+        "{{ name: local, typed_config: {{ {LOCAL}, stat_prefix: l, stage: 1, {BUCKETS} }} }}, "
     );
     match case.filter {
         "" => {}
         "-" => return String::new(),
-        "$LOCAL" => {
-            before = format!(
-                "{{ name: local, typed_config: {{ {LOCAL}, stat_prefix: l, stage: 1, {BUCKETS} }} }}, "
-            );
+        "$LOCAL" => before = local,
+        "$SHARED" => (before, stages) = (local, ", stage: 1"),
+        "$SECOND" => {
+            before = filters(&Case {
+                filter: "name: second",
+                ..*case
+            })
         }
+        "$DISABLED" => name = "envoy.filters.http.ratelimit, disabled: true",
         "$AUTHORITY" => service = "cluster_name: tollgate, authority: 'a b'",
         "$BARS" => service = "cluster_name: tollgate, authority: 'outbound|8081||tollgate.ns.svc'",
         "$PLAIN" => service = "cluster_name: plain, authority: tollgate",
         "name: limits" => name = "limits",
+        "name: second" => (name, stages) = ("second", ", stage: 1"),
         domain if domain.starts_with("domain: ") => domain.clone_into(&mut fields),
         more => fields += &format!(", {more}"),
     }
-    let fields = written(&fields);
+    let fields = written(&fields) + stages;
     format!(
         "{before}{{ name: {name}, typed_config: {{ '@type': \
          type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit, \
