@@ -49,23 +49,26 @@ impl Case {
 
     /// Its listener, one line.
     pub fn listener(&self) -> String {
-        let filters = written(&self.filters());
-        let hosts = written(self.routes).replace('\n', " ");
+        let filters = written(&TABLE, &self.filters());
+        let hosts = written(&TABLE, self.routes).replace('\n', " ");
         let hosts = match hosts.starts_with('[') {
             true => hosts,
             false => format!(
                 "[{{ name: all, domains: ['*'], routes: [{{ match: {{ prefix: / }}, {hosts} }}] }}]"
             ),
         };
-        let chain = written(match self.filter {
-            "tcp" => "$TCP_CHAIN",
-            _ => "$HTTP_CHAIN",
-        });
+        let chain = written(
+            &TABLE,
+            match self.filter {
+                "tcp" => "$TCP_CHAIN",
+                _ => "$HTTP_CHAIN",
+            },
+        );
         let chain = chain.replace("$HOSTS", &hosts);
         let chain = chain
             .replace("$FILTERS", &filters)
             .replace("$NAME", self.name);
-        let (name, address) = (self.name, written("$ADDRESS 0 } }"));
+        let (name, address) = (self.name, written(&TABLE, "$ADDRESS 0 } }"));
         format!(
             "    - {{ name: {name}, address: {address}, filter_chains: [{{ filters: [{chain}] }}] }}\n"
         )
@@ -91,10 +94,10 @@ impl Case {
     }
 
     pub fn rules(&self) -> String {
-        written(&format!(
-            "domain: {}\ndescriptors: [{}]\n",
-            self.name, self.rules
-        ))
+        written(
+            &TABLE,
+            &format!("domain: {}\ndescriptors: [{}]\n", self.name, self.rules),
+        )
     }
 
     /// A bootstrap with its listener alone.
@@ -103,9 +106,9 @@ impl Case {
     }
 }
 
-/// The text with its short forms written out.
-fn written(text: &str) -> String {
-    let forms = TABLE.lines().filter(|line| line.starts_with('$'));
+/// The text with the short forms of a table written out.
+pub fn written(table: &str, text: &str) -> String {
+    let forms = table.lines().filter(|line| line.starts_with('$'));
     let forms = forms.map(|line| line.split_once(" = ").unwrap());
     forms.fold(text.to_owned(), |text, (name, form)| {
         text.replace(name, form)
@@ -115,6 +118,7 @@ fn written(text: &str) -> String {
 /// A bootstrap with these listeners, and with tollgate at a port.
 pub fn bootstrap(listeners: &str, port: u16) -> String {
     let text = written(
+        &TABLE,
         "admin: { address: $ADDRESS 0 } } }
 static_resources:
   listeners:
