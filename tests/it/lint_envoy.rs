@@ -250,8 +250,8 @@ fn good_configurations_have_no_finding() {
     }
     // A dump leaves out this setting, which is the default: there, only `IGNORE` says it.
     let case = Case {
-        routes: "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$PLAN] }], \
-                 routes: [{ $ANY, $ITEMS[{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, vh_rate_limits: OVERRIDE } } }] }]",
+        routes: "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$PLAN] }], routes: [{ $ANY, \
+                 $ITEMS[{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, vh_rate_limits: OVERRIDE } } }] }]",
         ..Case::of("own-of-route")
     };
     let (found, said) = Input::new(&case.file(), &case.rules()).finds();
@@ -563,7 +563,7 @@ fn a_file_that_cannot_be_read_is_an_error_and_never_a_wait() {
     for (name, expected) in [
         (&*path("pipe.yaml"), "is no regular file"),
         ("/dev/zero", "is no regular file"),
-        (&path("link.yaml"), "cannot be read: No such file"),
+        (&*path("link.yaml"), "cannot be read: No such file"),
         ("/nowhere/a.yaml", "cannot be read: No such file"),
     ] {
         check(&[name], 2, &format!("^{name}: {expected}"));
@@ -677,7 +677,8 @@ fn findings_are_left_out_by_severity_and_by_name() {
         assert_eq!(ended, Some(code));
     }
     // Of many findings some are not kept, but all are counted.
-    let item = "{ stage: 1, hits_addend: { number: 1 }, actions: [{ generic_key: { descriptor_value: some-long-value } }] }, ";
+    let item = "{ stage: 1, hits_addend: { number: 1 }, \
+                actions: [{ generic_key: { descriptor_value: some-long-value } }] }, ";
     let filter = "'@type': a/envoy.extensions.filters.http.ratelimit.v3.RateLimit, domain: d";
     let items = item.repeat(3_000);
     let host = format!("domains: ['*'], routes: [], rate_limits: [{items}]");
@@ -687,7 +688,7 @@ fn findings_are_left_out_by_severity_and_by_name() {
     for (flags, ends) in [
         (&both[..0], ": 100 of 6000 findings\n"),
         (&both[..2], ": 100 of 3000 findings\n"),
-        (&both, "(6000 left out)\n"),
+        (&both[..], "(6000 left out)\n"),
     ] {
         let (_, said) = run(&[&[&*many.file], flags].concat());
         assert!(said.ends_with(ends), "{said}");
@@ -799,7 +800,8 @@ pub const IDLE_BYTES: u64 = 13 << 20;
 pub fn peak_of(arguments: &[&str]) -> (u64, Output) {
     let mut timed = Command::new("python3");
     let script = "import resource, subprocess, sys\ncode = subprocess.run(sys.argv[1:]).returncode\n\
-                  print('\\n%d' % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\nsys.exit(code)";
+                  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n\
+                  print(f'\\n{peak}', file=sys.stderr)\nsys.exit(code)";
     timed.args(["-c", script]).arg(program().get_program());
     let mut output = finish(timed.args(arguments));
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

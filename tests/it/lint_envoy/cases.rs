@@ -49,29 +49,20 @@ impl Case {
 
     /// Its listener, one line.
     pub fn listener(&self) -> String {
-        let filters = written(&TABLE, &self.filters());
-        let hosts = written(&TABLE, self.routes).replace('\n', " ");
-        let hosts = match hosts.starts_with('[') {
-            true => hosts,
-            false => format!(
-                "[{{ name: all, domains: ['*'], routes: [{{ match: {{ prefix: / }}, {hosts} }}] }}]"
-            ),
+        let hosts = match self.routes.starts_with('[') {
+            true => self.routes.replace('\n', " "),
+            false => format!("[{{ $ALL {} }}] }}]", self.routes),
         };
-        let chain = written(
-            &TABLE,
-            match self.filter {
-                "tcp" => "$TCP_CHAIN",
-                _ => "$HTTP_CHAIN",
-            },
-        );
-        let chain = chain.replace("$HOSTS", &hosts);
-        let chain = chain
-            .replace("$FILTERS", &filters)
-            .replace("$NAME", self.name);
-        let (name, address) = (self.name, written(&TABLE, "$ADDRESS 0 } }"));
-        format!(
-            "    - {{ name: {name}, address: {address}, filter_chains: [{{ filters: [{chain}] }}] }}\n"
-        )
+        let chain = if self.filter == "tcp" {
+            "$TCP_CHAIN"
+        } else {
+            "$HTTP_CHAIN"
+        };
+        let listener = full("    - $FRONT\n").replace("$CHAIN", &full(chain));
+        let listener = listener.replace("$FILTERS", &full(&self.filters()));
+        listener
+            .replace("$HOSTS", &full(&hosts))
+            .replace("$NAME", self.name)
     }
 
     /// The rate limit filter, and the filters before it.
@@ -94,16 +85,21 @@ impl Case {
     }
 
     pub fn rules(&self) -> String {
-        written(
-            &TABLE,
-            &format!("domain: {}\ndescriptors: [{}]\n", self.name, self.rules),
-        )
+        full(&format!(
+            "domain: {}\ndescriptors: [{}]\n",
+            self.name, self.rules
+        ))
     }
 
     /// A bootstrap with its listener alone.
     pub fn file(&self) -> String {
         bootstrap(&self.listener(), 1)
     }
+}
+
+/// The text with the short forms of this table written out.
+fn full(text: &str) -> String {
+    written(&TABLE, text)
 }
 
 /// The text with the short forms of a table written out.
@@ -115,11 +111,7 @@ pub fn written(table: &str, text: &str) -> String {
     })
 }
 
-/// A bootstrap with these listeners, and with tollgate at a port.
-pub fn bootstrap(listeners: &str, port: u16) -> String {
-    let text = written(
-        &TABLE,
-        "admin: { address: $ADDRESS 0 } } }
+const BOOTSTRAP: &str = "admin: { address: $ADDRESS 0 } } }
 static_resources:
   listeners:
 $LISTENERS    $UPSTREAM_LISTENER
@@ -127,8 +119,10 @@ $LISTENERS    $UPSTREAM_LISTENER
     - { name: tollgate, type: STATIC, $H2, load_assignment: { cluster_name: tollgate, $ENDPOINTS } }
     - { name: plain, type: STATIC, load_assignment: { cluster_name: plain, $ENDPOINTS } }
     $UPSTREAM_CLUSTER
-",
-    );
-    let text = text.replace("$PORT", &port.to_string());
+";
+
+/// A bootstrap with these listeners, and with tollgate at a port.
+pub fn bootstrap(listeners: &str, port: u16) -> String {
+    let text = full(BOOTSTRAP).replace("$PORT", &port.to_string());
     with_upstream(&text.replace("$LISTENERS", listeners))
 }
