@@ -51,7 +51,7 @@ fn check(arguments: &[&str], code: i32, expected: &str) -> String {
     said
 }
 
-/// With `--request`, and without.
+/// Without `--request`, and with it.
 const REQUESTED: [&[&str]; 2] = [&[], &["--request", "GET a.b/"]];
 
 /// A folder with a file of this text, and with rules.
@@ -154,7 +154,7 @@ fn each_finding_has_the_effect_that_it_names_and_each_request_the_descriptors_in
             reply.map_or(0, |reply| reply.status)
         });
         // A TCP connection is closed.
-        let mut expected = [if case.filter == "tcp" { 0 } else { 429 }; 4];
+        let mut expected = [if case.filter == "tcp" { 0 } else { 429_u16 }; 4];
         expected[..case.passing].fill(200);
         if statuses != expected {
             wrong.push(format!("{}: {statuses:?}", case.name));
@@ -217,7 +217,7 @@ ROUTE_CONFIGURATION; GATEWAY; ; rate_limits: [$ITEM]; error misplaced-limits
 
 #[test]
 fn patches_of_istio_that_change_nothing_are_found() {
-    for [object, context, host, value, finds] in PATCHES.lines().map(columns) {
+    for [object, context, host, value, finds] in PATCHES.lines().map(columns::<5>) {
         let of = match host {
             "" => String::new(),
             _ => format!(", routeConfiguration: {{ vhost: {{ name: '{host}' }} }}"),
