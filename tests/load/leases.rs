@@ -1,10 +1,10 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate is killed, and Redis is frozen. After each round all counters are read from Redis
-//! past tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate restarts or is killed, and Redis is frozen, late, killed or emptied. After each round
+//! all counters are read from Redis past tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
-//! - a cost is charged whatever happens to its token, unless an answer is unknown;
+//! - a cost is charged whatever happens to its token or the store, unless an answer is unknown;
 //! - no ended window changes, because its counter is compared too.
 //!
 //! tollgate's own clock is set by the history, and always is hours away from the end of a window.
@@ -19,6 +19,7 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -27,7 +28,9 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS},
+    model::{
+        Asking, Changes, DAY, ESTIMATE, EndKind, HitChange, Lease, LeaseModel, RulesInUse, VARIANTS,
+    },
     stores::{Place, Stores},
 };
 use crate::it::support::{
@@ -45,17 +48,26 @@ const TENANTS: usize = 6;
 
 const KEPT: usize = 60;
 
+/// tollgate waits so long for Redis, also on a busy machine, or for one that is late.
+const PATIENT: &str = "10s";
+const IMPATIENT: &str = "300ms";
+
+/// Costs that wait for Redis are sent within a second of its return.
+const SENT_WITHIN: Duration = Duration::from_millis(1500);
+
 /// A caller that gives up waits so long for a frozen Redis.
 const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
 
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-const EVENTS: [Event; 19] = {
-    use Event::{Burst, Clock, Frozen, GiveUp, Killed, Reload, Reset};
+const EVENTS: [Event; 23] = {
+    use Event::{
+        Burst, Clock, Emptied, Frozen, GiveUp, Killed, Late, Lost, Reload, Reset, Restart,
+    };
     [
-        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Burst, Reset,
-        Clock, Reload, GiveUp, Burst, Frozen, Clock, Reload,
+        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Lost, Burst,
+        Reset, Clock, Reload, Late, GiveUp, Burst, Restart, Frozen, Clock, Reload, Emptied,
     ]
 };
 
@@ -64,15 +76,22 @@ enum Event {
     Burst,
     Frozen,
     GiveUp,
+    /// tollgate, in the middle of calls.
     Killed,
+    Restart,
+    /// Redis does not answer in time.
+    Late,
+    /// A Redis is killed, and comes back as it was, or empty.
+    Lost,
+    Emptied,
     Clock,
     Reload,
     Reset,
 }
 
 /// These happen in every history, unless it is too small. Others depend on time.
-const STEPS: &str = "burst, cancelled, clock, frozen, killed, refused, released, reload, repeated, \
-    reserved, reset, settled, settled elsewhere too, unknown, unreserved";
+const STEPS: &str = "burst, cancelled, clock, emptied, failed, frozen, killed, late, lost, refused, released, \
+    reload, repeated, reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
 
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
@@ -142,6 +161,8 @@ enum Unanswered {
     MayCount,
     /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
     GivenBack,
+    /// The store is known to be lost. Costs wait for it, and nothing else happens.
+    Lost,
     Unknown,
 }
 
@@ -154,6 +175,8 @@ struct History {
     replicas: Vec<Replica>,
     started: usize,
     rules: RulesInUse,
+    /// Then there are other tenants, because each process may know for a second that the old ones are over their limit.
+    losses: usize,
     leases: Vec<Lease>,
     model: LeaseModel,
     calls: usize,
@@ -184,6 +207,7 @@ impl History {
                 gives_back: true,
                 number: 1,
             },
+            losses: 0,
             leases: Vec::new(),
             model: LeaseModel::default(),
             calls: 0,
@@ -191,19 +215,19 @@ impl History {
             said: VecDeque::new(),
         };
         history.set_clock(0).await;
-        history.start_replicas().await;
+        history.start_replicas(PATIENT).await;
         history
     }
 
     /// One process with a cache of full counters, or two without: it does not know of the other's settlements.
-    async fn start_replicas(&mut self) {
+    async fn start_replicas(&mut self, patience: &str) {
         self.replicas.clear();
         let count = 1 + self.below(2);
         let args = self.stores.args();
         for _ in 0..count {
             let mut builder = tollgate::with_rules(&self.rules.text());
             builder = builder.args(args.iter().map(String::as_str));
-            builder = builder.args(["--redis-timeout", "10s", "--clock", "local"]);
+            builder = builder.args(["--redis-timeout", patience, "--clock", "local"]);
             if count > 1 {
                 builder = builder.args(["--local-cache-bytes", "0"]);
             }
@@ -226,6 +250,15 @@ impl History {
 
     fn say(&mut self, said: String) {
         self.said.push_back(said);
+    }
+
+    fn tenant(&self, number: usize) -> String {
+        format!("{}-{number}", self.losses)
+    }
+
+    fn any_tenant(&mut self) -> String {
+        let number = self.below(TENANTS);
+        self.tenant(number)
     }
 
     fn note(&mut self, step: &'static str) {
@@ -267,6 +300,10 @@ impl History {
                 self.pass_through().await;
             }
             Event::Killed => self.kill_tollgate().await,
+            Event::Restart => self.restart_tollgate().await,
+            Event::Late => self.be_late().await,
+            Event::Lost => self.lose(true).await,
+            Event::Emptied => self.lose(false).await,
             Event::Clock => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
@@ -287,7 +324,7 @@ impl History {
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
                 _ => {
-                    let tenant = tenant(self.below(TENANTS));
+                    let tenant = self.any_tenant();
                     Some(Message::Unreserved(tenant, self.random.below(50)))
                 }
             };
@@ -326,7 +363,7 @@ impl History {
                 // More than the lowest limit.
                 _ => Some(500 + self.random.below(300)),
             };
-            hits.push((tenant(number), sent));
+            hits.push((self.tenant(number), sent));
         }
         Some(Message::Reserve(hits))
     }
@@ -487,6 +524,7 @@ impl History {
                     self.note("refused");
                 }
             }
+            (Ok(Err(_)), Unanswered::Lost) => self.note("failed"),
             (Err(_), Unanswered::GivenBack) => self.note("cancelled"),
             (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
                 self.note("perhaps reserved");
@@ -500,22 +538,25 @@ impl History {
 
     /// Has the effect of an order, whose message was for these changes.
     fn order(&mut self, changes: &Changes, reply: Answer, unanswered: Unanswered) {
+        use Unanswered::{GivenBack, Lost, MayCount, Unknown};
+        if let Ok(answer @ Ok(_)) = &reply {
+            assert!(is_ok(answer), "an order has no limit");
+        }
         match (reply, unanswered) {
-            (Ok(Ok(reply)), _) => {
-                assert!(is_ok(&Ok(reply)), "an order has no limit");
-                self.model.apply(changes);
+            (Ok(Ok(_)), Lost) => {
+                let mut added = changes.clone();
+                added.retain(|(_, change)| matches!(change, HitChange::Add(_)));
+                self.model.apply(&added);
             }
-            (Err(_), Unanswered::GivenBack) => self.model.apply(changes),
-            (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
-                self.model.perhaps(changes);
-            }
+            (Ok(Ok(_)), MayCount | GivenBack) | (Err(_), GivenBack) => self.model.apply(changes),
+            (Ok(_), Unknown) | (Err(_), MayCount) => self.model.perhaps(changes),
             (reply, _) => panic!("{changes:?}: {reply:?}"),
         }
     }
 
     /// Many requests for one tenant at once: as many are admitted as fit.
     async fn burst(&mut self) {
-        let tenant = tenant(self.below(TENANTS));
+        let tenant = self.any_tenant();
         let hits = 1 + self.random.below(300);
         let count = 2 + self.below(10);
         let message = Message::Reserve(vec![(tenant.clone(), Some(hits))]);
@@ -592,7 +633,7 @@ impl History {
     async fn pass_through(&mut self) {
         const TIMES: usize = 6;
         // No cache knows the last one.
-        let mut tenants: Vec<_> = (0..TENANTS).map(tenant).collect();
+        let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
         tenants.extend(probes());
         for client in self.clients() {
             for _ in 0..TIMES {
@@ -621,8 +662,87 @@ impl History {
             self.judge(call, Unanswered::Unknown);
         }
         self.check().await;
-        self.start_replicas().await;
+        self.start_replicas(PATIENT).await;
         self.note("killed");
+    }
+
+    async fn restart_tollgate(&mut self) {
+        for Replica { server, .. } in &mut self.replicas {
+            server.signal(Signal::SIGTERM);
+            eventually("tollgate has ended", async || server.try_wait().is_some()).await;
+        }
+        self.start_replicas(PATIENT).await;
+        self.note("restart");
+    }
+
+    /// A Redis answers later than tollgate waits.
+    async fn be_late(&mut self) {
+        self.start_replicas(IMPATIENT).await;
+        self.reserve_anew().await;
+        let server = self.below(self.stores.servers().len());
+        let messages = self.latest_ends();
+        self.stores.servers()[server].freeze();
+        let calls = answers(self.send(messages, |_| None)).await;
+        self.stores.servers()[server].thaw();
+        for call in calls {
+            self.judge(call, Unanswered::Unknown);
+        }
+        self.await_health().await;
+        self.await_costs().await;
+        self.check().await;
+        self.start_replicas(PATIENT).await;
+        self.note("late");
+    }
+
+    /// Waits until costs that were not sent before are sent, at a moment that nothing else shows.
+    async fn await_costs(&mut self) {
+        let (mut found, mut since) = (self.stores.look(), Instant::now());
+        while since.elapsed() < SENT_WITHIN {
+            sleep(SENT_WITHIN / 20).await;
+            let again = self.stores.look();
+            if again != found {
+                (found, since) = (again, Instant::now());
+            }
+        }
+    }
+
+    /// A Redis is killed, and comes back as it was, or empty. Costs wait for it, and nothing is reserved.
+    async fn lose(&mut self, keeps: bool) {
+        self.reserve_anew().await;
+        let server = self.stores.home(&self.tenant(0));
+        let mut lost: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
+        lost.retain(|tenant| self.stores.home(tenant) == server);
+        if !keeps {
+            self.stores.servers()[server].cli(&["FLUSHALL"]);
+            self.model.settle_on(&self.stores.look());
+        }
+        self.stores.kill(server);
+        for client in self.clients() {
+            let mut failures = 0;
+            eventually("the loss is known", async || {
+                let is_lost = look(client, &lost).await.is_err();
+                failures = if is_lost { failures + 1 } else { 0 };
+                failures == 3
+            })
+            .await;
+        }
+        let mut ends = self.latest_ends();
+        ends.retain(|end| self.tenants(end).iter().all(|tenant| lost.contains(tenant)));
+        let cost = 1 + self.random.below(50);
+        let mut costs = Vec::new();
+        let mut reservations = Vec::new();
+        for tenant in lost {
+            costs.push(Message::Unreserved(tenant.clone(), cost));
+            reservations.push(Message::Reserve(vec![(tenant, None)]));
+        }
+        for messages in [ends, costs, reservations] {
+            self.call(messages, |_| None, Unanswered::Lost).await;
+        }
+        self.stores.restart(server);
+        self.await_health().await;
+        self.await_costs().await;
+        self.losses += 1;
+        self.note(if keeps { "lost" } else { "emptied" });
     }
 
     /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
@@ -646,7 +766,7 @@ impl History {
     }
 
     async fn reserve_for_all(&mut self) {
-        let hits = (0..TENANTS).map(|number| vec![(tenant(number), None)]);
+        let hits = (0..TENANTS).map(|number| vec![(self.tenant(number), None)]);
         let messages = hits.map(Message::Reserve).collect();
         self.call(messages, |_| None, Unanswered::MayCount).await;
         self.check().await;
@@ -667,7 +787,7 @@ impl History {
     }
 
     async fn reset(&mut self) {
-        let tenant = tenant(self.below(TENANTS));
+        let tenant = self.any_tenant();
         let replica = self.below(self.replicas.len());
         let replica = &self.replicas[replica];
         let (asking, port) = (self.asking(replica.process), replica.server.debug);
@@ -721,10 +841,6 @@ async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
     let mut calls = calls.join_all().await;
     calls.sort_unstable_by_key(|call| call.number);
     calls
-}
-
-fn tenant(number: usize) -> String {
-    format!("tenant-{number}")
 }
 
 /// Tenants without hits, some on each server.
