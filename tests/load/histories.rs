@@ -24,7 +24,7 @@ use tokio::{
 use super::stores::{Place, Stores};
 use crate::it::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
-    http,
+    eventually, http,
     random::Random,
     tollgate::{self, Tollgate},
 };
@@ -107,8 +107,8 @@ const CLIENTS: u64 = 32;
 /// Of so many calls, one is followed by a reset.
 const CALLS_PER_RESET: u64 = 40;
 
-/// How long after the end of a call its commands may still be carried out: longer than any pause of Redis.
-const LATE: Duration = Duration::from_secs(1);
+/// How long after the end of a call its commands may still be carried out, in nanoseconds: longer than Redis is paused.
+const LATE: u64 = 1_000_000_000;
 
 /// Of so many rounds of faults, one loses all counts.
 const LOSS_OF: u64 = 3;
@@ -175,8 +175,8 @@ impl Servers {
                     redis.cli(&["FLUSHALL"]);
                 }
                 let received = caller.nanos();
-                let loss = Zeroing { sent, received };
-                caller.log.lock().unwrap().losses.push(loss);
+                let mut log = caller.log.lock().unwrap();
+                log.losses.push(Zeroing { sent, received });
             }
         }
     }
@@ -206,12 +206,7 @@ struct Call {
 impl Call {
     /// Until when it may have been carried out. Redis may still have the command of a call that no longer waits.
     fn latest(&self) -> u64 {
-        let late = if self.admitted.is_none() {
-            LATE
-        } else {
-            Duration::ZERO
-        };
-        self.received + u64::try_from(late.as_nanos()).unwrap()
+        self.received + if self.admitted.is_none() { LATE } else { 0 }
     }
 }
 
@@ -282,7 +277,7 @@ struct Zeroing {
 #[derive(Debug, Default)]
 struct Log {
     calls: Vec<(Asked, Call)>,
-    resets: Vec<(Asked, Zeroing)>,
+    resets: Vec<(Counter, Zeroing)>,
     /// Of all counters.
     losses: Vec<Zeroing>,
     /// Times in which a Redis did not answer all replicas. What these knew to be full then stays full for them.
@@ -312,20 +307,16 @@ impl Caller {
     }
 
     /// Returns whether it was done. A reset without an answer may have happened, now or later.
-    async fn reset(&self, port: SocketAddr, asked: Asked) -> bool {
-        let entry = |counter: Counter| json!({"key": counter.name(), "value": counter.text()});
-        let descriptors = asked
-            .counters()
-            .map(|counter| json!({"entries": [entry(counter)]}));
-        let descriptors: Vec<_> = descriptors.collect();
-        let body = json!({"domain": "d", "descriptors": descriptors}).to_string();
+    async fn reset(&self, port: SocketAddr, counter: Counter) -> bool {
+        let entry = json!({"key": counter.name(), "value": counter.text()});
+        let body = json!({"domain": "d", "descriptors": [{"entries": [entry]}]}).to_string();
         let sent = self.nanos();
         let post = move || http::post_json(port, "/counters/reset", &body);
         let reply = spawn_blocking(post).await.unwrap();
         let is_done = reply.is_ok_and(|reply| reply.status == 200);
         let received = if is_done { self.nanos() } else { u64::MAX };
         let reset = Zeroing { sent, received };
-        self.log.lock().unwrap().resets.push((asked, reset));
+        self.log.lock().unwrap().resets.push((counter, reset));
         is_done
     }
 
@@ -383,7 +374,9 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
                     caller.call(&mut other, asked, -hits).await;
                 }
                 if way == Way::Reset && random.below(CALLS_PER_RESET) == 0 {
-                    caller.reset(port, asked).await;
+                    for counter in asked.counters() {
+                        caller.reset(port, counter).await;
+                    }
                 }
             }
         });
@@ -440,17 +433,11 @@ fn asked(number: usize) -> Asked {
 /// Sends requests until no replica admits more: the answers show what a counter holds too much or too little.
 async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
     let resets = caller.log.lock().unwrap().resets.clone();
-    let reset: BTreeSet<_> = resets.into_iter().map(|(asked, _)| asked).collect();
-    let answered_by = Instant::now() + MENDED_WITHIN;
-    for (number, asked) in reset.into_iter().enumerate() {
+    let counters: BTreeSet<_> = resets.into_iter().map(|(counter, _)| counter).collect();
+    for (number, counter) in counters.into_iter().enumerate() {
         let port = servers.all[number % servers.all.len()].debug;
-        // A Redis with a fault does not answer at first, and nobody knows what the counter holds then.
-        while !caller.reset(port, asked).await {
-            if Instant::now() > answered_by {
-                return vec![format!("the reset of {asked:?} has no answer")];
-            }
-            sleep(AFTER_NONE).await;
-        }
+        // A Redis with a fault does not answer at first, and what the counter holds then is unknown.
+        eventually("it is reset", async || caller.reset(port, counter).await).await;
     }
     // Every cache knows of the resets then, and of what was given back.
     sleep(STALE).await;
@@ -498,10 +485,8 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
 /// Answers that no order of the calls explains.
 fn check(log: &Log, sees_pending: bool) -> Vec<String> {
     let mut resets: BTreeMap<Counter, Vec<Zeroing>> = BTreeMap::new();
-    for (asked, reset) in &log.resets {
-        for counter in asked.counters() {
-            resets.entry(counter).or_default().push(*reset);
-        }
+    for (counter, reset) in &log.resets {
+        resets.entry(*counter).or_default().push(*reset);
     }
     let account = |(counter, calls): (Counter, Vec<Call>)| {
         let mut zeroings = resets.remove(&counter).unwrap_or_default();
@@ -616,11 +601,7 @@ impl Account {
     /// The most hits that others may have had counted. Unless the replica `knows_all`, it may go by any time before.
     fn most(&self, call: &Call, sees_pending: bool, knows_all: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
-        let seen = if knows_all {
-            call.sent.saturating_sub(stale)
-        } else {
-            0
-        };
+        let seen = call.sent.saturating_sub(stale) * u64::from(knows_all);
         let own = if self.charges_refused { call.hits } else { 0 };
         // From the last zeroing that it certainly saw, and those that it perhaps saw.
         let is_seen = |segment: &&Segment| segment.zeroing.received <= seen;
@@ -630,11 +611,8 @@ impl Account {
         let most = perhaps.map(|segment| {
             let charged = segment.charged.before(call.received) - own;
             // Calls under way at that time may have been charged and taken back.
-            let under_way = || {
-                let received = segment.received.before(call.sent);
-                segment.sent.before(call.received) - received - call.hits
-            };
-            let pending = if sees_pending { under_way() } else { 0 };
+            let sent = segment.sent.before(call.received) - call.hits;
+            let pending = (sent - segment.received.before(call.sent)) * i64::from(sees_pending);
             charged + pending - segment.given.before(seen)
         });
         most.max().expect("all calls come after the beginning")
@@ -642,13 +620,9 @@ impl Account {
 
     /// Whether more hits were certainly admitted and not given back at a time than the limit allows.
     fn too_much(&self, counter: Counter, sees_pending: bool) -> Option<String> {
-        let mut times = self
-            .segments
-            .iter()
-            .map(|segment| segment.zeroing)
-            .peekable();
-        while let Some(since) = times.next() {
-            let until = times.peek();
+        let mut segments = self.segments.iter().peekable();
+        while let Some(Segment { zeroing: since, .. }) = segments.next() {
+            let until = segments.peek().map(|next| next.zeroing);
             let changes = self.calls.iter().filter_map(|call| {
                 let may_count = call.latest() >= since.sent
                     && until.is_none_or(|until| call.sent <= until.received);
@@ -716,6 +690,7 @@ pub fn check_the_checker() {
         (&[FULL, AGAIN], (30, 31), 1),
     ];
     let asked = Asked { kind: 1, value: 0 };
+    let counter = asked.counters().next().unwrap();
     let nanos = |secs: u64| secs * 1_000_000_000;
     let call = |&(sent, hits, admitted): &Called| Call {
         sent: nanos(sent),
@@ -727,7 +702,7 @@ pub fn check_the_checker() {
     let mut log = Log::default();
     for (calls, (sent, received), expected) in CASES {
         let [sent, received] = [sent, received].map(nanos);
-        log.resets = vec![(asked, Zeroing { sent, received })];
+        log.resets = vec![(counter, Zeroing { sent, received })];
         log.calls = calls.iter().map(|one| (asked, call(one))).collect();
         let found = check(&log, false);
         assert_eq!(found.len(), expected, "{calls:?}: {found:?}");

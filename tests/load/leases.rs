@@ -1,6 +1,6 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate restarts or is killed, and Redis is frozen, late, killed or emptied. After each round
-//! all counters are read from Redis past tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate restarts or is killed, and Redis is frozen, late, killed or emptied. After each
+//! round all counters are read from Redis past tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
@@ -61,37 +61,16 @@ const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-const EVENTS: [Event; 23] = {
-    use Event::{
-        Burst, Clock, Emptied, Frozen, GiveUp, Killed, Late, Lost, Reload, Reset, Restart,
-    };
-    [
-        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Lost, Burst,
-        Reset, Clock, Reload, Late, GiveUp, Burst, Restart, Frozen, Clock, Reload, Emptied,
-    ]
-};
+/// A Redis that is late does not answer in time; one that is lost was killed, and comes back as it was.
+const EVENTS: [&str; 23] = [
+    "burst", "frozen", "clock", "reset", "give up", "reload", "burst", "killed", "clock", "frozen",
+    "lost", "burst", "reset", "clock", "reload", "late", "give up", "burst", "restart", "frozen",
+    "clock", "reload", "emptied",
+];
 
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    Burst,
-    Frozen,
-    GiveUp,
-    /// tollgate, in the middle of calls.
-    Killed,
-    Restart,
-    /// Redis does not answer in time.
-    Late,
-    /// A Redis is killed, and comes back as it was, or empty.
-    Lost,
-    Emptied,
-    Clock,
-    Reload,
-    Reset,
-}
-
-/// These happen in every history, unless it is too small. Others depend on time.
-const STEPS: &str = "burst, cancelled, clock, emptied, failed, frozen, killed, late, lost, refused, released, \
-    reload, repeated, reserved, reset, restart, settled, settled elsewhere too, unknown, unreserved";
+/// These happen in every history as well, unless it is too small. Others depend on time.
+const STEPS: &str = "cancelled, failed, refused, released, repeated, reserved, settled, settled elsewhere too, \
+    unknown, unreserved";
 
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
@@ -112,7 +91,7 @@ pub async fn run(place: Place, calls: usize, seed: u64) -> LeaseSteps {
         history.said.drain(..old);
     }
     let done = std::mem::take(&mut history.done);
-    for step in STEPS.split(", ") {
+    for step in STEPS.split(", ").chain(EVENTS) {
         assert!(done.contains_key(step), "no {step}: {done:?}");
     }
     done
@@ -202,11 +181,7 @@ impl History {
             stores: Stores::start(place),
             replicas: Vec::new(),
             started: 0,
-            rules: RulesInUse {
-                variant: 0,
-                gives_back: true,
-                number: 1,
-            },
+            rules: RulesInUse::default(),
             losses: 0,
             leases: Vec::new(),
             model: LeaseModel::default(),
@@ -288,30 +263,31 @@ impl History {
             return self.call(messages, |_| None, Unanswered::MayCount).await;
         }
         let event = EVENTS[round / ROUNDS_PER_EVENT % EVENTS.len()];
-        self.say(format!("{event:?}"));
+        self.say(event.to_owned());
         match event {
-            Event::Burst => self.burst().await,
-            Event::Frozen => self.freeze().await,
-            Event::GiveUp => {
+            "burst" => self.burst().await,
+            "frozen" => self.freeze().await,
+            "give up" => {
                 let messages = self.messages();
                 let patience: Patience =
                     |history| Some(Duration::from_micros(history.random.below(3_000)));
                 self.call(messages, patience, Unanswered::MayCount).await;
                 self.pass_through().await;
             }
-            Event::Killed => self.kill_tollgate().await,
-            Event::Restart => self.restart_tollgate().await,
-            Event::Late => self.be_late().await,
-            Event::Lost => self.lose(true).await,
-            Event::Emptied => self.lose(false).await,
-            Event::Clock => {
+            "killed" => self.kill_tollgate().await,
+            "restart" => self.restart_tollgate().await,
+            "late" => self.be_late().await,
+            "lost" => self.lose(true).await,
+            "emptied" => self.lose(false).await,
+            "clock" => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
-                self.note("clock");
             }
-            Event::Reload => self.reload().await,
-            Event::Reset => self.reset_between().await,
+            "reload" => self.reload().await,
+            "reset" => self.reset_between().await,
+            other => unreachable!("{other} is no event"),
         }
+        self.note(event);
     }
 
     fn messages(&mut self) -> Vec<Message> {
@@ -323,10 +299,10 @@ impl History {
                 8..14 => self.end(EndKind::Settle),
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
-                _ => {
-                    let tenant = self.any_tenant();
-                    Some(Message::Unreserved(tenant, self.random.below(50)))
-                }
+                _ => Some(Message::Unreserved(
+                    self.any_tenant(),
+                    self.random.below(50),
+                )),
             };
             let Some(message) = message else { continue };
             let tenants = self.tenants(&message);
@@ -578,7 +554,6 @@ impl History {
         }
         let fit = room.min(u64::try_from(count).expect("it is small"));
         assert_eq!(admitted, fit, "admitted of a burst");
-        self.note("burst");
     }
 
     /// Callers give up while Redis does not answer, but it answers before tollgate gives up.
@@ -613,7 +588,6 @@ impl History {
             self.judge(call, Unanswered::GivenBack);
         }
         self.pass_through().await;
-        self.note("frozen");
     }
 
     fn clients(&mut self) -> impl Iterator<Item = &mut Client> {
@@ -663,7 +637,6 @@ impl History {
         }
         self.check().await;
         self.start_replicas(PATIENT).await;
-        self.note("killed");
     }
 
     async fn restart_tollgate(&mut self) {
@@ -672,7 +645,6 @@ impl History {
             eventually("tollgate has ended", async || server.try_wait().is_some()).await;
         }
         self.start_replicas(PATIENT).await;
-        self.note("restart");
     }
 
     /// A Redis answers later than tollgate waits.
@@ -687,15 +659,14 @@ impl History {
         for call in calls {
             self.judge(call, Unanswered::Unknown);
         }
-        self.await_health().await;
-        self.await_costs().await;
+        self.await_return().await;
         self.check().await;
         self.start_replicas(PATIENT).await;
-        self.note("late");
     }
 
-    /// Waits until costs that were not sent before are sent, at a moment that nothing else shows.
-    async fn await_costs(&mut self) {
+    /// Waits until Redis answers, and costs that waited for it are sent, at a moment that nothing else shows.
+    async fn await_return(&mut self) {
+        self.await_health().await;
         let (mut found, mut since) = (self.stores.look(), Instant::now());
         while since.elapsed() < SENT_WITHIN {
             sleep(SENT_WITHIN / 20).await;
@@ -739,10 +710,8 @@ impl History {
             self.call(messages, |_| None, Unanswered::Lost).await;
         }
         self.stores.restart(server);
-        self.await_health().await;
-        self.await_costs().await;
+        self.await_return().await;
         self.losses += 1;
-        self.note(if keeps { "lost" } else { "emptied" });
     }
 
     /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
@@ -799,7 +768,6 @@ impl History {
         let changes = self.model.reset(&tenant, asking);
         self.say(format!("reset {tenant} by {}", asking.process));
         self.model.apply(&changes);
-        self.note("reset");
     }
 
     async fn reload(&mut self) {
@@ -819,7 +787,6 @@ impl History {
         })
         .await;
         self.say(format!("{:?}", self.rules));
-        self.note("reload");
     }
 
     /// Waits until Redis holds as much as the model says, and takes what it holds for known.

@@ -12,8 +12,8 @@
 //!
 //! `--faults` breaks Redis repeatedly during a history. `--clocks` steps the clocks of tollgate and of Redis instead.
 //! `--leases` compares reservations, their ends and losses of Redis with a model, counter by counter. `--logs` runs
-//! servers whose log cannot be written. `--only` takes the scenarios and attacks whose names contain the text. `--write`
-//! puts the table between the two marks of a page.
+//! servers whose log cannot be written. `--only` takes the scenarios and attacks whose names contain the text.
+//! `--write` puts the table between the two marks of a page.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -244,10 +244,10 @@ fn step_clocks(options: &Options) -> Report {
 /// Servers whose log cannot be written, each kind again and again: nothing ever stops.
 fn write_no_log() -> Report {
     let mut report = Report::new("standard error | log | runs in which nothing stopped");
-    let once = |fault, form| runtime().block_on(UnwritableLog { fault, form }.run());
-    let failures = move |fault, form| -> Vec<String> {
-        let failures = (0..RUNS).filter_map(|_| once(fault, form).err());
-        failures.map(|error| format!("{error:#}")).collect()
+    let failures = |fault, form| {
+        let run = |_| runtime().block_on(UnwritableLog { fault, form }.run());
+        let failures = (0..RUNS).map(run).filter_map(Result::err);
+        Vec::from_iter(failures.map(|error| format!("{error:#}")))
     };
     thread::scope(|scope| {
         let runs = |fault| LogForm::ALL.map(|form| (form, failures(fault, form)));
