@@ -299,10 +299,10 @@ impl History {
                 8..14 => self.end(EndKind::Settle),
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
-                _ => Some(Message::Unreserved(
-                    self.any_tenant(),
-                    self.random.below(50),
-                )),
+                _ => {
+                    let tenant = self.any_tenant();
+                    Some(Message::Unreserved(tenant, self.random.below(50)))
+                }
             };
             let Some(message) = message else { continue };
             let tenants = self.tenants(&message);
@@ -379,9 +379,8 @@ impl History {
         let unreserved = ("tollgate.unreserved", "1");
         match message {
             Message::Reserve(hits) => {
-                let each = hits.iter();
-                each.map(|(tenant, hits)| one(tenant, None, *hits))
-                    .collect()
+                let each = hits.iter().map(|(tenant, hits)| one(tenant, None, *hits));
+                each.collect()
             }
             Message::Unreserved(tenant, cost) => {
                 vec![one(tenant, Some(unreserved), Some(*cost))]
@@ -480,10 +479,8 @@ impl History {
 
     fn reserved(&mut self, sent: &[Sent], asking: Asking, reply: Answer, unanswered: Unanswered) {
         let (now, limits) = (asking.now, asking.rules.limits());
-        let hits = sent
-            .iter()
-            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)));
-        let hits: Vec<_> = hits.collect();
+        let charged = |(tenant, hits): &Sent| (tenant.clone(), hits.unwrap_or(ESTIMATE));
+        let hits: Vec<_> = sent.iter().map(charged).collect();
         let fit = |(tenant, hits): &(String, u64)| self.model.room(tenant, limits, now, *hits) > 0;
         let fits = hits.iter().all(fit);
         let changes = LeaseModel::reserved(&hits, limits, now);
@@ -597,10 +594,8 @@ impl History {
 
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
-        let servers = self.replicas.iter().map(|replica| &replica.server);
-        servers
-            .map(|server| server.metric("tollgate_late_calls_total"))
-            .sum()
+        let late = |replica: &Replica| replica.server.metric("tollgate_late_calls_total");
+        self.replicas.iter().map(late).sum()
     }
 
     /// Waits until every worker has given back what callers had that have gone: each asks all servers several times.
