@@ -142,7 +142,7 @@ MINUTES ?= 10
 SEED ?= 1
 histories: tools ## Check histories of CALLS (1000000; 20000 with LEASES=1) concurrent calls on each store, of SEED (1)
 	$(CARGO) test --release --locked --test load -- histories $(if $(CALLS),--calls $(CALLS)) --seed $(SEED) \
-		$(if $(FAULTS),--faults) $(if $(CLOCKS),--clocks) $(if $(LEASES),--leases)
+		$(if $(FAULTS),--faults) $(if $(CLOCKS),--clocks) $(if $(LOGS),--logs) $(if $(LEASES),--leases)
 
 MUTANTS ?=
 mutants: ## Change the core in small ways, one at a time; its unit tests should detect each

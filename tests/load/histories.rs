@@ -1,9 +1,11 @@
-//! Histories of calls: many clients send requests to several replicas at once, every call is logged with the times
-//! between which it was decided, and a checker searches for answers that no order of the calls explains. All windows
-//! last at least a hundred years, so that no decision depends on a clock.
+//! Histories of calls: many clients send requests to several replicas at once, while operators reset counters and Redis
+//! fails and loses all counts. Every call is logged with the times between which it was decided, and a checker searches
+//! for answers that no order of these events explains. All windows last at least a hundred years, so that no decision
+//! depends on a clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    net::SocketAddr,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -13,11 +15,16 @@ use std::{
 };
 
 use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use tokio::{task::JoinSet, time::sleep};
+use serde_json::json;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::sleep,
+};
 
 use super::stores::{Place, Stores};
 use crate::it::support::{
     ask::{Client, connect, descriptor, is_ok, request, send},
+    eventually, http,
     random::Random,
     tollgate::{self, Tollgate},
 };
@@ -57,10 +64,12 @@ enum Way {
     Plain,
     /// Admitted hits are sometimes given back.
     Lively,
+    /// Operators reset its counters, through the port for that of one of the replicas.
+    Reset,
 }
 
 /// Kinds of requests: the keys of each, each in its own descriptor.
-const KINDS: [(&[&str], Way); 9] = [
+const KINDS: [(&[&str], Way); 13] = [
     (&["all"], Way::All),
     (&["admitted"], Way::Plain),
     (&["admitted"], Way::Lively),
@@ -70,13 +79,17 @@ const KINDS: [(&[&str], Way); 9] = [
     (&["token_bucket"], Way::Lively),
     (&["several"], Way::Lively),
     (&["client", "shared"], Way::Plain),
+    (&["admitted"], Way::Reset),
+    (&["sliding_log"], Way::Reset),
+    (&["token_bucket"], Way::Reset),
+    (&["several"], Way::Reset),
 ];
 
 impl Way {
     fn most_hits(self) -> u64 {
         match self {
             Self::All | Self::Plain => 1,
-            Self::Lively => 3,
+            Self::Lively | Self::Reset => 3,
         }
     }
 }
@@ -90,6 +103,15 @@ pub struct Plan {
 }
 
 const CLIENTS: u64 = 32;
+
+/// Of so many calls, one is followed by a reset.
+const CALLS_PER_RESET: u64 = 40;
+
+/// How long after the end of a call its commands may still be carried out, in nanoseconds: longer than Redis is paused.
+const LATE: u64 = 1_000_000_000;
+
+/// Of so many rounds of faults, one loses all counts.
+const LOSS_OF: u64 = 3;
 
 const BETWEEN_FAULTS: Duration = Duration::from_millis(200);
 
@@ -132,7 +154,7 @@ impl Servers {
     async fn fail(&self, seed: u64, caller: &Caller) {
         let all = self.stores.servers();
         let mut random = Random::new(seed);
-        loop {
+        for round in 0_u64.. {
             let redis = &all[usize::try_from(random.below(all.len() as u64)).unwrap()];
             let Range { start, end } = STOPPED_FOR;
             let since = caller.nanos();
@@ -147,6 +169,15 @@ impl Servers {
             sleep(CALM).await;
             redis.cli(&["SCRIPT", "FLUSH"]);
             sleep(BETWEEN_FAULTS).await;
+            if round.is_multiple_of(LOSS_OF) {
+                let sent = caller.nanos();
+                for redis in all {
+                    redis.cli(&["FLUSHALL"]);
+                }
+                let received = caller.nanos();
+                let mut log = caller.log.lock().unwrap();
+                log.losses.push(Zeroing { sent, received });
+            }
         }
     }
 
@@ -170,6 +201,13 @@ struct Call {
     /// `None` if unknown.
     admitted: Option<bool>,
     remaining: u32,
+}
+
+impl Call {
+    /// Until when it may have been carried out. Redis may still have the command of a call that no longer waits.
+    fn latest(&self) -> u64 {
+        self.received + if self.admitted.is_none() { LATE } else { 0 }
+    }
 }
 
 /// The identity of a counter, which has one history.
@@ -229,9 +267,19 @@ impl Asked {
     }
 }
 
+/// A time between whose ends a counter lost all hits that it held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Zeroing {
+    sent: u64,
+    received: u64,
+}
+
 #[derive(Debug, Default)]
 struct Log {
     calls: Vec<(Asked, Call)>,
+    resets: Vec<(Counter, Zeroing)>,
+    /// Of all counters.
+    losses: Vec<Zeroing>,
     /// Times in which a Redis did not answer all replicas. What these knew to be full then stays full for them.
     faults: Vec<Range<u64>>,
 }
@@ -258,12 +306,32 @@ impl Caller {
         call.admitted
     }
 
+    /// Returns whether it was done. A reset without an answer may have happened, now or later.
+    async fn reset(&self, port: SocketAddr, counter: Counter) -> bool {
+        let entry = json!({"key": counter.name(), "value": counter.text()});
+        let body = json!({"domain": "d", "descriptors": [{"entries": [entry]}]}).to_string();
+        let sent = self.nanos();
+        let post = move || http::post_json(port, "/counters/reset", &body);
+        let reply = spawn_blocking(post).await.unwrap();
+        let is_done = reply.is_ok_and(|reply| reply.status == 200);
+        let received = if is_done { self.nanos() } else { u64::MAX };
+        let reset = Zeroing { sent, received };
+        self.log.lock().unwrap().resets.push((counter, reset));
+        is_done
+    }
+
+    /// Hits are held as long as this number stays.
+    fn losses(&self) -> usize {
+        self.log.lock().unwrap().losses.len()
+    }
+
     fn nanos(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap()
     }
 }
 
-pub const COLUMNS: &str = "place | calls | counters | admitted | without a decision | violations";
+pub const COLUMNS: &str =
+    "place | calls | counters | admitted | resets | losses | without a decision | violations";
 
 /// Runs a history and checks it. Returns a row of a table, and the answers that no order of the calls explains.
 pub async fn run(plan: Plan) -> (String, Vec<String>) {
@@ -279,6 +347,7 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
         let number = usize::try_from(number).unwrap();
         let mut client = servers.client(number).await;
         let mut other = servers.client(number + 1).await;
+        let port = servers.all[(number + 2) % servers.all.len()].debug;
         let (caller, next) = (caller.clone(), next.clone());
         asking.spawn(async move {
             let mut kept = VecDeque::new();
@@ -290,17 +359,24 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
                 let asked = asked(number);
                 let way = KINDS[asked.kind].1;
                 let hits = 1 + i64::try_from(random.below(way.most_hits())).unwrap();
+                let losses = caller.losses();
                 let admitted = caller.call(&mut client, asked, hits).await;
                 if admitted.is_none() {
                     sleep(AFTER_NONE).await;
                 }
                 if way == Way::Lively && admitted == Some(true) && random.below(3) == 0 {
-                    kept.push_back((asked, hits));
+                    kept.push_back((losses, asked, hits));
                 }
                 if kept.len() > KEPT
-                    && let Some((asked, hits)) = kept.pop_front()
+                    && let Some((losses, asked, hits)) = kept.pop_front()
+                    && losses == caller.losses()
                 {
                     caller.call(&mut other, asked, -hits).await;
+                }
+                if way == Way::Reset && random.below(CALLS_PER_RESET) == 0 {
+                    for counter in asked.counters() {
+                        caller.reset(port, counter).await;
+                    }
                 }
             }
         });
@@ -327,14 +403,17 @@ pub async fn run(plan: Plan) -> (String, Vec<String>) {
     let (calls, counters) = (log.calls.len(), by_counter(&log.calls).len());
     let admitted = count(|call| call.hits > 0 && call.admitted == Some(true));
     let unknown = count(|call| call.admitted.is_none());
-    if plan.has_faults != (unknown > 0) {
+    let (resets, losses) = (log.resets.len(), log.losses.len());
+    if plan.has_faults != (unknown > 0) || plan.has_faults != (losses > 0) {
         violations.push("the faults had no effect, or calls without them no answer".to_owned());
     }
-    if admitted * 9 < calls {
-        violations.push("too few calls were admitted".to_owned());
+    if admitted * 9 < calls || resets * 1_000 < calls {
+        violations.push("too few calls were admitted, or too few counters reset".to_owned());
     }
     let (name, found) = (plan.place.name(), violations.len());
-    let row = format!("{name} | {calls} | {counters} | {admitted} | {unknown} | {found}");
+    let row = format!(
+        "{name} | {calls} | {counters} | {admitted} | {resets} | {losses} | {unknown} | {found}"
+    );
     (row, violations)
 }
 
@@ -353,7 +432,14 @@ fn asked(number: usize) -> Asked {
 
 /// Sends requests until no replica admits more: the answers show what a counter holds too much or too little.
 async fn fill_up(servers: &Servers, caller: &Caller, plan: Plan) -> Vec<String> {
-    // Every cache knows of what was given back then.
+    let resets = caller.log.lock().unwrap().resets.clone();
+    let counters: BTreeSet<_> = resets.into_iter().map(|(counter, _)| counter).collect();
+    for (number, counter) in counters.into_iter().enumerate() {
+        let port = servers.all[number % servers.all.len()].debug;
+        // A Redis with a fault does not answer at first, and what the counter holds then is unknown.
+        eventually("it is reset", async || caller.reset(port, counter).await).await;
+    }
+    // Every cache knows of the resets then, and of what was given back.
     sleep(STALE).await;
     let mut clients = Vec::new();
     for number in 0..servers.all.len() {
@@ -398,12 +484,20 @@ fn by_counter(log: &[(Asked, Call)]) -> BTreeMap<Counter, Vec<Call>> {
 
 /// Answers that no order of the calls explains.
 fn check(log: &Log, sees_pending: bool) -> Vec<String> {
-    let account = |(counter, calls)| (counter, Account::new(counter, calls));
+    let mut resets: BTreeMap<Counter, Vec<Zeroing>> = BTreeMap::new();
+    for (counter, reset) in &log.resets {
+        resets.entry(*counter).or_default().push(*reset);
+    }
+    let account = |(counter, calls): (Counter, Vec<Call>)| {
+        let mut zeroings = resets.remove(&counter).unwrap_or_default();
+        zeroings.extend(&log.losses);
+        (counter, Account::new(counter, calls, zeroings))
+    };
     let counters: BTreeMap<_, _> = by_counter(&log.calls).into_iter().map(account).collect();
     let mut violations = Vec::new();
     for (counter, account) in &counters {
-        violations.extend(account.too_much(*counter));
-        if !sees_pending {
+        violations.extend(account.too_much(*counter, sees_pending));
+        if !sees_pending && account.segments.len() == 1 {
             violations.extend(account.told_twice(*counter));
         }
     }
@@ -429,11 +523,19 @@ fn check(log: &Log, sees_pending: bool) -> Vec<String> {
 struct Account {
     calls: Vec<Call>,
     charges_refused: bool,
+    /// The times from one zeroing on; the first is the beginning.
+    segments: Vec<Segment>,
+}
+
+/// The calls that a counter may hold after a zeroing.
+struct Segment {
+    zeroing: Zeroing,
     /// Charged hits by their sending time, as running sums.
     charged: Sums,
     /// Hits of all calls, by sending time and by answer time.
     sent: Sums,
     received: Sums,
+    /// Hits given back after the zeroing.
     given: Sums,
 }
 
@@ -458,20 +560,40 @@ impl Sums {
     }
 }
 
-impl Account {
-    fn new(counter: Counter, calls: Vec<Call>) -> Self {
-        let charges_refused = KINDS[counter.kind].1 == Way::All;
+impl Segment {
+    fn new(zeroing: Zeroing, calls: &[Call], charges_refused: bool) -> Self {
         let is_charged = |call: &&Call| charges_refused || call.admitted != Some(false);
-        let asks = || calls.iter().filter(|call| call.hits > 0);
-        let gives = calls
-            .iter()
-            .filter(|call| call.hits < 0 && call.admitted.is_some());
+        let may_count = |call: &&Call| call.hits > 0 && call.latest() >= zeroing.sent;
+        let asks = || calls.iter().filter(may_count);
+        let is_given = |call: &&Call| call.hits < 0 && call.admitted.is_some();
+        let gives = calls.iter().filter(is_given);
+        let gives = gives.filter(|call| call.sent >= zeroing.received);
         Self {
-            charges_refused,
+            zeroing,
             charged: Sums::new(asks().filter(is_charged).map(|call| (call.sent, call.hits))),
             sent: Sums::new(asks().map(|call| (call.sent, call.hits))),
             received: Sums::new(asks().map(|call| (call.received, call.hits))),
             given: Sums::new(gives.map(|call| (call.received, -call.hits))),
+        }
+    }
+}
+
+impl Account {
+    fn new(counter: Counter, calls: Vec<Call>, mut zeroings: Vec<Zeroing>) -> Self {
+        let charges_refused = KINDS[counter.kind].1 == Way::All;
+        zeroings.push(Zeroing::default());
+        zeroings.sort_unstable();
+        zeroings.dedup_by(|later, earlier| {
+            let is_one = later.sent <= earlier.received;
+            if is_one {
+                earlier.received = earlier.received.max(later.received);
+            }
+            is_one
+        });
+        let segment = |zeroing| Segment::new(zeroing, &calls, charges_refused);
+        Self {
+            charges_refused,
+            segments: zeroings.into_iter().map(segment).collect(),
             calls,
         }
     }
@@ -479,30 +601,51 @@ impl Account {
     /// The most hits that others may have had counted. Unless the replica `knows_all`, it may go by any time before.
     fn most(&self, call: &Call, sees_pending: bool, knows_all: bool) -> i64 {
         let stale = u64::try_from(STALE.as_nanos()).unwrap();
-        let seen = if knows_all {
-            call.sent.saturating_sub(stale)
-        } else {
-            0
-        };
+        let seen = call.sent.saturating_sub(stale) * u64::from(knows_all);
         let own = if self.charges_refused { call.hits } else { 0 };
-        let charged = self.charged.before(call.received) - own;
-        // Calls under way at that time may have been charged and taken back.
-        let pending = match sees_pending {
-            true => self.sent.before(call.received) - self.received.before(call.sent) - call.hits,
-            false => 0,
-        };
-        charged + pending - self.given.before(seen)
+        // From the last zeroing that it certainly saw, and those that it perhaps saw.
+        let is_seen = |segment: &&Segment| segment.zeroing.received <= seen;
+        let first = self.segments.iter().filter(is_seen).count() - 1;
+        let perhaps = self.segments[first..].iter();
+        let perhaps = perhaps.take_while(|segment| segment.zeroing.sent <= call.received);
+        let most = perhaps.map(|segment| {
+            let charged = segment.charged.before(call.received) - own;
+            // Calls under way at that time may have been charged and taken back.
+            let sent = segment.sent.before(call.received) - call.hits;
+            let pending = (sent - segment.received.before(call.sent)) * i64::from(sees_pending);
+            charged + pending - segment.given.before(seen)
+        });
+        most.max().expect("all calls come after the beginning")
     }
 
     /// Whether more hits were certainly admitted and not given back at a time than the limit allows.
-    fn too_much(&self, counter: Counter) -> Option<String> {
-        let changes = self.calls.iter().filter_map(|call| match call.hits {
-            ..0 => Some((call.sent, call.hits)),
-            hits => (call.admitted == Some(true)).then_some((call.received, hits)),
-        });
-        let sums = Sums::new(changes);
-        let most = sums.0.iter().map(|(_, sum)| *sum).max()?;
-        (most > counter.limit()).then(|| format!("{counter:?}: {most} were admitted"))
+    fn too_much(&self, counter: Counter, sees_pending: bool) -> Option<String> {
+        let mut segments = self.segments.iter().peekable();
+        while let Some(Segment { zeroing: since, .. }) = segments.next() {
+            let until = segments.peek().map(|next| next.zeroing);
+            let changes = self.calls.iter().filter_map(|call| {
+                let may_count = call.latest() >= since.sent
+                    && until.is_none_or(|until| call.sent <= until.received);
+                let does_count = call.sent >= since.received
+                    && until.is_none_or(|until| call.received <= until.sent);
+                let is_charged = call.admitted == Some(true);
+                if call.hits < 0 {
+                    may_count.then_some((call.sent.max(since.sent), call.hits))
+                } else if does_count {
+                    is_charged.then_some((call.received, call.hits))
+                } else {
+                    // It may have been charged before the zeroing, and taken back after it.
+                    let is_taken_back = sees_pending && may_count && !is_charged;
+                    is_taken_back.then_some((since.sent, -call.hits))
+                }
+            });
+            let sums = Sums::new(changes).0;
+            let most = sums.into_iter().map(|(_, sum)| sum).max().unwrap_or(0);
+            if most > counter.limit() {
+                return Some(format!("{counter:?}: {most} were admitted"));
+            }
+        }
+        None
     }
 
     /// If each call takes one hit and none is given back, no two admitted calls may report an equal rest.
@@ -523,19 +666,31 @@ pub fn check_the_checker() {
     /// A call: the second in which it is sent, its hits, and whether it was admitted.
     type Called = (u64, i64, bool);
     const FULL: Called = (0, 100, true);
-    /// Calls, and how many violations there are.
-    const CASES: [(&[Called], usize); 6] = [
-        (&[FULL, (1, 1, false)], 0),
+    const AGAIN: Called = (20, 100, true);
+    /// The seconds of a reset; with the first ones, nothing is lost.
+    const NEVER: (u64, u64) = (0, 0);
+    const AT_TEN: (u64, u64) = (10, 12);
+    /// Calls, a reset, and how many violations there are.
+    const CASES: [(&[Called], (u64, u64), usize); 12] = [
+        (&[FULL, (1, 1, false)], NEVER, 0),
         // In either order, one of them was admitted wrongly.
-        (&[FULL, (1, 1, true)], 1),
+        (&[FULL, (1, 1, true)], NEVER, 1),
         // There is room, or there is room again.
-        (&[(0, 99, true), (10, 1, false)], 1),
-        (&[FULL, (10, 1, false), (20, -1, true)], 0),
-        (&[FULL, (10, -1, true), (20, 1, false)], 1),
+        (&[(0, 99, true), (10, 1, false)], NEVER, 1),
+        (&[FULL, (10, 1, false), (20, -1, true)], NEVER, 0),
+        (&[FULL, (10, -1, true), (20, 1, false)], NEVER, 1),
         // It was under way when there was room.
-        (&[FULL, (10, -1, true), (11, 1, false)], 0),
+        (&[FULL, (10, -1, true), (11, 1, false)], NEVER, 0),
+        // A reset makes room once, not twice, and for calls that come after it or with it.
+        (&[FULL, AGAIN], AT_TEN, 0),
+        (&[FULL, AGAIN, (30, 1, true)], AT_TEN, 1),
+        (&[FULL, (20, 1, false)], AT_TEN, 1),
+        (&[FULL, (11, 1, false)], AT_TEN, 0),
+        (&[FULL, (11, 100, true)], AT_TEN, 0),
+        (&[FULL, AGAIN], (30, 31), 1),
     ];
     let asked = Asked { kind: 1, value: 0 };
+    let counter = asked.counters().next().unwrap();
     let nanos = |secs: u64| secs * 1_000_000_000;
     let call = |&(sent, hits, admitted): &Called| Call {
         sent: nanos(sent),
@@ -545,7 +700,9 @@ pub fn check_the_checker() {
         remaining: u32::try_from(sent).unwrap(),
     };
     let mut log = Log::default();
-    for (calls, expected) in CASES {
+    for (calls, (sent, received), expected) in CASES {
+        let [sent, received] = [sent, received].map(nanos);
+        log.resets = vec![(counter, Zeroing { sent, received })];
         log.calls = calls.iter().map(|one| (asked, call(one))).collect();
         let found = check(&log, false);
         assert_eq!(found.len(), expected, "{calls:?}: {found:?}");
@@ -554,6 +711,7 @@ pub fn check_the_checker() {
         remaining: 5,
         ..call(&(20, 1, true))
     };
+    log.resets.clear();
     log.calls = vec![(asked, call(&(5, 1, true))), (asked, twin)];
     assert_eq!(check(&log, false).len(), 1);
 }

@@ -1,10 +1,10 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate is killed, and Redis is frozen. After each round all counters are read from Redis
-//! past tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate restarts or is killed, and Redis is frozen, late, killed or emptied. After each
+//! round all counters are read from Redis past tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
-//! - a cost is charged whatever happens to its token, unless an answer is unknown;
+//! - a cost is charged whatever happens to its token or the store, unless an answer is unknown;
 //! - no ended window changes, because its counter is compared too.
 //!
 //! tollgate's own clock is set by the history, and always is hours away from the end of a window.
@@ -19,6 +19,7 @@ use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::{
     task::{JoinSet, spawn_blocking},
@@ -27,7 +28,9 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS},
+    model::{
+        Asking, Changes, DAY, ESTIMATE, EndKind, HitChange, Lease, LeaseModel, RulesInUse, VARIANTS,
+    },
     stores::{Place, Stores},
 };
 use crate::it::support::{
@@ -45,34 +48,29 @@ const TENANTS: usize = 6;
 
 const KEPT: usize = 60;
 
+/// tollgate waits so long for Redis, also on a busy machine, or for one that is late.
+const PATIENT: &str = "10s";
+const IMPATIENT: &str = "300ms";
+
+/// Costs that wait for Redis are sent within a second of its return.
+const SENT_WITHIN: Duration = Duration::from_millis(1500);
+
 /// A caller that gives up waits so long for a frozen Redis.
 const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
 
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-const EVENTS: [Event; 19] = {
-    use Event::{Burst, Clock, Frozen, GiveUp, Killed, Reload, Reset};
-    [
-        Burst, Frozen, Clock, Reset, GiveUp, Reload, Burst, Killed, Clock, Frozen, Burst, Reset,
-        Clock, Reload, GiveUp, Burst, Frozen, Clock, Reload,
-    ]
-};
+/// A Redis that is late does not answer in time; one that is lost was killed, and comes back as it was.
+const EVENTS: [&str; 23] = [
+    "burst", "frozen", "clock", "reset", "give up", "reload", "burst", "killed", "clock", "frozen",
+    "lost", "burst", "reset", "clock", "reload", "late", "give up", "burst", "restart", "frozen",
+    "clock", "reload", "emptied",
+];
 
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    Burst,
-    Frozen,
-    GiveUp,
-    Killed,
-    Clock,
-    Reload,
-    Reset,
-}
-
-/// These happen in every history, unless it is too small. Others depend on time.
-const STEPS: &str = "burst, cancelled, clock, frozen, killed, refused, released, reload, repeated, \
-    reserved, reset, settled, settled elsewhere too, unknown, unreserved";
+/// These happen in every history as well, unless it is too small. Others depend on time.
+const STEPS: &str = "cancelled, failed, refused, released, repeated, reserved, settled, settled elsewhere too, \
+    unknown, unreserved";
 
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
@@ -93,7 +91,7 @@ pub async fn run(place: Place, calls: usize, seed: u64) -> LeaseSteps {
         history.said.drain(..old);
     }
     let done = std::mem::take(&mut history.done);
-    for step in STEPS.split(", ") {
+    for step in STEPS.split(", ").chain(EVENTS) {
         assert!(done.contains_key(step), "no {step}: {done:?}");
     }
     done
@@ -142,6 +140,8 @@ enum Unanswered {
     MayCount,
     /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
     GivenBack,
+    /// The store is known to be lost. Costs wait for it, and nothing else happens.
+    Lost,
     Unknown,
 }
 
@@ -154,6 +154,8 @@ struct History {
     replicas: Vec<Replica>,
     started: usize,
     rules: RulesInUse,
+    /// Then there are other tenants, because each process may know for a second that the old ones are over their limit.
+    losses: usize,
     leases: Vec<Lease>,
     model: LeaseModel,
     calls: usize,
@@ -179,11 +181,8 @@ impl History {
             stores: Stores::start(place),
             replicas: Vec::new(),
             started: 0,
-            rules: RulesInUse {
-                variant: 0,
-                gives_back: true,
-                number: 1,
-            },
+            rules: RulesInUse::default(),
+            losses: 0,
             leases: Vec::new(),
             model: LeaseModel::default(),
             calls: 0,
@@ -191,19 +190,19 @@ impl History {
             said: VecDeque::new(),
         };
         history.set_clock(0).await;
-        history.start_replicas().await;
+        history.start_replicas(PATIENT).await;
         history
     }
 
     /// One process with a cache of full counters, or two without: it does not know of the other's settlements.
-    async fn start_replicas(&mut self) {
+    async fn start_replicas(&mut self, patience: &str) {
         self.replicas.clear();
         let count = 1 + self.below(2);
         let args = self.stores.args();
         for _ in 0..count {
             let mut builder = tollgate::with_rules(&self.rules.text());
             builder = builder.args(args.iter().map(String::as_str));
-            builder = builder.args(["--redis-timeout", "10s", "--clock", "local"]);
+            builder = builder.args(["--redis-timeout", patience, "--clock", "local"]);
             if count > 1 {
                 builder = builder.args(["--local-cache-bytes", "0"]);
             }
@@ -226,6 +225,15 @@ impl History {
 
     fn say(&mut self, said: String) {
         self.said.push_back(said);
+    }
+
+    fn tenant(&self, number: usize) -> String {
+        format!("{}-{number}", self.losses)
+    }
+
+    fn any_tenant(&mut self) -> String {
+        let number = self.below(TENANTS);
+        self.tenant(number)
     }
 
     fn note(&mut self, step: &'static str) {
@@ -255,26 +263,31 @@ impl History {
             return self.call(messages, |_| None, Unanswered::MayCount).await;
         }
         let event = EVENTS[round / ROUNDS_PER_EVENT % EVENTS.len()];
-        self.say(format!("{event:?}"));
+        self.say(event.to_owned());
         match event {
-            Event::Burst => self.burst().await,
-            Event::Frozen => self.freeze().await,
-            Event::GiveUp => {
+            "burst" => self.burst().await,
+            "frozen" => self.freeze().await,
+            "give up" => {
                 let messages = self.messages();
                 let patience: Patience =
                     |history| Some(Duration::from_micros(history.random.below(3_000)));
                 self.call(messages, patience, Unanswered::MayCount).await;
                 self.pass_through().await;
             }
-            Event::Killed => self.kill_tollgate().await,
-            Event::Clock => {
+            "killed" => self.kill_tollgate().await,
+            "restart" => self.restart_tollgate().await,
+            "late" => self.be_late().await,
+            "lost" => self.lose(true).await,
+            "emptied" => self.lose(false).await,
+            "clock" => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
-                self.note("clock");
             }
-            Event::Reload => self.reload().await,
-            Event::Reset => self.reset_between().await,
+            "reload" => self.reload().await,
+            "reset" => self.reset_between().await,
+            other => unreachable!("{other} is no event"),
         }
+        self.note(event);
     }
 
     fn messages(&mut self) -> Vec<Message> {
@@ -287,7 +300,7 @@ impl History {
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
                 _ => {
-                    let tenant = tenant(self.below(TENANTS));
+                    let tenant = self.any_tenant();
                     Some(Message::Unreserved(tenant, self.random.below(50)))
                 }
             };
@@ -326,7 +339,7 @@ impl History {
                 // More than the lowest limit.
                 _ => Some(500 + self.random.below(300)),
             };
-            hits.push((tenant(number), sent));
+            hits.push((self.tenant(number), sent));
         }
         Some(Message::Reserve(hits))
     }
@@ -366,9 +379,8 @@ impl History {
         let unreserved = ("tollgate.unreserved", "1");
         match message {
             Message::Reserve(hits) => {
-                let each = hits.iter();
-                each.map(|(tenant, hits)| one(tenant, None, *hits))
-                    .collect()
+                let each = hits.iter().map(|(tenant, hits)| one(tenant, None, *hits));
+                each.collect()
             }
             Message::Unreserved(tenant, cost) => {
                 vec![one(tenant, Some(unreserved), Some(*cost))]
@@ -467,10 +479,8 @@ impl History {
 
     fn reserved(&mut self, sent: &[Sent], asking: Asking, reply: Answer, unanswered: Unanswered) {
         let (now, limits) = (asking.now, asking.rules.limits());
-        let hits = sent
-            .iter()
-            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)));
-        let hits: Vec<_> = hits.collect();
+        let charged = |(tenant, hits): &Sent| (tenant.clone(), hits.unwrap_or(ESTIMATE));
+        let hits: Vec<_> = sent.iter().map(charged).collect();
         let fit = |(tenant, hits): &(String, u64)| self.model.room(tenant, limits, now, *hits) > 0;
         let fits = hits.iter().all(fit);
         let changes = LeaseModel::reserved(&hits, limits, now);
@@ -487,6 +497,7 @@ impl History {
                     self.note("refused");
                 }
             }
+            (Ok(Err(_)), Unanswered::Lost) => self.note("failed"),
             (Err(_), Unanswered::GivenBack) => self.note("cancelled"),
             (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
                 self.note("perhaps reserved");
@@ -500,22 +511,25 @@ impl History {
 
     /// Has the effect of an order, whose message was for these changes.
     fn order(&mut self, changes: &Changes, reply: Answer, unanswered: Unanswered) {
+        use Unanswered::{GivenBack, Lost, MayCount, Unknown};
+        if let Ok(answer @ Ok(_)) = &reply {
+            assert!(is_ok(answer), "an order has no limit");
+        }
         match (reply, unanswered) {
-            (Ok(Ok(reply)), _) => {
-                assert!(is_ok(&Ok(reply)), "an order has no limit");
-                self.model.apply(changes);
+            (Ok(Ok(_)), Lost) => {
+                let mut added = changes.clone();
+                added.retain(|(_, change)| matches!(change, HitChange::Add(_)));
+                self.model.apply(&added);
             }
-            (Err(_), Unanswered::GivenBack) => self.model.apply(changes),
-            (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
-                self.model.perhaps(changes);
-            }
+            (Ok(Ok(_)), MayCount | GivenBack) | (Err(_), GivenBack) => self.model.apply(changes),
+            (Ok(_), Unknown) | (Err(_), MayCount) => self.model.perhaps(changes),
             (reply, _) => panic!("{changes:?}: {reply:?}"),
         }
     }
 
     /// Many requests for one tenant at once: as many are admitted as fit.
     async fn burst(&mut self) {
-        let tenant = tenant(self.below(TENANTS));
+        let tenant = self.any_tenant();
         let hits = 1 + self.random.below(300);
         let count = 2 + self.below(10);
         let message = Message::Reserve(vec![(tenant.clone(), Some(hits))]);
@@ -537,7 +551,6 @@ impl History {
         }
         let fit = room.min(u64::try_from(count).expect("it is small"));
         assert_eq!(admitted, fit, "admitted of a burst");
-        self.note("burst");
     }
 
     /// Callers give up while Redis does not answer, but it answers before tollgate gives up.
@@ -572,7 +585,6 @@ impl History {
             self.judge(call, Unanswered::GivenBack);
         }
         self.pass_through().await;
-        self.note("frozen");
     }
 
     fn clients(&mut self) -> impl Iterator<Item = &mut Client> {
@@ -582,17 +594,15 @@ impl History {
 
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
-        let servers = self.replicas.iter().map(|replica| &replica.server);
-        servers
-            .map(|server| server.metric("tollgate_late_calls_total"))
-            .sum()
+        let late = |replica: &Replica| replica.server.metric("tollgate_late_calls_total");
+        self.replicas.iter().map(late).sum()
     }
 
     /// Waits until every worker has given back what callers had that have gone: each asks all servers several times.
     async fn pass_through(&mut self) {
         const TIMES: usize = 6;
         // No cache knows the last one.
-        let mut tenants: Vec<_> = (0..TENANTS).map(tenant).collect();
+        let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
         tenants.extend(probes());
         for client in self.clients() {
             for _ in 0..TIMES {
@@ -621,8 +631,82 @@ impl History {
             self.judge(call, Unanswered::Unknown);
         }
         self.check().await;
-        self.start_replicas().await;
-        self.note("killed");
+        self.start_replicas(PATIENT).await;
+    }
+
+    async fn restart_tollgate(&mut self) {
+        for Replica { server, .. } in &mut self.replicas {
+            server.signal(Signal::SIGTERM);
+            eventually("tollgate has ended", async || server.try_wait().is_some()).await;
+        }
+        self.start_replicas(PATIENT).await;
+    }
+
+    /// A Redis answers later than tollgate waits.
+    async fn be_late(&mut self) {
+        self.start_replicas(IMPATIENT).await;
+        self.reserve_anew().await;
+        let server = self.below(self.stores.servers().len());
+        let messages = self.latest_ends();
+        self.stores.servers()[server].freeze();
+        let calls = answers(self.send(messages, |_| None)).await;
+        self.stores.servers()[server].thaw();
+        for call in calls {
+            self.judge(call, Unanswered::Unknown);
+        }
+        self.await_return().await;
+        self.check().await;
+        self.start_replicas(PATIENT).await;
+    }
+
+    /// Waits until Redis answers, and costs that waited for it are sent, at a moment that nothing else shows.
+    async fn await_return(&mut self) {
+        self.await_health().await;
+        let (mut found, mut since) = (self.stores.look(), Instant::now());
+        while since.elapsed() < SENT_WITHIN {
+            sleep(SENT_WITHIN / 20).await;
+            let again = self.stores.look();
+            if again != found {
+                (found, since) = (again, Instant::now());
+            }
+        }
+    }
+
+    /// A Redis is killed, and comes back as it was, or empty. Costs wait for it, and nothing is reserved.
+    async fn lose(&mut self, keeps: bool) {
+        self.reserve_anew().await;
+        let server = self.stores.home(&self.tenant(0));
+        let mut lost: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
+        lost.retain(|tenant| self.stores.home(tenant) == server);
+        if !keeps {
+            self.stores.servers()[server].cli(&["FLUSHALL"]);
+            self.model.settle_on(&self.stores.look());
+        }
+        self.stores.kill(server);
+        for client in self.clients() {
+            let mut failures = 0;
+            eventually("the loss is known", async || {
+                let is_lost = look(client, &lost).await.is_err();
+                failures = if is_lost { failures + 1 } else { 0 };
+                failures == 3
+            })
+            .await;
+        }
+        let mut ends = self.latest_ends();
+        ends.retain(|end| self.tenants(end).iter().all(|tenant| lost.contains(tenant)));
+        let cost = 1 + self.random.below(50);
+        let mut costs = Vec::new();
+        let mut reservations = Vec::new();
+        for tenant in lost {
+            costs.push(Message::Unreserved(tenant.clone(), cost));
+            reservations.push(Message::Reserve(vec![(tenant, None)]));
+        }
+        for messages in [ends, costs, reservations] {
+            self.call(messages, |_| None, Unanswered::Lost).await;
+        }
+        self.stores.restart(server);
+        self.await_return().await;
+        self.losses += 1;
     }
 
     /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
@@ -646,7 +730,7 @@ impl History {
     }
 
     async fn reserve_for_all(&mut self) {
-        let hits = (0..TENANTS).map(|number| vec![(tenant(number), None)]);
+        let hits = (0..TENANTS).map(|number| vec![(self.tenant(number), None)]);
         let messages = hits.map(Message::Reserve).collect();
         self.call(messages, |_| None, Unanswered::MayCount).await;
         self.check().await;
@@ -667,7 +751,7 @@ impl History {
     }
 
     async fn reset(&mut self) {
-        let tenant = tenant(self.below(TENANTS));
+        let tenant = self.any_tenant();
         let replica = self.below(self.replicas.len());
         let replica = &self.replicas[replica];
         let (asking, port) = (self.asking(replica.process), replica.server.debug);
@@ -679,7 +763,6 @@ impl History {
         let changes = self.model.reset(&tenant, asking);
         self.say(format!("reset {tenant} by {}", asking.process));
         self.model.apply(&changes);
-        self.note("reset");
     }
 
     async fn reload(&mut self) {
@@ -699,7 +782,6 @@ impl History {
         })
         .await;
         self.say(format!("{:?}", self.rules));
-        self.note("reload");
     }
 
     /// Waits until Redis holds as much as the model says, and takes what it holds for known.
@@ -721,10 +803,6 @@ async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
     let mut calls = calls.join_all().await;
     calls.sort_unstable_by_key(|call| call.number);
     calls
-}
-
-fn tenant(number: usize) -> String {
-    format!("tenant-{number}")
 }
 
 /// Tenants without hits, some on each server.

@@ -5,14 +5,15 @@
 //! load histories [--calls 1000000] [--seed 1] [--only memory|redis|cluster] [--faults]
 //! load histories --clocks [--seed 1] [--only memory|redis]
 //! load histories --leases [--calls 20000] [--seed 1] [--only redis|cluster]
+//! load histories --logs
 //! load chaos [--only TEXT] [--write FILE]
 //! load attack [--only TEXT] [--write FILE]
 //! ```
 //!
 //! `--faults` breaks Redis repeatedly during a history. `--clocks` steps the clocks of tollgate and of Redis instead.
-//! `--leases` compares reservations and their ends with a model, counter by counter. `--only` takes the
-//! scenarios and attacks whose names contain the text. `--write` puts the table
-//! between the two marks of a page.
+//! `--leases` compares reservations, their ends and losses of Redis with a model, counter by counter. `--logs` runs
+//! servers whose log cannot be written. `--only` takes the scenarios and attacks whose names contain the text.
+//! `--write` puts the table between the two marks of a page.
 
 #![expect(unreachable_pub, reason = "a test program has no outside")]
 #![expect(
@@ -26,6 +27,7 @@ use std::{
     fs,
     path::PathBuf,
     process::ExitCode,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -50,15 +52,19 @@ use it::support::{
     chaos,
     steps::{self, ClockPlan, Clocks, Rate},
     storm::PERIOD,
+    unwritable_log::{LogFault, LogForm, UnwritableLog},
 };
 use stores::Place;
 
-/// The calls of a history. Those of leases look at all counters after each round, and make about a hundred a second.
+/// The calls of a history. Those of leases lose Redis again and again, and make about a hundred calls a second.
 const CALLS: usize = 1_000_000;
 const LEASE_CALLS: usize = 20_000;
 
 const CLOCKS_LAST: Duration = Duration::from_secs(300);
 const LIMITS: &[Rate] = &[Rate { hits: 10, secs: 1 }, Rate { hits: 50, secs: 10 }];
+
+/// How often a server with each kind of an unwritable log is run in each form of the log.
+const RUNS: usize = 20;
 
 /// Bound on the violations printed for each store.
 const SHOWN: usize = 20;
@@ -68,7 +74,7 @@ struct Options {
     calls: Option<usize>,
     seed: Option<u64>,
     only: Option<String>,
-    /// `--faults`, `--clocks` or `--leases`.
+    /// `--faults`, `--clocks`, `--leases` or `--logs`.
     kind: String,
     write: Option<PathBuf>,
 }
@@ -82,7 +88,7 @@ impl Options {
                 "--calls" => options.calls = Some(value().parse().unwrap()),
                 "--seed" => options.seed = Some(value().parse().unwrap()),
                 "--only" => options.only = Some(value()),
-                "--faults" | "--clocks" | "--leases" => options.kind = arg,
+                "--faults" | "--clocks" | "--leases" | "--logs" => options.kind = arg,
                 "--write" => options.write = Some(value().into()),
                 other => panic!("`{other}` is none of the options"),
             }
@@ -161,6 +167,7 @@ fn main() -> ExitCode {
         (Some("attack"), _) => attack(&options),
         (Some("histories"), "--clocks") => step_clocks(&options),
         (Some("histories"), "--leases") => reserve(&options),
+        (Some("histories"), "--logs") => write_no_log(),
         (Some("histories"), _) => call(&options),
         other => panic!("{other:?} is neither `histories`, `chaos` nor `attack`"),
     };
@@ -231,6 +238,27 @@ fn step_clocks(options: &Options) -> Report {
         );
         report.row(&cells, &outcome.violations);
     }
+    report
+}
+
+/// Servers whose log cannot be written, each kind again and again: nothing ever stops.
+fn write_no_log() -> Report {
+    let mut report = Report::new("standard error | log | runs in which nothing stopped");
+    let failures = |fault, form| {
+        let run = |_| runtime().block_on(UnwritableLog { fault, form }.run());
+        let failures = (0..RUNS).map(run).filter_map(Result::err);
+        Vec::from_iter(failures.map(|error| format!("{error:#}")))
+    };
+    thread::scope(|scope| {
+        let runs = |fault| LogForm::ALL.map(|form| (form, failures(fault, form)));
+        let all = LogFault::ALL.map(|fault| (fault, scope.spawn(move || runs(fault))));
+        for (fault, runs) in all {
+            for (form, failures) in runs.join().unwrap() {
+                let good = RUNS - failures.len();
+                report.row(&format!("{fault} | {form:?} | {good} of {RUNS}"), &failures);
+            }
+        }
+    });
     report
 }
 

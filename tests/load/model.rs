@@ -18,7 +18,7 @@ pub const VARIANTS: [Limits; 3] = [
     [(1_000, DAY), (9_000, 6 * DAY)],
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RulesInUse {
     pub variant: usize,
     /// Whether the end without a cost gives back what was reserved.

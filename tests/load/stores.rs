@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use redis::{Connection, Pipeline, cmd};
 
+use super::model::{DAY, key};
 use crate::it::support::{cluster::Cluster, redis::Redis};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +39,15 @@ impl Stores {
             cluster: (place == Place::Cluster).then(|| Cluster::start(0)),
             connections: HashMap::new(),
         };
-        // A node may be silent for a minute before the others give it up.
-        for node in stores.cluster.iter().flat_map(|cluster| &cluster.nodes) {
+        stores.set_patience();
+        stores
+    }
+
+    /// A node of a cluster may be silent for a minute before the others give it up.
+    fn set_patience(&self) {
+        for node in self.cluster.iter().flat_map(|cluster| &cluster.nodes) {
             node.cli(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
-        stores
     }
 
     /// The arguments by which tollgate finds them.
@@ -57,6 +62,35 @@ impl Stores {
             Some(cluster) => &cluster.nodes,
             None => self.redis.as_slice(),
         }
+    }
+
+    /// The server that has the counters of a tenant.
+    pub fn home(&self, tenant: &str) -> usize {
+        let cluster = self.cluster.as_ref();
+        cluster.map_or(0, |cluster| cluster.owner(&key(tenant, DAY, 0)))
+    }
+
+    fn server_mut(&mut self, server: usize) -> &mut Redis {
+        match &mut self.cluster {
+            Some(cluster) => &mut cluster.nodes[server],
+            None => self.redis.as_mut().expect("it is a Redis"),
+        }
+    }
+
+    /// It comes back with all that it holds now.
+    pub fn kill(&mut self, server: usize) {
+        self.connections.clear();
+        let redis = self.server_mut(server);
+        redis.cli(&["SAVE"]);
+        redis.kill();
+    }
+
+    pub fn restart(&mut self, server: usize) {
+        self.server_mut(server).restart();
+        if let Some(cluster) = &self.cluster {
+            cluster.await_agreement();
+        }
+        self.set_patience();
     }
 
     pub fn look(&mut self) -> BTreeMap<String, u64> {
