@@ -583,6 +583,12 @@ fn json(kind: Kind) -> serde_json::Value {
     }
 }
 
+#[track_caller]
+fn none_of(failures: &[String]) {
+    let count = failures.len();
+    assert!(count == 0, "{count} failed:\n\n{}", failures.join("\n\n"));
+}
+
 #[test]
 fn every_case_is_checked_as_written() {
     let mut failures = Vec::new();

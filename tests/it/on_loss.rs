@@ -215,7 +215,7 @@ const ROWS: [&str; 3] = ["local", "log", "tokens"];
 #[tokio::test]
 async fn a_replica_spends_its_share_and_forgets_it() {
     let redis = Redis::start();
-    let (server, mut client) = serve(server(&redis, &["--replicas", "2", "--workers", "1"])).await;
+    let (_server, mut client) = serve(server(&redis, &["--replicas", "2", "--workers", "1"])).await;
     for key in ROWS {
         assert_eq!(passing(&mut client, key, 40).await, 40);
     }

@@ -183,7 +183,7 @@ fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
                 while let Ok(count @ 1..) = near.read(&mut bytes) {
                     let text = String::from_utf8_lossy(&bytes[..count]);
                     let mut breaks = breaks.lock().unwrap();
-                    let found = breaks.and_then(|part| Some((part, text.find(part)?)));
+                    let found = breaks.and_then(|part: &str| Some((part, text.find(part)?)));
                     let passes = match found {
                         Some((part, at)) if part.ends_with("EXPIRE") => at,
                         _ => count,

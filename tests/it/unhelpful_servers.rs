@@ -405,13 +405,13 @@ pub(crate) fn documented_users() -> [Vec<String>; 2] {
     users.try_into().expect("two lines")
 }
 
-fn set(user: &[String], redis: &Redis) {
+pub(crate) fn set(user: &[String], redis: &Redis) {
     redis.cli(&user.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
 /// All algorithms count, leases end, and all commands for counters work at a server that `builder` starts; no server
 /// refuses a command.
-async fn check_user(builder: Builder, servers: &[&Redis]) {
+pub(crate) async fn check_user(builder: Builder, servers: &[&Redis]) {
     const ALL: &str = "\
 domain: d
 on_store_loss: local
