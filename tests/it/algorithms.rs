@@ -152,7 +152,7 @@ impl Naive {
         }
     }
 
-    /// What is missing from a bucket of this capacity.
+    /// How much a bucket of this capacity lacks.
     fn still_missing(&self, step: &Step, now: u64) -> i128 {
         let most = i128::from(step.limit().capacity()) * i128::from(PERIOD);
         self.less_what_flowed(self.missing.min(most), now)

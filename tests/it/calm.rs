@@ -224,7 +224,7 @@ async fn works(client: &Client) {
     eventually("calls are answered", is_answered).await;
 }
 
-/// What `break_it` causes is reported, and decisions fail without a wait. After `mend` they are made again, exactly.
+/// `break_it` is reported, and decisions fail without a wait. After `mend` they are made again, exactly.
 async fn check_reaction(
     redis: &mut Redis,
     reported: &str,

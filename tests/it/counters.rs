@@ -59,7 +59,7 @@ async fn hit(server: &Tollgate, descriptors: &[(&str, &str)], times: u32) {
     }
 }
 
-/// What `get` or `reset` prints of the one counter of a descriptor.
+/// The output of `get` or `reset` about the one counter of a descriptor.
 #[track_caller]
 fn print(server: &Tollgate, act: &str, descriptor: &str) -> Value {
     let (code, text, errors) = run(server, &[act, "--json"], &[descriptor]);

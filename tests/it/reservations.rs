@@ -322,7 +322,7 @@ descriptors:
         let plain = descriptor(&[("plain", "x")]);
         let both = vec![descriptor(&tenant), descriptor(&model)];
         let seven = vec![with_hits(&tenant, 7), with_hits(&model, 7)];
-        // What is sent, its code, whether a token comes back, and how many are said to be reserved.
+        // The request, its code, whether a token comes back, and how many are said to be reserved.
         for (sent, code, has_token, hits) in [
             (vec![descriptor(&tenant)], 1, true, Some(200.0)),
             (both, 1, true, None),

@@ -35,7 +35,7 @@ descriptors:
   - { key: two, rate_limits: [1000/day, 100000/week] }
 ";
 
-/// What the manifests in `deploy/` allow.
+/// The memory that the manifests in `deploy/` allow.
 const BOUND: u64 = 256 << 20;
 
 /// In the order of the review: a short name, the name, and the effect before there was a defence.
