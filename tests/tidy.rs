@@ -363,9 +363,10 @@ fn no_two_files_need_each_other() {
 }
 
 /// Libraries that few folders may name, and those folders.
-const LIBRARIES: [(&str, &str); 34] = [
+const LIBRARIES: [(&str, &str); 35] = [
     ("arc_swap", "service"),
     ("axum", "observe server service"),
+    ("base64", "config"),
     ("bb8_redis", "store"),
     ("clap", "settings"),
     ("clap_complete", "settings"),
@@ -565,7 +566,7 @@ fn type_names_mean_one_thing() {
 /// The most of some figures that `make sizes` prints, so that what has gone does not come back. A commit that takes out
 /// lowers them.
 const CEILINGS: [(&str, usize); 4] = [
-    ("lines of code in src", 37_974),
+    ("lines of code in src", 37_949),
     ("files in src", 265),
     ("flags of serve", 114),
     ("files in tests and fuzz", 220),

@@ -30,14 +30,22 @@ impl<'t> YamlNode<'t> {
         Self::map(Vec::new())
     }
 
+    /// The text of a scalar.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.kind {
+            NodeKind::Scalar { text, .. } => Some(text),
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+        }
+    }
+
     /// Takes the items out of the list below `key` of a map, if it has one such key.
     pub(super) fn take_list(&mut self, key: &str) -> Vec<Self> {
         let NodeKind::Map(entries) = &mut self.kind else {
             return Vec::new();
         };
-        let is_key =
-            |node: &Self| matches!(&node.kind, NodeKind::Scalar { text, .. } if text == key);
-        let mut found = entries.iter_mut().filter(|(name, _)| is_key(name));
+        let mut found = entries
+            .iter_mut()
+            .filter(|(name, _)| name.text() == Some(key));
         match (found.next(), found.next()) {
             (
                 Some((
