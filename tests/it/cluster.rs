@@ -5,8 +5,7 @@ use std::time::Instant;
 use tonic::Status;
 
 use crate::support::{
-    again,
-    ask::{Client, ask, connect, descriptor, request, send},
+    ask::{self, Client, ask, connect, descriptor, request, send},
     cluster::{Cluster, Migration, is_replica},
     eventually,
     storm::Storm,
@@ -59,7 +58,7 @@ async fn all_work(client: &Client) {
 async fn check_exact(client: &mut Client, round: &str) {
     for value in VALUES {
         let value = format!("{value}{round}");
-        let admitted = again::passing(client, "d", &[("few", &value)], 150).await;
+        let admitted = ask::passing(client, "d", &[("few", &value)], 150).await;
         assert_eq!(admitted, 100, "{value}");
     }
 }
@@ -209,7 +208,7 @@ async fn a_slot_that_is_on_its_way_is_asked_for_at_both_ends() {
         ("both", "4:both3", "new", 0),
     ] {
         let entries = [(limit, value)];
-        let mut passing = async |calls| again::passing(&mut client, "d", &entries, calls).await;
+        let mut passing = async |calls| ask::passing(&mut client, "d", &entries, calls).await;
         assert_eq!(passing(before).await, before);
         let key = key_of(rule, value);
         let migration = cluster.migration_of(&key);

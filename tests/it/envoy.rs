@@ -9,11 +9,10 @@ use ::tollgate::now;
 use nix::sys::signal::Signal;
 
 use crate::support::{
-    certificates::{Authority, Secret},
+    certificates::{self, Authority, Secret},
     clients::{Channel, SERVER_NAME, Served, Transport},
     envoy::{Envoy, with_upstream},
     http::{Reply, get_with},
-    mounted,
     tollgate::{self, Tollgate},
     wait_until,
 };
@@ -210,8 +209,8 @@ fn certificates_change_and_connections_age_and_no_call_is_lost() {
     const GOAWAYS: u64 = 20;
     let authority = Authority::new("ours");
     let issue = || authority.issue("*.envoy-gateway-system");
-    let mut secret = mounted::mount(&issue(), &authority);
-    let tollgate = mounted::serving(tollgate::with_rules(RULES), &secret)
+    let mut secret = certificates::mount(&issue(), &authority);
+    let tollgate = certificates::serving(tollgate::with_rules(RULES), &secret)
         .args(["--max-connection-age", "300ms"])
         .start();
     let mut front = Front::of(&[tollgate.grpc]);
@@ -223,7 +222,7 @@ fn certificates_change_and_connections_age_and_no_call_is_lost() {
             wait_until("connections are told to go", || {
                 envoy.stat("cluster.tollgate.upstream_cx_close_notify") >= GOAWAYS * round / 4
             });
-            secret.update(&mounted::files(&issue(), &authority));
+            secret.update(&certificates::files(&issue(), &authority));
             let count = usize::try_from(round).unwrap();
             wait_until("the new certificate is taken", || {
                 tollgate.log().text().matches("read again").count() >= count
@@ -282,12 +281,12 @@ fn one_of_two_stops_and_no_call_is_lost() {
 #[test]
 fn over_tls_of_either_version_both_know_each_other() {
     let authority = Authority::new("ours");
-    let secret = mounted::mount(&authority.issue("*.envoy-gateway-system"), &authority);
+    let secret = certificates::mount(&authority.issue("*.envoy-gateway-system"), &authority);
     for (params, version, is_mutual) in [("{}", "TLSv1.2", true), (TLS13, "TLSv1.3", false)] {
         let builder = tollgate::with_rules(RULES);
         let tollgate = match is_mutual {
-            true => mounted::serving_known(builder, &secret),
-            false => mounted::serving(builder, &secret),
+            true => certificates::serving_known(builder, &secret),
+            false => certificates::serving(builder, &secret),
         }
         .start();
         let mut front = Front::of(&[tollgate.grpc]);
@@ -303,7 +302,7 @@ pub(crate) const TLS13: &str = "{ tls_maximum_protocol_version: TLSv1_3 }";
 
 /// The TLS settings of Envoy's connections, which shows the certificate of `secret` if it has to.
 pub(crate) fn upstream_tls(params: &str, secret: &Secret, is_mutual: bool) -> String {
-    let [certificate, key, ca] = mounted::paths(secret);
+    let [certificate, key, ca] = certificates::paths(secret);
     let own = format!(
         "tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, \
          private_key: {{ filename: {key} }} }}],"

@@ -7,11 +7,10 @@ use crate::{
     envoy::{Front, TLS13, upstream_tls},
     support::{
         ads::{Ads, snapshot},
-        certificates::{Authority, Secret},
+        certificates::{self, Authority, Secret},
         envoy::Envoy,
         free_port,
         http::{self, get_with},
-        mounted,
         ratelimit::{self, Ratelimit},
         redis::Redis,
         wait_until,
@@ -64,7 +63,7 @@ impl Gateway {
         let authority = Authority::rsa("envoy-gateway");
         // In the form of its `certgen`; here the control plane's host is `localhost`.
         let host = "envoy-gateway.envoy-gateway-system.svc.cluster.local";
-        let mount = |names: &[&str]| mounted::mount(&authority.issue_rsa(names), &authority);
+        let mount = |names: &[&str]| certificates::mount(&authority.issue_rsa(names), &authority);
         let control = mount(&["envoy-gateway", host, "localhost"]);
         let [service, envoy] = [(); 2].map(|()| mount(&["*.envoy-gateway-system"]));
         Self {

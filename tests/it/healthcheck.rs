@@ -6,8 +6,8 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::{
-    certificates::Authority,
-    finish, free_port, mounted,
+    certificates::{self, Authority},
+    finish, free_port,
     tollgate::{self, Tollgate, program},
     wait_until,
 };
@@ -88,8 +88,8 @@ fn a_socket_is_asked_where_the_server_has_one() {
 #[test]
 fn a_port_with_tls_is_left_alone() {
     let ours = Authority::new("ours");
-    let secret = mounted::mount(&ours.issue("tollgate.limits.example"), &ours);
-    let server = mounted::serving(tollgate::with_rules(RULES), &secret).start();
+    let secret = certificates::mount(&ours.issue("tollgate.limits.example"), &ours);
+    let server = certificates::serving(tollgate::with_rules(RULES), &secret).start();
     let [grpc, http] = ports(&server);
     let ports = [("GRPC_PORT", &*grpc), ("PORT", &*http)];
     let variables = [("GRPC_SERVER_USE_TLS", "true"), ports[0], ports[1]];

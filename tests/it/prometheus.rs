@@ -8,7 +8,11 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{again, ask::connect, prometheus::Prometheus, tollgate, tool, wait_until};
+use crate::support::{
+    ask::{self, connect},
+    prometheus::Prometheus,
+    tollgate, tool, wait_until,
+};
 
 const RULES: &str = "
 domain: shop
@@ -20,7 +24,7 @@ descriptors:
 async fn asked_three_times() -> tollgate::Tollgate {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
-    let passing = again::passing(&mut client, "shop", &[("address", "v")], 3).await;
+    let passing = ask::passing(&mut client, "shop", &[("address", "v")], 3).await;
     assert_eq!(passing, 2);
     server
 }

@@ -15,8 +15,7 @@ use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 use crate::support::{
-    again,
-    ask::{Client, ask, connect, descriptor, give_back, is_ok, request, send, with_hits},
+    ask::{self, Client, ask, connect, descriptor, give_back, is_ok, request, send, with_hits},
     eventually, http,
     redis::Redis,
     tollgate::{self, Tollgate},
@@ -358,7 +357,7 @@ const TIMEOUT: &str = "the counter store did not answer in time";
 const REFUSED: &str = "the counter store refused a command";
 
 async fn works_again(client: &Client) {
-    again::is_answered(client, "d", &[("k", "v")]).await;
+    ask::is_answered(client, "d", &[("k", "v")]).await;
 }
 
 #[tokio::test]
@@ -383,7 +382,7 @@ async fn a_frozen_redis_is_not_waited_for() {
     let server = tollgate::with_rules(THREE_PERIODS)
         .redis_at(&redis.url(), "50ms")
         .start();
-    let mut client = again::answered(server.grpc, "d", &[("k", "v")]).await;
+    let mut client = ask::answered(server.grpc, "d", &[("k", "v")]).await;
     redis.freeze();
     check_unavailable(one(&mut client, "v").await, &[TIMEOUT, UNREACHABLE]);
     wait_until("the silence is noticed", || {
@@ -441,7 +440,7 @@ async fn a_password_works_and_is_never_told() {
             .start()
     };
     let server = start(PASSWORD);
-    again::answered(server.grpc, "d", &[("k", "v")]).await;
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
     assert!(!server.log().text().contains(PASSWORD));
 
     let server = start("wrong-password");
@@ -540,7 +539,7 @@ async fn a_socket_a_name_and_a_database_lead_to_the_counters() {
             .args(["--redis-timeout", "10s"])
             .args(arguments.iter().copied())
             .start();
-        again::answered(server.grpc, "d", &[("k", "v")]).await;
+        ask::answered(server.grpc, "d", &[("k", "v")]).await;
         assert_eq!(redis.number(&["-n", database, "DBSIZE"]), 3);
         let pages = server.page("/stats") + &server.page("/healthcheck?verbose");
         let reported = server.log().text() + &pages;

@@ -5,8 +5,7 @@ use std::{cell::Cell, fs, path::Path};
 use tempfile::TempDir;
 
 use crate::support::{
-    again,
-    ask::{ask, connect, is_ok},
+    ask::{self, ask, connect, is_ok},
     certificates::{Authority, Pair, self_signed},
     free_port,
     redis::Redis,
@@ -105,7 +104,7 @@ fn a_file_that_is_not_there_ends_the_start_by_its_name() {
 
 /// Calls are answered, and health says that the counters are at this port.
 async fn check_counts_at(server: &Tollgate, port: &str) {
-    again::answered(server.grpc, "d", &[("k", "v")]).await;
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
     let page = server.page("/healthcheck?verbose");
     let node = format!("redis 127.0.0.1:{port}: ok");
     assert!(page.contains(&node), "{page}");
@@ -202,7 +201,7 @@ async fn sentinels_and_their_servers_may_differ_in_tls() {
         .env("REDIS_PERSECOND_URL", &second)
         .env("TOLLGATE_REDIS_SENTINEL_TLS", "false")
         .start();
-    again::answered(server.grpc, "d", &[("k", "v")]).await;
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
     // The certificate is valid for the address and not for the name.
     let by_name = format!("rediss+sentinel://localhost:{tls}/by-tls");
     let server = start(&by_name, &[]);
@@ -211,7 +210,7 @@ async fn sentinels_and_their_servers_may_differ_in_tls() {
         page.contains("redis sentinels: ") && page.contains("ertificate")
     });
     let server = start(&by_name, &[ANY_HOST]);
-    again::answered(server.grpc, "d", &[("k", "v")]).await;
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
 }
 
 /// The files `cert`, `key` and `ca`, of which the last is the first.

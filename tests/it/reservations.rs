@@ -15,12 +15,12 @@ use serde_yaml::Value as Yaml;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
+    Random,
     ask::*,
     cluster::Cluster,
     demo::Demo,
     envoy::Envoy,
     eventually,
-    histories::Random,
     http::post_json_with,
     json,
     model::Model,
@@ -149,7 +149,7 @@ const TABLE: [(u64, &str, usize, (usize, u64)); 4] = [
 fn check(rows: Range<usize>, server: impl Fn(&str) -> Builder) {
     for (estimate, tenant, body, expected) in &TABLE[rows] {
         let server = server(&rules(*estimate));
-        assert_eq!(spent(server, *tenant, BODIES[*body]), *expected, "{tenant}");
+        assert_eq!(spent(server, tenant, BODIES[*body]), *expected, "{tenant}");
     }
 }
 

@@ -1,8 +1,7 @@
 //! tollgate on a Redis with sentinels.
 
 use crate::support::{
-    again,
-    ask::Client,
+    ask::{self, Client},
     eventually,
     redis::Redis,
     sentinel::{MASTER, Watched},
@@ -19,25 +18,25 @@ descriptors:
 ";
 
 async fn works(client: &Client) {
-    again::is_answered(client, "d", &[("k", "v")]).await;
+    ask::is_answered(client, "d", &[("k", "v")]).await;
 }
 
 /// Of 300 calls as many pass as the limit allows.
 async fn check_exact(client: &mut Client) {
-    let admitted = again::passing(client, "d", &[("k", "few")], 300).await;
+    let admitted = ask::passing(client, "d", &[("k", "few")], 300).await;
     assert_eq!(admitted, 100);
 }
 
 async fn start(watched: &Watched) -> (Tollgate, Client) {
     let server = tollgate::with_rules(RULES).redis_at(&watched.url(), "1s");
     let server = server.start();
-    let client = again::answered(server.grpc, "d", &[("k", "v")]).await;
+    let client = ask::answered(server.grpc, "d", &[("k", "v")]).await;
     (server, client)
 }
 
 async fn check_counts(builder: Builder) {
     let server = builder.args(["--log-level", "trace"]).start();
-    again::answered(server.grpc, "d", &[("k", "v")]).await;
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
     let log = server.log().text();
     assert!(!log.contains("sesame"), "{log}");
 }

@@ -18,14 +18,14 @@ use tokio::{
 };
 
 use crate::support::{
+    Random,
     ask::*,
     cluster::Cluster,
     eventually,
-    histories::Random,
-    leases::true_time,
     proxy::{Fault, Proxy},
     redis::Redis,
     tollgate::{self, Builder, Tollgate},
+    wall_clock::true_time,
 };
 
 fn rules(limits: &str) -> String {

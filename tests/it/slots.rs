@@ -16,11 +16,11 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
+    Random,
     ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually, finish,
-    histories::Random,
     http::get_with,
     in_flight::InFlight,
     redis::{Monitor, Redis},

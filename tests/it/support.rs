@@ -8,7 +8,6 @@ use std::{
 };
 
 pub mod ads;
-pub mod again;
 pub mod ask;
 pub mod busy;
 pub mod caches;
@@ -24,13 +23,11 @@ pub mod http;
 pub mod in_flight;
 pub mod json;
 pub mod model;
-pub mod mounted;
 pub mod nginx;
 pub mod nutcracker;
 pub mod ports;
 pub mod prometheus;
 pub mod proxy;
-pub mod random;
 pub mod ratelimit;
 pub mod raw;
 pub mod redis;
@@ -43,9 +40,6 @@ pub mod unwritable_log;
 pub mod wall_clock;
 
 pub use ports::free_port;
-// The names of before, which tests still use.
-#[allow(unused_imports, reason = "not all test programs do")]
-pub use self::{random as histories, wall_clock as leases};
 
 /// How long a test waits before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -141,5 +135,24 @@ pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     while !is_so().await {
         assert!(Instant::now() < deadline, "not so in time: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Random numbers that depend only on their seed: splitmix64 (Steele, Lea and Flood 2014).
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
     }
 }

@@ -10,9 +10,9 @@ use std::{
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 
 use crate::support::{
-    PATIENCE, Process, again, ask,
-    certificates::{Authority, Pair, Secret, der, self_signed},
-    eventually, mounted,
+    PATIENCE, Process, ask,
+    certificates::{self, Authority, Pair, Secret, der, self_signed},
+    eventually,
     tollgate::{self, Builder},
     tool,
 };
@@ -32,8 +32,8 @@ const NAME: &str = "tollgate.limits.example";
 
 /// A server with a certificate of `ca`, and its files.
 fn builder(ca: &Authority) -> (Builder, Secret) {
-    let secret = mounted::mount(&ca.issue(WILDCARD), ca);
-    let builder = mounted::serving(tollgate::with_rules(RULES), &secret);
+    let secret = certificates::mount(&ca.issue(WILDCARD), ca);
+    let builder = certificates::serving(tollgate::with_rules(RULES), &secret);
     (builder, secret)
 }
 
@@ -52,7 +52,7 @@ async fn both_versions_are_spoken_limits_hold_and_without_tls_nothing_is_answere
     for (version, key) in [(&TLS12, "2"), (&TLS13, "3")] {
         let tls = ca.client(version, None);
         let (mut client, _) = tls.connect(server.grpc, NAME).await.unwrap();
-        let passing = again::passing(&mut client, "shop", &[("few", key)], 3).await;
+        let passing = ask::passing(&mut client, "shop", &[("few", key)], 3).await;
         assert_eq!(passing, 2, "{version:?}");
     }
     let mut client = ask::connect(server.grpc).await;
@@ -163,7 +163,7 @@ async fn another_authority_of_clients_holds_for_new_connections() {
         tls.connect(server.grpc, NAME).await.is_ok()
     };
     assert!(is_let_in(&old).await && !is_let_in(&new).await);
-    secret.update(&mounted::files(&ours.issue(WILDCARD), &theirs));
+    secret.update(&certificates::files(&ours.issue(WILDCARD), &theirs));
     eventually("the new authority holds", async || is_let_in(&new).await).await;
     assert!(!is_let_in(&old).await);
 }
@@ -186,15 +186,15 @@ async fn a_bad_pair_changes_nothing_and_the_log_names_the_file() {
         certificate: other.certificate.clone(),
         key: good_key,
     };
-    let [certificate, key, _] = mounted::paths(&secret);
-    secret.update(&mounted::files(&of_two, &authority));
+    let [certificate, key, _] = certificates::paths(&secret);
+    secret.update(&certificates::files(&of_two, &authority));
     let reason = format!("{certificate} and {key}: {NO_PAIR}");
     server.log().with(&reason);
     assert_eq!(shown().await, good);
     secret.update(&[("tls.crt", &other.certificate)]);
     server.log().with(&format!("{key}: cannot be read"));
     assert_eq!(shown().await, good);
-    secret.update(&mounted::files(&last, &authority));
+    secret.update(&certificates::files(&last, &authority));
     eventually("a good pair is taken", async || {
         shown().await == der(&last.certificate)
     })

@@ -16,13 +16,12 @@ use tempfile::TempDir;
 
 use crate::support::{
     PATIENCE,
-    certificates::Authority,
+    certificates::{self, Authority},
     finish,
     frames::{
         DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, data, frame, headers,
         headers_with_timeout, streams,
     },
-    mounted,
     tollgate::{self, Tollgate, program},
     wait_until,
 };
@@ -121,12 +120,12 @@ fn ask_speaks_tls_and_shows_its_certificate() {
     const NAME: &str = "tollgate.example";
     let ours = Authority::new("ours");
     let start = |name: &str| {
-        let secret = mounted::mount(&ours.issue(name), &ours);
-        let server = mounted::serving_known(tollgate::with_rules(RULES), &secret);
+        let secret = certificates::mount(&ours.issue(name), &ours);
+        let server = certificates::serving_known(tollgate::with_rules(RULES), &secret);
         (server.start(), secret)
     };
     let (server, secret) = start(NAME);
-    let [certificate, key, ca] = mounted::paths(&secret);
+    let [certificate, key, ca] = certificates::paths(&secret);
     let [https, http] = ["https", "http"].map(|scheme| format!("{scheme}://{}", server.grpc));
     let own = ["--ca", &ca, "--cert", &certificate, "--key", &key];
     let with = |url, name, more: &[&'static str]| {

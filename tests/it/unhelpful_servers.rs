@@ -6,8 +6,7 @@ use tokio::task::JoinSet;
 
 use crate::redis_tls::own_authority;
 use crate::support::{
-    again,
-    ask::{Client, ask, connect, is_ok, request, send, token, with_hits},
+    ask::{self, Client, ask, connect, is_ok, request, send, token, with_hits},
     certificates::self_signed,
     chaos::fill,
     cluster::Cluster,
@@ -146,14 +145,14 @@ descriptors:
             .redis_at(&url, "10s")
             .args(["--local-cache-bytes", "0"])
             .start();
-        let client = again::answered(server.grpc, "d", &[("none", "v")]).await;
+        let client = ask::answered(server.grpc, "d", &[("none", "v")]).await;
         let mut calls = JoinSet::new();
         // One call at a time for each value, so that no two share a command.
         for value in VALUES {
             let mut client = client.clone();
             calls.spawn(async move {
                 let calls = usize::try_from(CALLS / 8).unwrap();
-                again::passing(&mut client, "d", &[("two", value)], calls).await
+                ask::passing(&mut client, "d", &[("two", value)], calls).await
             });
         }
         let admitted: usize = calls.join_all().await.iter().sum();

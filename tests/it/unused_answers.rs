@@ -13,12 +13,12 @@ use prost::Message as _;
 use tokio::{io::AsyncWriteExt as _, task::JoinSet, time::timeout};
 
 use crate::support::{
+    Random,
     ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually,
     frames::{DATA, PREFACE, SETTINGS, frame, headers},
-    histories::Random,
     hoard::framed,
     in_flight::InFlight,
     proxy::{Fault, Proxy},

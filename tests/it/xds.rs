@@ -24,10 +24,9 @@ use tempfile::TempDir;
 use crate::support::{
     Process,
     ads::{Ads, Seen, snapshot},
-    again,
-    ask::{ask, connect},
-    certificates::{Authority, Secret},
-    eventually, http, mounted,
+    ask::{self, ask, connect},
+    certificates::{self, Authority, Secret},
+    eventually, http,
     proxy::Proxy,
     storm::Storm,
     tollgate::{self, Builder, Tollgate},
@@ -88,7 +87,7 @@ fn started(args: &[&str]) -> (Ads, Tollgate, Seen) {
 /// How many of three requests pass.
 pub(crate) async fn passing(server: &Tollgate, domain: &str, value: &str) -> usize {
     let mut client = connect(server.grpc).await;
-    again::passing(&mut client, domain, &[("k", value)], 3).await
+    ask::passing(&mut client, domain, &[("k", value)], 3).await
 }
 
 pub(crate) fn rlconfig(server: &Tollgate) -> String {
@@ -495,7 +494,7 @@ async fn a_control_plane_that_fell_silent_is_called_anew() {
 
 /// A server that gets its rules over TLS, with mounted files.
 pub(crate) fn with_tls(ads: &Ads, secret: &Secret) -> Builder {
-    let [certificate, key, ca] = mounted::paths(secret);
+    let [certificate, key, ca] = certificates::paths(secret);
     builder(ads)
         .args(["--xds-tls", "--xds-tls-cert", &certificate])
         .args(["--xds-tls-key", &key, "--xds-tls-ca", &ca])
@@ -505,8 +504,8 @@ pub(crate) fn with_tls(ads: &Ads, secret: &Secret) -> Builder {
 async fn certificates_of_either_side_change_between_connections() {
     let ca = Authority::rsa("envoy-gateway");
     let [ours, theirs] = [(); 2].map(|()| ca.issue_rsa(&["*.envoy-gateway-system", "localhost"]));
-    let mut client = mounted::mount(&ours, &ca);
-    let mut control = mounted::mount(&theirs, &ca);
+    let mut client = certificates::mount(&ours, &ca);
+    let mut control = certificates::mount(&theirs, &ca);
     let ads = Ads::with_tls(&control);
     ads.set(snapshot("1", &[domain("a", 1)]));
     let server = with_tls(&ads, &client).start();
@@ -514,12 +513,12 @@ async fn certificates_of_either_side_change_between_connections() {
     // Everything is new, the authority too: a side with an old file would fail.
     let ca = Authority::rsa("envoy-gateway");
     let [ours, theirs] = [(); 2].map(|()| ca.issue_rsa(&["*.envoy-gateway-system", "localhost"]));
-    control.update(&mounted::files(&theirs, &ca));
+    control.update(&certificates::files(&theirs, &ca));
     ads.set(snapshot("2", &[domain("a", 2)]));
     ads.wait_for_ack("2");
     ads.hang_up();
     server.log().with("is not signed by a trusted authority; ");
-    client.update(&mounted::files(&ours, &ca));
+    client.update(&certificates::files(&ours, &ca));
     ads.set(snapshot("3", &[domain("a", 3)]));
     ads.wait_for_ack("3");
     assert_eq!(passing(&server, "a", "x").await, 3);
@@ -528,7 +527,7 @@ async fn certificates_of_either_side_change_between_connections() {
 #[test]
 fn what_cannot_be_used_ends_the_start_with_its_name() {
     let ca = Authority::new("ours");
-    let secret = mounted::mount(&ca.issue("localhost"), &ca);
+    let secret = certificates::mount(&ca.issue("localhost"), &ca);
     let at = |name: &str| secret.at(name);
     let check = |args: &[&str], expected: &str| {
         let (status, text) = of("localhost:1").args(args.iter().copied()).fail();

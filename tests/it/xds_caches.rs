@@ -6,8 +6,7 @@ use ::tollgate::rls_conf::RateLimitConfig;
 use crate::{
     support::{
         ads::{Ads, Seen, snapshot},
-        again,
-        ask::connect,
+        ask::{self, connect},
         caches::Cache,
         tollgate::Tollgate,
     },
@@ -17,7 +16,7 @@ use crate::{
 /// Checks that rules whose limit is used up are in use: many calls, and none passes.
 async fn check_rules_in_use(server: &Tollgate, when: &str) {
     let mut client = connect(server.grpc).await;
-    let passed = again::passing(&mut client, "a", &[("k", "x")], 41).await;
+    let passed = ask::passing(&mut client, "a", &[("k", "x")], 41).await;
     assert_eq!(passed, 0, "{when}");
 }
 

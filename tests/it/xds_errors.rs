@@ -9,8 +9,7 @@ use crate::{
     support::{
         ads::{Ads, SCHEME, snapshot},
         caches::Cache,
-        certificates::{Authority, Pair},
-        mounted::mount,
+        certificates::{Authority, Pair, mount},
         tollgate::Tollgate,
         wait_until,
     },

@@ -16,7 +16,7 @@ use ::tollgate::proto::envoy::extensions::common::ratelimit::v3::rate_limit_desc
 use nix::sys::signal::Signal;
 use prost::Message as _;
 
-use super::full;
+use super::flood;
 use crate::it::support::{
     PATIENCE,
     ask::{descriptor, request},
@@ -121,7 +121,7 @@ impl Attack {
         let mut server = match self.which {
             "metadata" => builder.args(["--dynamic-metadata"]).start(),
             "files" => builder.with_files(256, 256).start(),
-            "full" => builder.args(full::ARGS.split(' ')).start(),
+            "full" => builder.args(flood::FULL_ARGS.split(' ')).start(),
             _ => builder.start(),
         };
         let others = Others::of(&server);
@@ -361,7 +361,7 @@ fn carry_out(which: &str, server: &Tollgate) -> Kept {
                 Box::new((calls, bodies, replies.join().unwrap(), hoarder))
             })
         }
-        "full" => full::carry_out(server),
+        "full" => flood::fill(server),
         other => unreachable!("{other} is in the table"),
     }
 }

@@ -23,9 +23,9 @@ use tokio::{
 
 use super::stores::{Place, Stores};
 use crate::it::support::{
+    Random,
     ask::{Client, connect, descriptor, is_ok, request, send},
     eventually, http,
-    random::Random,
     tollgate::{self, Tollgate},
 };
 

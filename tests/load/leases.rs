@@ -34,10 +34,9 @@ use super::{
     stores::{Place, Stores},
 };
 use crate::it::support::{
-    PATIENCE,
+    PATIENCE, Random,
     ask::{Client, connect, descriptor, is_ok, request, send, token, with_hits},
     eventually, http,
-    random::Random,
     tollgate::{self, Tollgate},
     wait_until,
     wall_clock::{WallClock, true_time},

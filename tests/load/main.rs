@@ -37,7 +37,6 @@ use tokio::runtime::Runtime;
 mod attack;
 mod doors;
 mod flood;
-mod full;
 mod histories;
 #[expect(dead_code, reason = "most of it is for the other tests")]
 #[path = "../it"]

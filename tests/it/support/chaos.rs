@@ -14,6 +14,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tonic::Code;
 
 use super::{
+    Random,
     ask::{Client, ask, connect, descriptor, is_degraded, is_ok, request},
     busy::{Pauses, Turn, Witness, loops},
     certificates::Authority,
@@ -21,7 +22,6 @@ use super::{
     eventually,
     nutcracker::Nutcracker,
     proxy::{Fault, Proxy},
-    random::Random,
     redis::Redis,
     sentinel::Watched,
     storm::{Answers, Seen, Storm, TIMEOUT, What},

@@ -9,8 +9,8 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{
+    Random,
     ask::{Client, ask, connect, is_ok},
-    random::Random,
     redis::Redis,
     tollgate::{self, Tollgate},
     wall_clock::WallClock,
