@@ -93,16 +93,6 @@ async fn hits(
     admitted
 }
 
-use prost::Message as _;
-
-use super::attack::{Kept, calls_without_message, connections, slow_bodies};
-use crate::it::support::{
-    ask::{descriptor, request},
-    hoard::{Hoarder, framed, who_does_not_read},
-    tollgate::Tollgate,
-    wait_until,
-};
-
 /// Bounds of a server whose container has 256 MiB.
 pub const FULL_ARGS: &str = "--max-counter-bytes 89478485 --max-connections 1016";
 
