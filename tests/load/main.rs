@@ -274,7 +274,7 @@ fn break_redis(options: &Options) -> Report {
     for name in chaos::SCENARIOS {
         if options.is_named(name) {
             let outcome = runtime().block_on(chaos::run(name, plan.clone()));
-            report.row(&outcome, &[]);
+            report.row(&outcome, &outcome.violations());
         }
     }
     report

@@ -71,6 +71,25 @@ pub struct Outcome {
     pub redis_took: Option<Duration>,
 }
 
+impl Outcome {
+    /// What no scenario may do. Calls lack a Redis that is there only if it was later than the default deadline.
+    pub fn violations(&self) -> Vec<String> {
+        let percent = match self.name {
+            LATE_REPLIES_ENVOY | STALL_ENVOY => 5.0,
+            STALL => 2.0,
+            _ if redis_is_there(self.name) => 0.05,
+            _ => 100.0,
+        };
+        let lacks = (self.errors + self.degraded) as f64 * 100.0 / self.answers as f64;
+        let was_late = (self.redis_took).is_some_and(|took| took > Duration::from_millis(100));
+        let secs = if self.name == MOVED { 1 } else { 12 };
+        let is_bad = lacks >= percent && !was_late
+            || self.off_afterwards != 0
+            || self.recovery > Duration::from_secs(secs);
+        Vec::from_iter(is_bad.then(|| format!("{self:?}")))
+    }
+}
+
 /// A row of the table in `docs/evidence/chaos.md`.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,6 +128,12 @@ pub const SCENARIOS: [&str; 39] = [
     PAUSES_15, PAUSES_60, PAUSES_200, PAUSES_RANDOM, PAUSES_OF_BOTH, BUSY, STARVED, LATE_REPLIES,
     LATE_REPLIES_ENVOY, STALL, STALL_ENVOY, SLEEPS, SAVES,
 ];
+
+/// Whether Redis always answers. Such scenarios are with default settings, the others with a deadline.
+fn redis_is_there(name: &str) -> bool {
+    let mut there = SCENARIOS.iter().skip_while(|other| **other != PAUSES_15);
+    there.any(|other| *other == name)
+}
 
 pub const KILLED: &str = "kill -9 of Redis, restart";
 pub const KILLED_ALLOW: &str = "kill -9 of Redis, restart; allow";
@@ -163,9 +188,10 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
     let case = Case {
         name,
         plan,
-        timeout: [LATE_REPLIES_ENVOY, STALL_ENVOY]
-            .contains(&name)
-            .then_some("20m"),
+        timeout: match name {
+            LATE_REPLIES_ENVOY | STALL_ENVOY => Some("20m"),
+            _ => redis_is_there(name).then_some("1S"),
+        },
     };
     let (passes, deadline) = (Fault::default(), case.plan.deadline);
     let swallows = Fault {
@@ -313,16 +339,10 @@ struct Case {
 }
 
 impl Case {
-    /// Scenarios in which Redis always answers are with default settings, the others with a deadline.
-    fn has_redis(&self) -> bool {
-        let mut there = SCENARIOS.iter().skip_while(|name| **name != PAUSES_15);
-        there.any(|name| *name == self.name)
-    }
-
     fn start(&self, url: &str, more: &[(&str, &str)]) -> Tollgate {
         let deadline = format!("{}ms", self.plan.deadline.as_millis());
         let builder = tollgate::with_rules(RULES).args(self.plan.args.iter().map(String::as_str));
-        let mut builder = match self.has_redis() {
+        let mut builder = match redis_is_there(self.name) {
             true => builder.redis_by_default(url),
             false => builder.redis_at(url, &deadline),
         };
@@ -352,7 +372,7 @@ impl Case {
     ) -> Outcome {
         let server = self.start(url, more);
         let lasts = self.plan.lasts;
-        let witness = self.has_redis().then(|| Witness::of(&redis));
+        let witness = redis_is_there(self.name).then(|| Witness::of(&redis));
         let mut course = self.begin(&[&server], &|| counted_in(&redis)).await;
         course.witness = witness;
         fault(&mut redis, &server, lasts).await;
