@@ -9,6 +9,7 @@ use std::{
 use crate::support::{
     Process,
     ask::*,
+    busy::{Pauses, Turn},
     chaos::{self, Outcome, Plan, await_page},
     eventually,
     proxy::{Fault, Proxy},
@@ -168,6 +169,31 @@ async fn a_process_that_is_stopped_in_turns_blames_nobody() {
     }
 }
 
+/// With default flags, and Envoy's `timeout: 1s`.
+#[tokio::test]
+async fn a_process_that_is_stopped_again_and_again_answers_all_calls() {
+    for (stopped, runs) in [(60, 40), (15, 85), (150, 50)] {
+        let redis = Redis::start();
+        let server = tollgate::with_rules(RULES).redis_by_default(&redis.url());
+        let (server, client) = serve(server).await;
+        works(&client).await;
+        let storm = Storm::with_timeout(&[server.grpc], &["a"], PERIOD, Some("1S"));
+        let pauses = Pauses::of(server.process_id(), vec![Turn::millis(stopped, runs)]);
+        let calls = || server.metric("tollgate_decisions_total{code=\"ok\"}");
+        let before = calls();
+        wait_until("stops lie between many calls", || calls() > before + 2_000);
+        drop(pauses);
+        let answers = storm.end().await;
+        assert_eq!(answers.lacks(), 0, "{stopped}: {:?}", answers.errors());
+        let page = server.page("/metrics");
+        let without = page
+            .lines()
+            .filter(|line| line.contains("_without_store_total{"));
+        let without: Vec<_> = without.filter(|line| !line.ends_with(" 0")).collect();
+        assert!(without.is_empty(), "{stopped}: {without:?}");
+    }
+}
+
 /// The caller's time is the deadline: after it the decision is abandoned, and Redis does not count as lost.
 #[tokio::test]
 async fn no_decision_takes_longer_than_its_caller_waits() {
@@ -251,14 +277,17 @@ async fn check_reaction(
 }
 
 #[tokio::test]
-async fn readonly_is_left_alone_until_it_is_a_master() {
-    check_reaction(
-        &mut Redis::start(),
-        "READONLY",
-        |redis| drop(redis.cli(&["REPLICAOF", "127.0.0.1", "1"])),
-        |redis| drop(redis.cli(&["REPLICAOF", "NO", "ONE"])),
-    )
-    .await;
+async fn readonly_and_masterdown_are_left_alone_until_it_is_a_master() {
+    let stale = &["--replica-serve-stale-data", "no"][..];
+    for (options, reported) in [(&[][..], "READONLY"), (stale, "MASTERDOWN")] {
+        check_reaction(
+            &mut Redis::with(options),
+            reported,
+            |redis| drop(redis.cli(&["REPLICAOF", "127.0.0.1", "1"])),
+            |redis| drop(redis.cli(&["REPLICAOF", "NO", "ONE"])),
+        )
+        .await;
+    }
 }
 
 #[tokio::test]

@@ -77,13 +77,22 @@ fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
         refused
     };
     let long = [b'<'; 16 << 10];
-    for key in [&b"\"}],{<script>"[..], b"\xff", b"\xfe", b"a\xc3(", &long] {
+    let hostile = [
+        &b"\"}],{<script>"[..],
+        b"{limit}\t\\u0000",
+        b"\xff",
+        b"\xfe",
+        b"a\xc3(",
+        &long,
+    ];
+    for key in hostile {
         let refused = refused(key);
         let content_type = refused.header("content-type");
         assert_eq!(content_type, Some("application/problem+json"));
         let problem: serde_json::Value = serde_json::from_str(&refused.body).unwrap();
         assert_eq!(problem["status"], 429);
-        assert_eq!(problem["violated-policies"][0], "a \"name\" & <b>");
+        let policies = serde_json::json!(["a \"name\" & <b>"]);
+        assert_eq!(problem["violated-policies"], policies);
         let expected = "The limit a \"name\" & <b> (1/year) is used up; try again in ";
         assert!(problem["detail"].as_str().unwrap().starts_with(expected));
         assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");

@@ -12,7 +12,10 @@ use tonic::Code;
 use crate::support::{
     ask::*,
     frames::{beginnings, headers},
-    hoard::{Hoarder, calls_without_end, framed, made_up_names},
+    hoard::{
+        Hoarder, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
+        unread_replies,
+    },
     http::get,
     json,
     raw::RawClient,
@@ -75,6 +78,19 @@ fn calls_that_do_not_end_on_many_connections_are_bounded_in_sum() {
         let calls = |_| calls_without_end(server.grpc, 4, 200 << 10);
         (0..300).map(calls).collect::<Vec<_>>()
     });
+}
+
+#[test]
+fn bodies_that_do_not_end_are_bounded_in_sum() {
+    let server = start(&[]);
+    check_bounded(&server, || slow_bodies(server.http, 976));
+}
+
+#[test]
+fn replies_with_metadata_that_are_not_read_are_bounded_in_sum() {
+    let server = start(&["--dynamic-metadata"]);
+    let message = many_descriptors(4, &[0xff; 60_000]);
+    check_bounded(&server, || unread_replies(server.grpc, 4, 200, &message));
 }
 
 fn begin(address: SocketAddr, bytes: &[u8]) -> TcpStream {

@@ -251,7 +251,7 @@ fn good_configurations_have_no_finding() {
     // A dump leaves out this setting, which is the default: there, only `IGNORE` says it.
     let case = Case {
         routes: "[{ name: a, domains: ['*'], rate_limits: [{ actions: [$PLAN] }], routes: [{ $ANY, \
-                 $ITEMS[{ actions: [$USER] }] }, $CONFIG{ $PER_ROUTE, vh_rate_limits: OVERRIDE } } }] }]",
+                 $ITEMS [{ actions: [$USER] }] }, $CONFIG { $PER_ROUTE, vh_rate_limits: OVERRIDE } } }] }]",
         ..Case::of("own-of-route")
     };
     let (found, said) = Input::new(&case.file(), &case.rules()).finds();

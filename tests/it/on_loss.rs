@@ -555,7 +555,7 @@ async fn replicas_of_other_domains_do_not_make_a_share_smaller() {
         clients.push(connect(server.grpc).await);
     }
     let mut windows = BTreeSet::new();
-    eventually("both are counted in two windows", async || {
+    eventually("both are counted in three windows", async || {
         for (client, domain) in clients.iter_mut().zip(domains) {
             ask(client, domain, &[("local", "v")]).await.unwrap();
         }
@@ -564,7 +564,7 @@ async fn replicas_of_other_domains_do_not_make_a_share_smaller() {
             key.starts_with("{0:8:") && redis.cli(&["GET", key.as_str()]).trim() == "2"
         };
         windows.extend(keys.iter().filter(counts_two).cloned());
-        windows.len() >= 4
+        windows.len() >= 6
     })
     .await;
     assert_eq!(servers[0].metric("tollgate_replicas"), 4);
@@ -622,7 +622,13 @@ async fn a_full_queue_is_answered_as_the_rules_say() {
     const CALLS: usize = 128;
     const CONNECTIONS: usize = 50;
     let fails = Err(Grpc::ResourceExhausted);
-    for (answer, expected) in [("error", fails), ("local", ALLOWED)] {
+    let rows = [
+        ("error", fails),
+        ("allow", ALLOWED),
+        ("deny", DENIED),
+        ("local", ALLOWED),
+    ];
+    for (answer, expected) in rows {
         let redis = Redis::start();
         let server = tollgate::with_rules(LIMITS).redis_at(&redis.url(), "60s");
         let server = server.args(["--workers", "1", "--on-store-loss", answer]);

@@ -19,8 +19,8 @@ use crate::support::{
     certificates::{self, Authority},
     finish,
     frames::{
-        DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, data, frame, headers,
-        headers_with_timeout, streams,
+        CONTINUATION, DATA, Frames, GO_AWAY, HEADERS, PING, RESET, SETTINGS, beginnings, data,
+        frame, headers, headers_with_timeout, streams,
     },
     tollgate::{self, Tollgate, program},
     wait_until,
@@ -235,6 +235,56 @@ fn an_authority_that_is_no_text_is_as_good_as_any_and_an_empty_one_ends_its_call
     assert!(refused() > 1028);
 }
 
+/// "Rapid reset", CVE-2023-44487: each call is cancelled right after its headers. A few hundred in a row are those of an
+/// Envoy whose time is over.
+#[test]
+fn a_flood_of_resets_is_told_to_go_and_some_are_not() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let cancelled = |count| {
+        let call = |stream| [headers(stream), frame(RESET, 0, stream, &[0, 0, 0, 8])].concat();
+        let calls = streams().take(count).flat_map(call).collect::<Vec<_>>();
+        [calls, frame(PING, 0, 0, &[0; 8])].concat()
+    };
+    // Whether the connection goes on; otherwise it has to be told why. The server may close before all is written.
+    let goes_on = |calls: &[u8]| {
+        let mut client = Frames::connect(server.grpc);
+        let mut writing = client.0.try_clone().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| writing.write_all(calls));
+            loop {
+                match client.try_read().expect("it is told why") {
+                    (PING, ACK, _, _) => break true,
+                    (GO_AWAY, _, _, payload) => {
+                        assert_eq!(payload[4..8], [0, 0, 0, 11], "ENHANCE_YOUR_CALM");
+                        break false;
+                    }
+                    _ => {}
+                }
+            }
+        })
+    };
+    assert!(goes_on(&cancelled(900)));
+    let flood = cancelled(20_000);
+    // A busy machine may write so slowly that the server keeps up; then the flood is repeated.
+    assert!((0..100).any(|_| !goes_on(&flood)));
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+}
+
+/// CVE-2024-2758: a header block without an end, of as many and as large frames as a client likes.
+#[test]
+fn headers_without_an_end_cost_bounded_memory() {
+    let server = tollgate::with_rules(RULES).args(["--workers", "1"]).start();
+    let before = server.resident_bytes();
+    let mut client = Frames::connect(server.grpc);
+    let block = [&[0, 1, b'x', 0x7f, 0x80, 0x7c][..], &[b'v'; 15_999]].concat();
+    client.0.write_all(&frame(HEADERS, 0, 1, &block)).unwrap();
+    let further = frame(CONTINUATION, 0, 1, &block);
+    let is_refused = (0..20_000).any(|_| client.0.write_all(&further).is_err());
+    let grown = server.peak_bytes().saturating_sub(before);
+    assert!(is_refused && grown < 64 << 20, "{grown} bytes");
+    check_answers(&["--server", &format!("http://{}", server.grpc)]);
+}
+
 /// Calls that the library resets for its own reasons: Envoy would let their requests pass.
 #[test]
 fn a_call_that_http_2_resets_is_counted_and_told() {
@@ -428,8 +478,9 @@ fn a_connection_that_is_idle_or_without_a_call_gives_its_place_to_another() {
     assert!(is_answered(&mut third, 1));
     read_to_the_end(&mut idle.0, "it was idle");
     assert!(is_answered(&mut busy, 5));
-    drop((busy, third));
 
+    let server = tollgate::with_rules(RULES).args(["--max-connections", "2"]);
+    let server = server.start();
     let mut begun = begun(&server);
     check_answers(&["--server", &format!("http://{}", server.grpc)]);
     for stream in &mut begun[..4] {

@@ -87,6 +87,30 @@ async fn a_full_server_is_lost_with_its_own_words_and_asked_seldom() {
 }
 
 #[tokio::test]
+async fn a_server_that_denies_this_client_is_lost_with_its_own_words() {
+    let redis = Redis::start();
+    redis.cli(&["ACL", "SETUSER", "default", "-ping"]);
+    let repair = || drop(redis.cli(&["ACL", "SETUSER", "default", "+ping"]));
+    check_refused(&Proxy::to(redis.address()), "NOPERM", repair).await;
+}
+
+/// The address leads to another server from now on, and connections to the former one stay open.
+#[tokio::test]
+async fn an_address_that_moves_is_followed_when_the_former_server_becomes_a_replica() {
+    let (old, new) = (Redis::start(), Redis::start());
+    let proxy = Proxy::to(old.address());
+    let (_server, mut client) = counting(&proxy.url(), "100ms").await;
+    passes_at_last(&mut client, "window").await;
+    proxy.move_to(new.address());
+    old.cli(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    let before = proxy.connections();
+    passes_at_last(&mut client, "window").await;
+    assert!(!new.keys().is_empty());
+    let made = proxy.connections() - before;
+    assert!(made < FEW, "{made} connections");
+}
+
+#[tokio::test]
 async fn a_server_that_ends_each_connection_says_so_and_is_found_again() {
     let redis = Redis::start();
     let proxy = Proxy::to(redis.address());

@@ -21,7 +21,10 @@ use crate::it::support::{
     PATIENCE,
     ask::{descriptor, request},
     frames::{DATA, Frames, SETTINGS, beginnings, data, frame, headers, streams},
-    hoard::{Hoarder, calls_without_end, framed, made_up_names, unread_replies, who_does_not_read},
+    hoard::{
+        Hoarder, MESSAGE, calls_without_end, framed, made_up_names, many_descriptors, slow_bodies,
+        unread_replies, who_does_not_read,
+    },
     http, json,
     tollgate::{self, Tollgate},
     wait_until,
@@ -274,8 +277,6 @@ impl Caller {
     }
 }
 
-const MESSAGE: usize = 250_000;
-
 fn carry_out(which: &str, server: &Tollgate) -> Kept {
     let (grpc, http) = (server.grpc, server.http);
     match which {
@@ -396,32 +397,4 @@ fn answered(grpc: SocketAddr, messages: impl IntoIterator<Item = Vec<u8>>) -> Ho
     }
     while hoarder.ended < calls && hoarder.hear() {}
     hoarder
-}
-
-fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
-    let mut one = descriptor(&[("k", "")]);
-    one.entries[0].value = value.to_vec().into();
-    request("d", vec![one; descriptors]).encode_to_vec()
-}
-
-/// Clients of `/json` with bodies of almost the largest size, without the last byte.
-pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
-    let head = format!(
-        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {MESSAGE}\r\n\r\n"
-    );
-    let body = vec![b' '; MESSAGE - 1];
-    let send = || {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream
-            .set_write_timeout(Some(Duration::from_secs(3)))
-            .unwrap();
-        stream.write_all(head.as_bytes()).unwrap();
-        // The server may stop reading once it has refused the request.
-        let _ = stream.write_all(&body);
-        stream
-    };
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
-        all.into_iter().map(|one| one.join().unwrap()).collect()
-    })
 }

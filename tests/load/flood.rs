@@ -6,10 +6,10 @@ use prost::Message as _;
 
 use ::tollgate::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
-use super::attack::{Kept, calls_without_message, connections, slow_bodies};
+use super::attack::{Kept, calls_without_message, connections};
 use crate::it::support::{
     ask::{Client, ask, connect, descriptor, request, send},
-    hoard::{Hoarder, framed, who_does_not_read},
+    hoard::{Hoarder, framed, slow_bodies, who_does_not_read},
     tollgate::{self, Tollgate},
     wait_until,
 };

@@ -39,7 +39,7 @@ impl Case {
             passing: next("4").parse().unwrap(),
             filter: next(""),
             rules: next("$TWO"),
-            routes: next("$ITEMS[{ actions: [$USER] }] }"),
+            routes: next("$ITEMS [{ actions: [$USER] }] }"),
         }
     }
 

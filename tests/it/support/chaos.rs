@@ -110,6 +110,12 @@ pub const SCENARIOS: [&str; 39] = [
     LATE_REPLIES_ENVOY, STALL, STALL_ENVOY, SLEEPS, SAVES,
 ];
 
+/// Whether Redis always answers. Such scenarios are with default settings, the others with a deadline.
+pub fn redis_is_there(name: &str) -> bool {
+    let mut there = SCENARIOS.iter().skip_while(|other| **other != PAUSES_15);
+    there.any(|other| *other == name)
+}
+
 pub const KILLED: &str = "kill -9 of Redis, restart";
 pub const KILLED_ALLOW: &str = "kill -9 of Redis, restart; allow";
 pub const KILLED_DENY: &str = "kill -9 of Redis, restart; deny";
@@ -163,9 +169,10 @@ pub async fn run(name: &'static str, mut plan: Plan) -> Outcome {
     let case = Case {
         name,
         plan,
-        timeout: [LATE_REPLIES_ENVOY, STALL_ENVOY]
-            .contains(&name)
-            .then_some("20m"),
+        timeout: match name {
+            LATE_REPLIES_ENVOY | STALL_ENVOY => Some("20m"),
+            _ => redis_is_there(name).then_some("1S"),
+        },
     };
     let (passes, deadline) = (Fault::default(), case.plan.deadline);
     let swallows = Fault {
@@ -313,16 +320,10 @@ struct Case {
 }
 
 impl Case {
-    /// Scenarios in which Redis always answers are with default settings, the others with a deadline.
-    fn has_redis(&self) -> bool {
-        let mut there = SCENARIOS.iter().skip_while(|name| **name != PAUSES_15);
-        there.any(|name| *name == self.name)
-    }
-
     fn start(&self, url: &str, more: &[(&str, &str)]) -> Tollgate {
         let deadline = format!("{}ms", self.plan.deadline.as_millis());
         let builder = tollgate::with_rules(RULES).args(self.plan.args.iter().map(String::as_str));
-        let mut builder = match self.has_redis() {
+        let mut builder = match redis_is_there(self.name) {
             true => builder.redis_by_default(url),
             false => builder.redis_at(url, &deadline),
         };
@@ -352,7 +353,7 @@ impl Case {
     ) -> Outcome {
         let server = self.start(url, more);
         let lasts = self.plan.lasts;
-        let witness = self.has_redis().then(|| Witness::of(&redis));
+        let witness = redis_is_there(self.name).then(|| Witness::of(&redis));
         let mut course = self.begin(&[&server], &|| counted_in(&redis)).await;
         course.witness = witness;
         fault(&mut redis, &server, lasts).await;

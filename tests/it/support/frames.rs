@@ -16,6 +16,7 @@ pub const SETTINGS: u8 = 4;
 pub const PING: u8 = 6;
 pub const GO_AWAY: u8 = 7;
 pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
 
 /// Beginnings of a connection that then stays silent, each one step further, and none of them a call.
 pub fn beginnings() -> Vec<Vec<u8>> {

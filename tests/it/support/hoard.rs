@@ -193,3 +193,35 @@ pub fn made_up_names(names: usize, length: usize) -> Vec<Vec<u8>> {
     let requests = all.chunks(OF_EACH).map(|some| request("d", some.to_vec()));
     requests.map(|request| request.encode_to_vec()).collect()
 }
+
+/// Almost the largest message that is let in.
+pub const MESSAGE: usize = 250_000;
+
+/// Clients of `/json` with bodies of almost the largest size, without the last byte.
+pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
+    let head = format!(
+        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {MESSAGE}\r\n\r\n"
+    );
+    let body = vec![b' '; MESSAGE - 1];
+    let send = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_write_timeout(Some(Duration::from_secs(3)))
+            .unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        // The server may stop reading once it has refused the request.
+        let _ = stream.write_all(&body);
+        stream
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// A message with `descriptors`, whose only entry has this value.
+pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
+    let mut one = descriptor(&[("k", "")]);
+    one.entries[0].value = value.to_vec().into();
+    request("d", vec![one; descriptors]).encode_to_vec()
+}
