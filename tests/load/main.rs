@@ -306,7 +306,7 @@ fn attack(options: &Options) -> Report {
         if options.is_named(attack.name) {
             let outcome = attack.run();
             let cells = format!("{} | {} | {}", attack.name, attack.before, outcome.cells());
-            report.row(&cells, &lacking(&outcome));
+            report.row(&cells, &outcome.violations());
         }
     }
     report.line(&"\nBy way of Redis, the control plane, a resolver and a collector:\n");
