@@ -46,17 +46,9 @@ impl<'t> YamlNode<'t> {
         let mut found = entries
             .iter_mut()
             .filter(|(name, _)| name.text() == Some(key));
-        match (found.next(), found.next()) {
-            (
-                Some((
-                    _,
-                    Self {
-                        kind: NodeKind::List(items),
-                        ..
-                    },
-                )),
-                None,
-            ) => std::mem::take(items),
+        let first = found.next().map(|(_, value)| &mut value.kind);
+        match (first, found.next()) {
+            (Some(NodeKind::List(items)), None) => std::mem::take(items),
             _ => Vec::new(),
         }
     }
