@@ -104,6 +104,38 @@ async fn a_request_is_one_pipeline_for_each_node() {
     }
 }
 
+/// Only a user of its own can count there.
+#[tokio::test]
+async fn a_cluster_counts_for_the_user_that_the_settings_name() {
+    const AUTH: &str = "gate:open-sesame";
+    let cluster = Cluster::start(0);
+    for node in &cluster.nodes {
+        for user in [
+            "gate on >open-sesame ~* +@all",
+            "default -incrby -eval -evalsha",
+        ] {
+            let command = format!("ACL SETUSER {user}");
+            let command: Vec<_> = command.split(' ').collect();
+            assert_eq!(node.cli(&command).trim(), "OK");
+        }
+    }
+    let url = cluster.url();
+    let seeds = url.strip_prefix("redis://").unwrap();
+    let server = || tollgate::with_rules(RULES).args(["--redis-timeout", "10s"]);
+    let of_the_reference = server()
+        .env("REDIS_TYPE", "CLUSTER")
+        .env("REDIS_URL", seeds);
+    for server in [
+        of_the_reference.env("REDIS_AUTH", AUTH),
+        server().args(["--redis-url", &url, "--redis-auth", AUTH]),
+        server().args(["--redis-url", &format!("redis://{AUTH}@{seeds}")]),
+    ] {
+        let server = server.start();
+        all_work(&connect(server.grpc).await).await;
+        assert!(!server.log().text().contains("sesame"));
+    }
+}
+
 /// Each command goes to the server of the address first, and is redirected from there.
 #[tokio::test]
 async fn a_cluster_behind_one_address_without_its_type_is_named_with_the_setting() {

@@ -176,6 +176,26 @@ async fn a_look_makes_no_key_in_redis_and_a_redis_that_is_gone_is_an_error() {
     assert!(code == Some(1) && errors.contains("503"), "{errors}");
 }
 
+/// It knows for a second that the counter is over, and of hits that it refused without asking Redis.
+#[tokio::test]
+async fn a_reset_through_one_replica_frees_a_client_of_the_others() {
+    let redis = Redis::start();
+    let replicas = [(); 2].map(|()| {
+        let replica = tollgate::with_rules(RULES).redis(&redis);
+        replica.args(["--workers", "1"]).start()
+    });
+    for replica in &replicas {
+        hit(replica, &[("day", "v")], 30).await;
+    }
+    reset(&replicas[0], "day=v");
+    let mut client = connect(replicas[1].grpc).await;
+    let is_free = async || passes(&mut client, "d", &[("day", "v")]).await;
+    eventually("the other replica lets the client pass", is_free).await;
+    assert_eq!(counter(&replicas[0], "day=v")["hits"], 1);
+    let passed = passing(&mut client, "d", &[("day", "v")], 20).await;
+    assert_eq!(passed, 8);
+}
+
 /// After any hits and resets, all that shows a counter shows as many hits as then pass.
 #[tokio::test]
 async fn as_many_hits_pass_as_are_shown() {

@@ -163,6 +163,7 @@ async fn a_logged_decision_is_one_line_of_the_log() {
     wait_until("all decisions are logged", || decisions().len() >= all);
     let decisions = decisions();
     assert_eq!(decisions.len(), all);
+    let mut shown = Vec::new();
     for line in decisions {
         let line: Value = serde_json::from_str(&line).unwrap();
         let text = line["@message"].as_str().unwrap();
@@ -173,6 +174,21 @@ async fn a_logged_decision_is_one_line_of_the_log() {
         let entries = decision["descriptors"][0]["entries"].as_array().unwrap();
         assert_eq!(entries.len(), 1, "{decision}");
         assert!(text.len() < 16 << 10, "{} bytes", text.len());
+        shown.push(entries[0].clone());
+    }
+    for value in hostile() {
+        let is_of_it = |entry: &&Value| match entry["value_bytes"].as_u64() {
+            None => entry["value"] == *value,
+            // Half of a letter may be left at the end.
+            Some(bytes) => {
+                let beginning = entry["value"].as_str().unwrap();
+                let beginning = beginning.trim_end_matches('\u{fffd}');
+                let is_cut = value.starts_with(beginning) && beginning.len() > 1020;
+                is_cut && bytes == value.len() as u64 && bytes > 1024
+            }
+        };
+        let count = shown.iter().filter(is_of_it).count();
+        assert_eq!(count, 2, "{value:?}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Health, metrics and the rules in use, over HTTP.
 
 use std::{
+    collections::HashSet,
     fs,
     io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -316,6 +317,18 @@ async fn metrics_follow_the_decisions() {
     let reply = get(server.debug, "/metrics");
     let content_type = reply.header("content-type");
     assert_eq!(content_type, Some("text/plain; version=0.0.4"));
+    assert!(reply.body.ends_with('\n'));
+    let mut names = HashSet::new();
+    for line in reply.body.lines() {
+        let words: Vec<_> = line.splitn(4, ' ').collect();
+        let name = match words[..] {
+            ["#", what, family, _] => format!("{what} {family}"),
+            _ => line.rsplit_once(' ').unwrap().0.to_owned(),
+        };
+        assert!(names.insert(name), "twice: {line}");
+    }
+    let count = |what| names.iter().filter(|name| name.starts_with(what)).count();
+    assert_eq!(count("HELP "), count("TYPE "));
 }
 
 #[tokio::test]

@@ -600,6 +600,23 @@ fn a_dash_is_standard_input() {
     assert_eq!(status.code(), Some(0));
 }
 
+/// In a dump it stands beside the one that takes its place.
+#[test]
+fn a_listener_that_serves_no_more_requests_is_not_read() {
+    let listener = Case::of("stage").listener();
+    let listener = listener.trim_start_matches([' ', '-']).trim_end();
+    let drained = format!(", draining_state: {{ listener: {listener} }}");
+    for drained in ["", &drained] {
+        let dump = format!(
+            "configs:\n- '@type': type.googleapis.com/envoy.admin.v3.ListenersConfigDump\n  dynamic_listeners: \
+             [{{ name: a, active_state: {{ listener: {listener} }}{drained} }}]\n"
+        );
+        let input = Input::new(&dump, "");
+        let expected = ": 1 filter, 1 item of `rate_limits`: 1 finding\n";
+        check(&[&input.file], 1, expected);
+    }
+}
+
 /// A rate limit filter beside a virtual host without items.
 fn silent() -> String {
     Case::of("no-item").file()

@@ -214,8 +214,8 @@ const ROWS: [&str; 3] = ["local", "log", "tokens"];
 /// 40 of 100 hits are spent when Redis is lost, and half of all are this replica's.
 #[tokio::test]
 async fn a_replica_spends_its_share_and_forgets_it() {
-    let redis = Redis::start();
-    let (_server, mut client) = serve(server(&redis, &["--replicas", "2", "--workers", "1"])).await;
+    let mut redis = Redis::start();
+    let (server, mut client) = serve(server(&redis, &["--replicas", "2", "--workers", "1"])).await;
     for key in ROWS {
         assert_eq!(passing(&mut client, key, 40).await, 40);
     }
@@ -230,6 +230,19 @@ async fn a_replica_spends_its_share_and_forgets_it() {
         let left = remaining(&mut client, key).await;
         assert!((35..=60).contains(&left), "{key}: {left} remain");
     }
+    no_store_is_lost(&server).await;
+    redis.freeze();
+    for key in ROWS {
+        assert_eq!(passing(&mut client, key, 60).await, 50, "{key} again");
+    }
+    // A Redis that comes back empty gives the whole limit, and nothing of the loss is added to it.
+    redis.kill();
+    redis.restart();
+    await_return(&mut client).await;
+    let of_local = ("local", "v");
+    assert_eq!(hits(&mut client, of_local, 100).await, COUNTED);
+    let over = Ok((Code::OverLimit, false));
+    assert_eq!(hits(&mut client, of_local, 1).await, over);
 }
 
 /// Used of 100 when Redis is killed.

@@ -161,7 +161,7 @@ fn a_budget_in_memory_is_not_overrun() {
 #[test]
 fn a_budget_in_redis_is_not_overrun() {
     let redis = Redis::start();
-    check(1..3, |rules| tollgate::with_rules(rules).redis(&redis));
+    check(1..4, |rules| tollgate::with_rules(rules).redis(&redis));
 }
 
 #[test]
@@ -451,13 +451,45 @@ async fn each_store(test: impl AsyncFn(&dyn Fn(&str) -> Builder)) {
     test(&|text| tollgate::with_rules(text).redis(&redis)).await;
     let cluster = Cluster::start(0);
     test(&|text| tollgate::with_rules(text).redis_at(&cluster.url(), "10s")).await;
+    let [redis, seconds] = [(); 2].map(|()| Redis::start());
+    test(&|text| with_seconds(tollgate::with_rules(text).redis(&redis), &seconds)).await;
+}
+
+/// What was charged before another period or a reset is not given back; a limit of another number keeps its counter.
+#[tokio::test]
+async fn a_reload_or_a_reset_under_an_open_reservation_takes_off_what_is_still_counted() {
+    let (server, mut client) = serve(tollgate::with_rules(&rules(200))).await;
+    let reload = |limit: &str| {
+        let text = rules(200).replace("1000/year", limit);
+        fs::write(server.rules().join("rules.yaml"), text).unwrap();
+        let shown = format!(r#""rate":"{limit}""#);
+        let is_loaded = || server.page("/rules").contains(&shown);
+        wait_until("the new limit is in force", is_loaded);
+    };
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        open.extend(reserve(&mut client, "a").await);
+    }
+    reload("900/year");
+    settle(&mut client, "a", &open[0], 10).await;
+    assert_eq!(held(&server, "a"), 410);
+    let reset = counters(&server, "reset", "llm", ("tenant", "a"));
+    assert_eq!(reset, Some(vec![0]));
+    let after = reserve(&mut client, "a").await.unwrap();
+    for (token, cost, held_then) in [(&open[1], 10, 200), (&open[2], 210, 210)] {
+        settle(&mut client, "a", token, cost).await;
+        assert_eq!(held(&server, "a"), held_then);
+    }
+    reload("900/10years");
+    settle(&mut client, "a", &after, 20).await;
+    assert_eq!(held(&server, "a"), 20);
 }
 
 /// A bucket that was empty, and a stream that lasts until more has flowed in than it did not cost.
 #[tokio::test]
 async fn a_busy_bucket_gets_back_what_a_long_stream_did_not_cost() {
     let limit = "{ algorithm: token_bucket, unit: second, requests_per_unit: 100, burst: 10000 }";
-    let busy = rules(100).replace("1000/year", limit);
+    let busy = rules(100).replace("1000/year", &format!("{limit}, 1000000/year"));
     each_store(async |start| {
         let (server, mut client) = serve(start(&busy)).await;
         charge(&mut client, "a", 10_000).await;
@@ -475,6 +507,9 @@ async fn a_busy_bucket_gets_back_what_a_long_stream_did_not_cost() {
         settle(&mut client, "a", &token.unwrap(), 10).await;
         let after = held(&server, "a");
         assert!(before - after >= 90, "{before} {after}");
+        // The other limit, which can be in another Redis, holds both costs and nothing of refused requests.
+        let all = counters(&server, "get", "llm", ("tenant", "a"));
+        assert_eq!(all.expect("counters")[1], 10_010);
     })
     .await;
 }
@@ -653,6 +688,9 @@ async fn bad_orders_charge_their_cost_and_nothing_else() {
         settle(&mut client, "a", &token, 1).await;
         assert_eq!(held(&server, "a"), expected - 199);
     }
+    // No cost is more than the largest limit.
+    settle(&mut client, "b", &other, u64::MAX).await;
+    assert_eq!(held(&server, "b"), (1 << 53) - 1);
 }
 
 /// `make demo BUDGET=1`: the page's rules and Envoy, and a model that counts the tokens itself.

@@ -238,6 +238,22 @@ async fn a_slot_is_freed_once_and_only_by_its_own_token() {
     .await;
 }
 
+/// Hits that are given back share no counter.
+#[tokio::test]
+async fn a_value_without_room_takes_no_slots_and_reserves_nothing() {
+    let reserves = "domain: shop\ndescriptors: [{ key: user, reserve: { estimate: 2 }, rate_limits: [9/year] }]";
+    for text in [&*rules("1h"), reserves] {
+        let server = tollgate::with_rules(text).args(["--max-counters", "1"]);
+        let (_server, mut client) = serve(server).await;
+        let first = vec![descriptor(&[("user", "first")])];
+        assert!(token(&send_parts(&mut client, first).await).is_some());
+        for _ in 0..3 {
+            let (token, reply) = take(&mut client).await;
+            assert_eq!((token, reply.overall_code()), (None, Code::OverLimit));
+        }
+    }
+}
+
 /// Their ends get lost.
 #[tokio::test]
 async fn slots_that_leave_by_themselves_are_counted() {

@@ -122,6 +122,7 @@ async fn a_collector_that_is_away_unknown_or_silent_stops_nothing() {
     let silent = silent.local_addr().unwrap().port();
     for (host, port, protocol, cause) in [
         ("collector..invalid", 1, "tcp", Some("not reached")),
+        ("collector..invalid", 1, "udp", Some("not reached")),
         ("127.0.0.1", free_port(), "tcp", Some("Connection refused")),
         ("127.0.0.1", free_port(), "udp", Some("Connection refused")),
         ("127.0.0.1", silent, "tcp", None),
@@ -186,6 +187,11 @@ async fn disable_stats_sends_nothing_but_the_page_of_statistics_shows_all() {
         "ratelimit_server.ShouldRateLimit.total_requests: 3",
     ] {
         assert!(page.lines().any(|shown| shown == line), "{line}:\n{page}");
+    }
+    for line in page.lines() {
+        let (name, value) = line.rsplit_once(": ").expect("a name and a value");
+        let is_timer = name.ends_with(".response_time") && value.starts_with("count ");
+        assert!(is_timer || value.parse::<u64>().is_ok(), "{line}");
     }
     assert_eq!(collector.lines(), [""; 0]);
 }
@@ -438,10 +444,11 @@ async fn the_mapping_of_envoy_gateway_changes_nothing_that_it_names() {
 async fn a_mapping_file_that_is_missing_or_broken_is_said_and_not_fatal() {
     let wrong = "mappings:\n- {match: (, match_type: regex, name: n}\n\
                  - {match: a.b, name: n, labels: {9: v}}\n";
-    let wrong = file(wrong);
+    let [wrong, broken] = [wrong, "mappings: 5"].map(file);
     let no_regex = "mappings[0]: `match` is not a regular expression";
     for (path, causes) in [
         ("/not/mounted/conf.yaml", ["No such file", ""]),
+        (broken.path().to_str().unwrap(), ["expected a sequence", ""]),
         (wrong.path().to_str().unwrap(), [no_regex, "not `9`"]),
     ] {
         let (builder, address) = with_prometheus(RULES);
