@@ -569,7 +569,7 @@ const CEILINGS: [(&str, usize); 4] = [
     ("lines of code in src", 37_949),
     ("files in src", 265),
     ("flags of serve", 114),
-    ("files in tests and fuzz", 220),
+    ("files in tests and fuzz", 218),
 ];
 
 #[test]
