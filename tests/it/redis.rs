@@ -155,7 +155,8 @@ async fn a_key_that_redis_lost_gets_a_new_time_to_live() {
 }
 
 /// Passes connections on to `redis`, and breaks the one on which it sees the text that is set, once: in front of it if
-/// it is an EXPIRE, and otherwise behind the piece that has it, of which the reply is lost.
+/// it is an EXPIRE, and otherwise behind the piece that has it, of which the reply is lost. A text that begins with a
+/// line feed leaves the connection open and silent.
 fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -184,7 +185,9 @@ fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
                     let mut breaks = breaks.lock().unwrap();
                     let found = breaks.and_then(|part: &str| Some((part, text.find(part)?)));
                     let passes = match found {
-                        Some((part, at)) if part.ends_with("EXPIRE") => at,
+                        Some((part, at)) if part.ends_with("EXPIRE") => {
+                            at + usize::from(part.starts_with('\n'))
+                        }
                         _ => count,
                     };
                     if found.is_some() {
@@ -193,6 +196,11 @@ fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
                     }
                     drop(breaks);
                     if far.write_all(&bytes[..passes]).is_err() || found.is_some() {
+                        while found.is_some_and(|(part, _)| part.starts_with('\n')) {
+                            if !matches!(near.read(&mut bytes), Ok(1..)) {
+                                break;
+                            }
+                        }
                         // Redis reads all that was sent, and sees the end behind it.
                         let _ = far.shutdown(Shutdown::Write);
                         let _ = near.shutdown(Shutdown::Both);
@@ -206,14 +214,18 @@ fn breaking_proxy(redis: &Redis) -> (String, Arc<Mutex<Option<&'static str>>>) {
     (url, set)
 }
 
-/// A key that a broken connection may have left without an end gets one although it is never asked for again.
+/// A key that a broken or silent connection may have left without an end gets one although it is never asked for again.
 #[tokio::test]
 async fn no_key_is_left_without_a_time_to_live_by_a_connection_that_breaks() {
     const RULES: &str = "{domain: d, descriptors: [{key: k, rate_limits: [100/year]}]}";
-    for (at, is_trusted) in [("$6\r\nEXPIRE", false), ("$4\r\nINCR", true)] {
+    for (at, is_trusted, timeout) in [
+        ("$6\r\nEXPIRE", false, "10s"),
+        ("$4\r\nINCR", true, "10s"),
+        ("\n$6\r\nEXPIRE", false, "200ms"),
+    ] {
         let redis = Redis::start();
         let (url, breaks) = breaking_proxy(&redis);
-        let server = tollgate::with_rules(RULES).redis_at(&url, "10s").start();
+        let server = tollgate::with_rules(RULES).redis_at(&url, timeout).start();
         let mut client = connect(server.grpc).await;
         if is_trusted {
             one(&mut client, "v").await.unwrap();

@@ -249,13 +249,26 @@ async fn without_a_collector_spans_are_dropped_and_nothing_waits() {
         let full = said.matches("spans have no room: 8 wait").count();
         assert!(full <= 1 && (full == 1 || port != silent_port), "{said}");
         assert_eq!(http::get(server.http, "/healthcheck").status, 200);
+        if port == none {
+            answering_at(none, "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            eventually("spans are sent again", async || {
+                ask_with(&mut client, "d", &[]).await;
+                server.metric("tollgate_spans_exported_total") > 0
+            })
+            .await;
+        }
         end(&mut server).await;
     }
 }
 
 /// A collector that answers each request over HTTP with these bytes.
 fn answering(answer: &'static str) -> u64 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    answering_at(0, answer)
+}
+
+/// [`answering`], at a port.
+fn answering_at(port: u16, answer: &'static str) -> u64 {
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
         for stream in listener.incoming() {

@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use crate::support::{
     Process,
     ads::{Ads, Seen, snapshot},
-    ask::{self, ask, connect},
+    ask::{self, Status, ask, connect},
     certificates::{self, Authority, Secret},
     eventually, http,
     proxy::Proxy,
@@ -339,6 +339,21 @@ async fn a_refused_push_that_comes_again_and_again_is_answered_ever_more_slowly(
     assert_eq!(reported, 1, "once, however often it comes");
     ads.set(snapshot("better", &[domain("a", 2)]));
     ads.wait_for_ack("better");
+}
+
+/// Each call that ends soon makes the wait before the next one longer.
+#[tokio::test]
+async fn a_control_plane_that_ends_each_call_is_called_ever_more_slowly() {
+    let backoff = ["--xds-backoff-initial", "20ms", "--xds-backoff-max", "1h"];
+    let (ads, _server, Seen { mut at, .. }) = started(&backoff);
+    let is_patient = (0..20).any(|_| {
+        ads.end_calls(&Status::internal("not now"));
+        let next = ads.find(|seen| seen.request.response_nonce.is_empty());
+        let waited = next.at - at;
+        at = next.at;
+        waited > Duration::from_secs(1)
+    });
+    assert!(is_patient);
 }
 
 /// Away for long enough to reach the longest wait between two attempts.
