@@ -455,7 +455,7 @@ async fn each_store(test: impl AsyncFn(&dyn Fn(&str) -> Builder)) {
     test(&|text| with_seconds(tollgate::with_rules(text).redis(&redis), &seconds)).await;
 }
 
-/// What was charged before another period or a reset is not given back; a limit of another number keeps its counter.
+/// Another period and a reset keep nothing to give back; a limit of another number keeps its counter.
 #[tokio::test]
 async fn a_reload_or_a_reset_under_an_open_reservation_takes_off_what_is_still_counted() {
     let (server, mut client) = serve(tollgate::with_rules(&rules(200))).await;

@@ -280,7 +280,7 @@ fn break_redis(options: &Options) -> Report {
     report
 }
 
-/// What no scenario may do. Calls lack a Redis that is there only if it was later than the default deadline.
+/// Reports a scenario whose calls lack a Redis that is there, or whose counts stay wrong. Calls may lack a Redis that is there only if it was later than the default deadline.
 fn lacking(outcome: &Outcome) -> Vec<String> {
     let percent = match outcome.name {
         chaos::LATE_REPLIES_ENVOY | chaos::STALL_ENVOY => 5.0,
