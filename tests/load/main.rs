@@ -280,7 +280,8 @@ fn break_redis(options: &Options) -> Report {
     report
 }
 
-/// Reports a scenario whose calls lack a Redis that is there, or whose counts stay wrong. Calls may lack a Redis that is there only if it was later than the default deadline.
+/// A report of a scenario that did what none may do. Calls may lack a Redis that is there only if it was later than the
+/// default deadline.
 fn lacking(outcome: &Outcome) -> Vec<String> {
     let percent = match outcome.name {
         chaos::LATE_REPLIES_ENVOY | chaos::STALL_ENVOY => 5.0,
