@@ -391,11 +391,18 @@ fn any_hits() -> impl Strategy<Value = Hits> {
     ]
 }
 
-fn algorithms() -> [BoxedStrategy<Algorithm>; 5] {
+/// All but slots.
+fn all() -> impl Iterator<Item = Algorithm> {
+    Algorithm::one_of_each(5).filter(|algorithm| *algorithm != Concurrency)
+}
+
+fn algorithms() -> Vec<BoxedStrategy<Algorithm>> {
     let bucket = (1_u64..9).prop_map(|burst| TokenBucket { burst });
-    let [fixed, first, window, log] =
-        [FixedWindow, FirstHit, SlidingWindow, SlidingLog].map(|algorithm| Just(algorithm).boxed());
-    [fixed, first, window, log, bucket.boxed()]
+    let any = |algorithm| match algorithm {
+        TokenBucket { .. } => bucket.clone().boxed(),
+        other => Just(other).boxed(),
+    };
+    all().map(any).collect()
 }
 
 fn any_algorithm() -> impl Strategy<Value = Algorithm> {
@@ -548,6 +555,7 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                     call.steps[0].operation = Add(Admitted);
                     call
                 };
+                let most = call(&1).steps[0].limit().capacity();
                 let calls = |hits: &Vec<u64>| hits.iter().map(call).collect();
                 let clients: Vec<Vec<Call>> = clients.iter().map(calls).collect();
                 let reported = at_once(backend, histories.get(), &clients).into_iter();
@@ -559,9 +567,9 @@ fn hits_that_come_at_once_are_admitted_in_some_order(backend: &Backend) {
                     held += step.hits.added();
                     prop_assert_eq!(reported.after, held);
                 }
-                prop_assert!(held <= limit);
+                prop_assert!(held <= most);
                 for (step, reported) in &refused {
-                    prop_assert!(reported.after + step.hits.added() > limit);
+                    prop_assert!(reported.after + step.hits.added() > most);
                     prop_assert!(reported.after <= held);
                 }
                 Ok(())
@@ -630,18 +638,11 @@ fn one_hit(algorithm: &Algorithm, now: u64) -> Call {
     }
 }
 
-const LOOK_FIRST: [Algorithm; 4] = [
-    FirstHit,
-    SlidingWindow,
-    SlidingLog,
-    TokenBucket { burst: 5 },
-];
-
 #[test]
 fn replicas_an_hour_apart_share_one_limit() {
     const APART: u64 = 60 * 60 * 1000;
     let backend = Backend::redis("redis-server");
-    for (history, algorithm) in (0..).zip(LOOK_FIRST) {
+    for (history, algorithm) in (0..).zip(all().skip(1)) {
         // Within one aligned window, so that no algorithm admits more than one limit of it.
         let times = (0..30).map(|n| START + n * 200 + (n + 1) % 2 * APART);
         let admitted = admitted(&backend, history, &algorithm, times);
@@ -673,14 +674,14 @@ fn ends_at(redis: &Redis) -> i64 {
 
 #[test]
 fn a_replica_whose_clock_is_ahead_shortens_no_life() {
-    for algorithm in LOOK_FIRST {
+    for algorithm in all().skip(1) {
         in_redis(|redis, hit| {
             let ends_after = |now| {
                 assert!(hit(&algorithm, now).is_charged);
                 ends_at(redis)
             };
             let first = ends_after(START);
-            assert!(ends_after(START + 1_500) >= first, "{algorithm:?}");
+            assert!(ends_after(START + 2_000) >= first, "{algorithm:?}");
         });
     }
 }
