@@ -39,8 +39,8 @@ unit: ## The unit tests and the layout of src/, without any tool: a minute, once
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: export CARGO_INCREMENTAL ?= 0
-# Tests wait for half of their time, so one more than cores runs at once.
-test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 1)
+# Tests wait for half of their time, so two more than cores run at once.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 2)
 test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 # The tools are downloaded while the tests are compiled.
 test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation

@@ -86,32 +86,40 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The headers of a call, without END_STREAM.
 pub fn headers(stream: u32) -> Vec<u8> {
-    frame(HEADERS, 4, stream, &header_block())
+    frame(HEADERS, 4, stream, &header_block(0))
 }
 
 /// [`headers`], with a timeout (gRPC over HTTP/2, "Timeout").
 pub fn headers_with_timeout(stream: u32, timeout: &str) -> Vec<u8> {
     let length = u8::try_from(timeout.len()).unwrap();
     let field = [b"\x00\x0cgrpc-timeout", &[length][..], timeout.as_bytes()].concat();
-    frame(HEADERS, 4, stream, &[header_block(), field].concat())
+    frame(HEADERS, 4, stream, &[header_block(0), field].concat())
 }
 
-/// The header block of a call, without the dynamic table (RFC 7541, 6.2).
-fn header_block() -> Vec<u8> {
+/// The header block of a call. Its fields are in the dynamic table afterwards if `literal` is 0x40, and not if it is 0
+/// (RFC 7541, 6.2).
+fn header_block(literal: u8) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let path = text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
     // POST and http; :path, :authority and others.
-    let mut block = [
-        &[0x83, 0x86, 0x04][..],
-        &path[..],
-        &[0x01],
-        &text("tollgate"),
-    ]
-    .concat();
+    let begin = [0x83, 0x86, literal | 4];
+    let mut block = [&begin[..], &path, &[literal | 1], &text("tollgate")].concat();
     for part in ["content-type", "application/grpc", "te", "trailers"].chunks(2) {
-        block.extend([&[0], &text(part[0])[..], &text(part[1])].concat());
+        block.extend([&[literal], &text(part[0])[..], &text(part[1])].concat());
     }
     block
+}
+
+/// So many calls, each cancelled right after its headers, which repeat those of the first in six bytes.
+pub fn cancelled_calls(count: usize) -> Vec<u8> {
+    let first = header_block(0x40);
+    let call = |stream| {
+        let again = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        let block = if stream == 1 { &first[..] } else { &again };
+        let reset = frame(RESET, 0, stream, &[0, 0, 0, 8]);
+        [frame(HEADERS, 4, stream, block), reset].concat()
+    };
+    streams().take(count).flat_map(call).collect()
 }
 
 /// A request for one descriptor, in one frame with END_STREAM.
