@@ -6,7 +6,7 @@ CARGO ?= cargo
 # Steps share cargo's build lock, so `make -j` would only mix their output.
 .NOTPARALLEL:
 .PHONY: help run try demo sizes unit test evidence build image image-test dist dist-test release fmt lint doc manifests deny bench chaos attack
-.PHONY: pictures control-planes soak histories mutants fuzz test-tools tools components clean
+.PHONY: pictures control-planes histories mutants fuzz test-tools tools components clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,8 @@ unit: ## The unit tests and the layout of src/, without any tool: a minute, once
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: export CARGO_INCREMENTAL ?= 0
-# Tests wait for half of their time, so one more than cores runs at once.
-test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 1)
+# Tests wait for half of their time, so two more than cores run at once.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 2)
 test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 # The tools are downloaded while the tests are compiled.
 test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation
@@ -126,13 +126,11 @@ bench: tools ## Run the benchmarks, one of them with a real Envoy
 
 # It takes minutes, so it is a part of `evidence`; `test` runs a short form of each scenario. It measures the release build.
 chaos: tools ## Break Redis in every way and write the results to docs/evidence/chaos.md
-	$(CARGO) test --release --locked --test chaos -- --write docs/evidence/chaos.md
+	$(CARGO) test --release --locked --test load -- chaos --write docs/evidence/chaos.md
 
 # As above: it measures the release build.
-# ATTACK_TOLLGATE=FILE attacks that program instead, and only prints.
 attack: tools ## Attack the server in every way and write the effects to docs/evidence/hardening.md
-	$(CARGO) test --release --locked --test attack -- \
-		$(if $(ATTACK_TOLLGATE),--server $(ATTACK_TOLLGATE),--write docs/evidence/hardening.md)
+	$(CARGO) test --release --locked --test load -- attack --write docs/evidence/hardening.md
 
 # A job of its own: Go builds both control planes the first time, twenty minutes of a processor and some GB.
 # CONTROL_PLANES_TOLLGATE=FILE takes that program instead of the release build.
@@ -141,14 +139,10 @@ control-planes: tools $(if $(CONTROL_PLANES_TOLLGATE),,build) ## Run it under En
 		$(if $(CONTROL_PLANES_TOLLGATE),--tollgate $(CONTROL_PLANES_TOLLGATE))
 
 MINUTES ?= 10
-TOPOLOGY ?= single
-soak: tools ## Break Redis at random for MINUTES (10), TOPOLOGY single, sentinel or cluster
-	$(CARGO) test --release --locked --test chaos -- --soak $(MINUTES) --topology $(TOPOLOGY)
-
 SEED ?= 1
 histories: tools ## Check histories of CALLS (1000000; 20000 with LEASES=1) concurrent calls on each store, of SEED (1)
-	$(CARGO) test --release --locked --test histories -- $(if $(CALLS),--calls $(CALLS)) --seed $(SEED) \
-		$(if $(FAULTS),--faults) $(if $(SEAMS),--seams) $(if $(CLOCKS),--clocks) $(if $(LOGS),--logs) $(if $(LEASES),--leases)
+	$(CARGO) test --release --locked --test load -- histories $(if $(CALLS),--calls $(CALLS)) --seed $(SEED) \
+		$(if $(FAULTS),--faults) $(if $(CLOCKS),--clocks) $(if $(LOGS),--logs) $(if $(LEASES),--leases)
 
 MUTANTS ?=
 mutants: ## Change the core in small ways, one at a time; its unit tests should detect each
@@ -156,11 +150,12 @@ mutants: ## Change the core in small ways, one at a time; its unit tests should 
 
 # Needs cargo-fuzz and a C++ compiler; `make test` replays the corpus without them. No sanitizer is used, because there
 # is no unsafe code, and so the stable compiler serves. New inputs go to target/fuzz/corpus, failing ones to
-# fuzz/artifacts.
+# fuzz/artifacts. Its versions are those of Cargo.lock; cargo adds libFuzzer's to the copy.
 FUZZ_TARGETS := message headers rules json names xds wildcards slots mapping tokens
 fuzz: ## Fuzz each law for MINUTES (10)
 	@$(CARGO) fuzz --version >/dev/null 2>&1 || { \
 		echo "cargo-fuzz is not installed: $(CARGO) install --locked cargo-fuzz" >&2; exit 1; }
+	@cp Cargo.lock fuzz/Cargo.lock
 	@for law in $(FUZZ_TARGETS); do \
 		tests/tools/corpus $$law target/fuzz/corpus/$$law || exit; \
 		LAW=$$law $(CARGO) fuzz run --sanitizer none --target-dir target/fuzz law \

@@ -43,6 +43,11 @@ pub(super) fn compile(
         false => Matcher::default(),
     };
     matcher.key_format = options.key_format;
+    // A node for each domain, too.
+    let nodes = sources
+        .iter()
+        .map(|source| source.rules.descriptors.len() + 1);
+    matcher.reserve(nodes.sum());
     let mut compiler = Compiler {
         matcher,
         locations: HashMap::default(),

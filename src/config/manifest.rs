@@ -12,7 +12,7 @@ pub(super) fn foreign(root: &YamlNode<'_>, file_name: &str) -> Option<Fault> {
     if value(root, "domain").is_some() {
         return None;
     }
-    let kind = value(root, "kind").and_then(text);
+    let kind = value(root, "kind").and_then(YamlNode::text);
     if let (Some(kind), true) = (kind, value(root, "apiVersion").is_some()) {
         return Some(Fault::Kubernetes(kind.to_owned()));
     }
@@ -57,15 +57,5 @@ pub(super) fn entry<'n, 't>(
     let NodeKind::Map(entries) = &node.kind else {
         return None;
     };
-    entries
-        .iter()
-        .rfind(|(key, _)| text(key).is_some_and(|key| key == wanted))
-}
-
-/// The text of a scalar.
-pub(super) fn text<'n>(node: &'n YamlNode<'_>) -> Option<&'n str> {
-    match &node.kind {
-        NodeKind::Scalar { text, .. } => Some(text),
-        NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
-    }
+    entries.iter().rfind(|(key, _)| key.text() == Some(wanted))
 }

@@ -30,25 +30,25 @@ impl<'t> YamlNode<'t> {
         Self::map(Vec::new())
     }
 
+    /// The text of a scalar.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.kind {
+            NodeKind::Scalar { text, .. } => Some(text),
+            NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
+        }
+    }
+
     /// Takes the items out of the list below `key` of a map, if it has one such key.
     pub(super) fn take_list(&mut self, key: &str) -> Vec<Self> {
         let NodeKind::Map(entries) = &mut self.kind else {
             return Vec::new();
         };
-        let is_key =
-            |node: &Self| matches!(&node.kind, NodeKind::Scalar { text, .. } if text == key);
-        let mut found = entries.iter_mut().filter(|(name, _)| is_key(name));
-        match (found.next(), found.next()) {
-            (
-                Some((
-                    _,
-                    Self {
-                        kind: NodeKind::List(items),
-                        ..
-                    },
-                )),
-                None,
-            ) => std::mem::take(items),
+        let mut found = entries
+            .iter_mut()
+            .filter(|(name, _)| name.text() == Some(key));
+        let first = found.next().map(|(_, value)| &mut value.kind);
+        match (first, found.next()) {
+            (Some(NodeKind::List(items)), None) => std::mem::take(items),
             _ => Vec::new(),
         }
     }

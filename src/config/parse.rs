@@ -13,15 +13,13 @@ use std::{
     fmt,
 };
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error as _, IgnoredAny, MapAccess, SeqAccess,
     VariantAccess, Visitor,
 };
 
-use crate::config::{
-    manifest::text,
-    node::{NULLS, NodeKind, YamlNode},
-};
+use crate::config::node::{NULLS, NodeKind, YamlNode};
 
 #[cfg(test)]
 mod tests;
@@ -81,20 +79,8 @@ pub(super) fn with_local_tag(text: &str) -> Cow<'_, str> {
 
 /// The text that stands behind the tag `!!binary` in base64; blanks and line breaks do not count.
 fn decoded(text: &str) -> Option<String> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let text: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
-    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
-    let digits = text[..text.len() - padding].iter();
-    let digits = digits.map(|byte| DIGITS.iter().position(|digit| digit == byte));
-    let digits: Vec<usize> = digits.collect::<Option<_>>()?;
-    let bytes = digits.chunks(4).flat_map(|group| {
-        let bits = (0..4).fold(0_usize, |bits, at| bits << 6 | group.get(at).unwrap_or(&0));
-        let bytes = bits.to_be_bytes();
-        bytes.into_iter().rev().take(3).rev().take(group.len() - 1)
-    });
-    let is_whole = text.len().is_multiple_of(4) && padding <= 2;
-    let bytes = is_whole.then(|| bytes.collect())?;
-    String::from_utf8(bytes).ok()
+    let text: String = text.split_ascii_whitespace().collect();
+    String::from_utf8(BASE64_STANDARD.decode(text).ok()?).ok()
 }
 
 /// More open brackets than this start the check of the nesting.
@@ -415,7 +401,7 @@ impl<'t> Visitor<'t> for NodeSeed<'_, 't, '_> {
                 }
                 Err(error) => self.0.scalar(error)?,
             };
-            let keys_bytes = self.1 + text(&key).map_or(0, str::len);
+            let keys_bytes = self.1 + key.text().map_or(0, str::len);
             if keys_bytes > MAX_KEYS_BYTES {
                 return Err(A::Error::custom(LONG_KEYS));
             }

@@ -9,7 +9,6 @@
 use std::{cell::Cell, ops::Range};
 
 use crate::config::{
-    manifest,
     node::{NodeKind, YamlNode},
     parse::{BYTES_PER_EVENT, YamlText, is_too_dense, most_nodes},
 };
@@ -53,7 +52,7 @@ fn read_in<'t>(text: &'t str, piece_bytes: usize, last: &mut Range<usize>) -> Op
         rest = after;
     }
     // After a null that is written down there can be no list.
-    let is_missing = |value: &YamlNode<'_>| manifest::text(value) == Some("") && value.is_null();
+    let is_missing = |value: &YamlNode<'_>| value.text() == Some("") && value.is_null();
     let (_, value) = entries.last_mut().filter(|(_, value)| is_missing(value))?;
     *value = YamlNode::list(items);
     let NodeKind::Map(after) = read(tail)? else {

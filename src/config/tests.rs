@@ -1,6 +1,13 @@
 use std::{fs, path::PathBuf};
 
-use super::{fault::*, file::*, files::*, keys::Key, rule_defaults::*, source::*};
+use super::{
+    fault::*,
+    file::*,
+    files::*,
+    keys::{Key, words_of},
+    rule_defaults::*,
+    source::*,
+};
 use crate::core::{
     calendar::Starts,
     counter::KeyFormat,
@@ -794,8 +801,11 @@ fn every_algorithm_has_a_word_that_means_it() {
 
 #[test]
 fn an_algorithm_that_nobody_knows_is_told_with_those_that_are_known() {
-    let fault = "unknown algorithm 'gcra' (fixed_window, sliding_window, sliding_log, token_bucket or concurrency)";
-    check_limit("algorithm: gcra", fault);
+    let known = words_of("algorithm");
+    check_limit(
+        "algorithm: gcra",
+        &format!("unknown algorithm 'gcra' ({known})"),
+    );
     for (said, expected) in [
         (
             "count: admited",

@@ -59,12 +59,12 @@ const REPEATED_REFUSALS: Backoff = Backoff {
     jitter: false,
 };
 
-/// A push that is refused for the same reason after this time is no answer to the refusal.
+/// A refused push that comes again after this time is no answer to the refusal.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The last push that was refused in a call.
 struct RefusedPush {
-    reason: String,
+    digest: [u8; 32],
     /// When it was refused, or will be refused again.
     at: Instant,
     /// The waits before it is refused again.
@@ -209,15 +209,15 @@ impl Client {
                         type_url: response.type_url,
                         resources: response.resources,
                     };
-                    let asked = mem::take(&mut asked_for_all);
-                    let judged = self.judge.judge(push, response.version_info, asked).await;
+                    let (digest, asked) = (push.digest(), mem::take(&mut asked_for_all));
+                    let judged = self.judge.judge(push, digest, response.version_info, asked).await;
                     // Without an answer, a control plane would not send other rules either.
                     let answer = self.request(&response.nonce, judged.as_ref().err());
                     later = None;
                     let now = Instant::now();
                     match (judged, &mut last_refusal) {
-                        (Err(reason), Some(last))
-                            if reason == last.reason && now < last.at + ANSWERED_WITHIN =>
+                        (Err(_), Some(last))
+                            if digest == last.digest && now < last.at + ANSWERED_WITHIN =>
                         {
                             last.at = now + last.waits.next_wait();
                             later = Some((last.at, Some(answer)));
@@ -225,7 +225,7 @@ impl Client {
                         }
                         (judged, last) => {
                             let waits = BackoffWaits::new(REPEATED_REFUSALS);
-                            let began = |reason| RefusedPush { reason, at: now, waits };
+                            let began = |_| RefusedPush { digest, at: now, waits };
                             *last = judged.err().map(began).or(last.take());
                             Some(answer)
                         }

@@ -57,19 +57,25 @@ impl Algorithm {
         self.kind(1).facts().max_requests
     }
 
+    /// The most hits that can pass at once.
+    pub(crate) fn capacity(&self, requests_per_unit: u64) -> u64 {
+        match self {
+            // No token ever flows into a bucket of 0 per unit.
+            Self::TokenBucket { burst } if requests_per_unit > 0 => *burst,
+            _ => requests_per_unit,
+        }
+    }
+
     /// The kind of its counters; `rate` is the number of tokens that flow into a bucket per period.
     pub(crate) fn kind(&self, rate: u64) -> CounterKind {
+        let (rate, lease) = (Halves::new(rate), Halves::new(0));
         match self {
             Self::FixedWindow | Self::Calendar(_) => CounterKind::Window,
             Self::FirstHit => CounterKind::FirstHit,
             Self::SlidingWindow => CounterKind::SlidingWindow,
             Self::SlidingLog => CounterKind::SlidingLog,
-            Self::TokenBucket { .. } => CounterKind::TokenBucket {
-                rate: Halves::new(rate),
-            },
-            Self::Concurrency => CounterKind::Slots {
-                lease: Halves::new(0),
-            },
+            Self::TokenBucket { .. } => CounterKind::TokenBucket { rate },
+            Self::Concurrency => CounterKind::Slots { lease },
         }
     }
 }

@@ -260,12 +260,7 @@ impl Limit {
 
     /// The most hits that can pass at once.
     pub fn capacity(&self) -> u64 {
-        match self.algorithm {
-            // No token ever flows into this bucket.
-            Algorithm::TokenBucket { .. } if self.requests_per_unit == 0 => 0,
-            Algorithm::TokenBucket { burst } => burst,
-            _ => self.requests_per_unit,
-        }
+        self.algorithm.capacity(self.requests_per_unit)
     }
 
     /// The window that `now` falls in, or, for a limit without windows of its own, the period that

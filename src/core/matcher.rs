@@ -409,6 +409,12 @@ impl Matcher {
         &self.origins[self.rule_nodes[rule.0].0]
     }
 
+    /// Makes room for so many nodes, because each growth doubles the room.
+    pub fn reserve(&mut self, nodes: usize) {
+        self.nodes.reserve_exact(nodes);
+        self.origins.reserve_exact(nodes);
+    }
+
     fn push_node(&mut self) -> NodeId {
         self.nodes.push(RuleNode::default());
         self.origins.push(RuleOrigin::default());

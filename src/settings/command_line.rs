@@ -66,7 +66,7 @@ pub(crate) enum Command {
     Counters(CountersCommand),
     /// Explain how a request would be decided, and why: by rule files, or by a running server
     Explain(Explain),
-    /// Check Envoy configurations for traps: settings that Envoy accepts but that limit nothing
+    /// Find settings in Envoy configurations that Envoy accepts but that limit nothing
     LintEnvoy(LintEnvoy),
     /// Ask the server on this machine for its health, using the variables that it was started with
     Healthcheck(HealthCheck),

@@ -57,7 +57,7 @@ impl Process {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
-    /// Also the reference's `panic` and `fatal`, which tollgate does not distinguish
+    /// Also envoyproxy/ratelimit's `panic` and `fatal`, which tollgate does not distinguish
     #[value(aliases = ["panic", "fatal"])]
     Error,
     #[value(alias = "warning")]

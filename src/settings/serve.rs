@@ -150,7 +150,7 @@ impl Settings {
 #[command(next_help_heading = "Rules where envoyproxy/ratelimit keeps them")]
 pub(crate) struct RuntimeSettings {
     /// First part of the folder's path; without --config-dir, this flag or the next makes tollgate find rule files as
-    /// the reference does [default: /srv/runtime_data/current]
+    /// envoyproxy/ratelimit does [default: /srv/runtime_data/current]
     #[arg(long, env = "RUNTIME_ROOT", value_parser = file_path, value_name = "DIR")]
     pub runtime_root: Option<PathBuf>,
 
@@ -174,8 +174,8 @@ pub(crate) struct RuntimeSettings {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "While Redis does not answer")]
 pub(crate) struct StoreLoss {
-    /// Answer for rules without on_store_loss: `error` leaves it to Envoy's failure_mode_deny, `local` counts this
-    /// replica's share of each limit in memory
+    /// Answer for rules without on_store_loss: `error` leaves it to Envoy's failure_mode_deny, `allow` fails open,
+    /// `deny` fails closed, `local` counts this replica's share of each limit in memory
     #[arg(long, env = "TOLLGATE_ON_STORE_LOSS", value_parser = named::<OnStoreLoss>(), choice = ("ANSWER", "error"))]
     pub on_store_loss: OnStoreLoss,
 

@@ -123,20 +123,13 @@ class Gateway:
         values = yaml.safe_load((self.programs["root"] / "deploy/envoy-gateway/helm-values.yaml").read_text())
         limits = values["config"]["envoyGateway"]["rateLimit"]
         homes = {"configHome": "config", "dataHome": "data", "stateHome": "state", "runtimeDir": "runtime"}
+        host = {"type": "Host", "host": {name: str(self.folder / home) for name, home in homes.items()}}
+        files = {"type": "File", "file": {"paths": [str(self.resources)]}}
         config = {
             "apiVersion": "gateway.envoyproxy.io/v1alpha1",
             "kind": "EnvoyGateway",
             "gateway": {"controllerName": CONTROLLER},
-            "provider": {
-                "type": "Custom",
-                "custom": {
-                    "resource": {"type": "File", "file": {"paths": [str(self.resources)]}},
-                    "infrastructure": {
-                        "type": "Host",
-                        "host": {name: str(self.folder / home) for name, home in homes.items()},
-                    },
-                },
-            },
+            "provider": {"type": "Custom", "custom": {"resource": files, "infrastructure": host}},
             "extensionApis": {"enableBackend": True, "enableEnvoyPatchPolicy": True, "enableLua": True},
             # Longer than Envoy's default, so that a busy machine does not look like a service that is away.
             "rateLimit": limits | {"timeout": "10s"},
@@ -166,16 +159,10 @@ class Gateway:
         shutil.rmtree(self.certificates, ignore_errors=True)
         run(self.programs["envoy-gateway"], "certgen", "--local", "--config-home", self.folder / "config")
         mount_secret(self.certificates / "envoy-rate-limit")
-        secret = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": {"name": "envoy", "namespace": NAMESPACE},
-            "data": {
-                file: base64.b64encode((self.certificates / "envoy" / file).read_bytes()).decode()
-                for file in ("tls.crt", "tls.key", "ca.crt")
-            },
-        }
+        files = [self.certificates / "envoy" / name for name in ("tls.crt", "tls.key", "ca.crt")]
+        data = {file.name: base64.b64encode(file.read_bytes()).decode() for file in files}
+        kind = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
+        secret = kind | {"metadata": {"name": "envoy", "namespace": NAMESPACE}, "data": data}
         self.write("secret", yaml.safe_dump(secret))
 
     def start(self):

@@ -32,6 +32,13 @@ VARIABLES = {
     "ENABLE_CA_SERVER": "false",
     "POD_NAME": "istiod",
 }
+METADATA = {"CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.31.0"}
+SERVICES = [{"envoy_grpc": {"cluster_name": "xds"}}]
+DYNAMIC_RESOURCES = {
+    "lds_config": {"ads": {}, "resource_api_version": "V3"},
+    "cds_config": {"ads": {}, "resource_api_version": "V3"},
+    "ads_config": {"api_type": "GRPC", "transport_api_version": "V3", "grpc_services": SERVICES},
+}
 KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
@@ -122,23 +129,18 @@ class Mesh:
     def _service_entry(self):
         """The Service of deploy/kustomize/, and the pod behind it."""
         service = yaml.safe_load((self.programs["root"] / "deploy/kustomize/base/service.yaml").read_text())
-        ports = [
-            {"number": port["port"], "name": port["name"], "protocol": port["appProtocol"].upper()}
-            for port in service["spec"]["ports"]
-        ]
+        ports = service["spec"]["ports"]
+        ports = [{"number": one["port"], "name": one["name"], "protocol": one["appProtocol"].upper()} for one in ports]
         name = service["metadata"]["name"]
-        return {
-            "apiVersion": "networking.istio.io/v1",
-            "kind": "ServiceEntry",
-            "metadata": {"name": name, "namespace": "tollgate"},
-            "spec": {
-                "hosts": [f"{name}.tollgate.svc.cluster.local"],
-                "location": "MESH_INTERNAL",
-                "resolution": "STATIC",
-                "ports": ports,
-                "endpoints": [{"address": TOLLGATE, "labels": service["spec"]["selector"]}],
-            },
+        spec = {
+            "hosts": [f"{name}.tollgate.svc.cluster.local"],
+            "location": "MESH_INTERNAL",
+            "resolution": "STATIC",
+            "ports": ports,
+            "endpoints": [{"address": TOLLGATE, "labels": service["spec"]["selector"]}],
         }
+        kind = {"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry"}
+        return kind | {"metadata": {"name": name, "namespace": "tollgate"}, "spec": spec}
 
     def deployed(self, name):
         """A file of deploy/istio/, as it is."""
@@ -160,29 +162,16 @@ class Mesh:
         wait_until("the gateway has the route", lambda: ask("192.0.2.250") == 200)
 
     def start_control_plane(self):
-        command = [
-            self.programs["pilot-discovery"],
-            "discovery",
-            "--namespace=istio-system",
-            f"--kubeconfig={self.folder / 'kubeconfig.yaml'}",
-            f"--meshConfig={self.folder / 'mesh.yaml'}",
-            f"--grpcAddr={XDS}",
-            f"--httpAddr=127.0.0.1:{READY_PORT}",
-            "--monitoringAddr=127.0.0.1:15014",
-            "--httpsAddr=",
-            "--secureGRPCAddr=",
-        ]
+        files = f"--kubeconfig={self.folder}/kubeconfig.yaml --meshConfig={self.folder}/mesh.yaml"
+        ports = f"--grpcAddr={XDS} --httpAddr=127.0.0.1:{READY_PORT} --monitoringAddr=127.0.0.1:15014"
+        options = f"discovery --namespace=istio-system {files} {ports} --httpsAddr= --secureGRPCAddr="
+        command = [self.programs["pilot-discovery"], *options.split()]
         self.control_plane = Program("pilot-discovery", self.folder, command, VARIABLES)
         self.control_plane.wait_until("Istio is ready", lambda: fetch(READY_PORT, "/ready")[0] == 200)
 
     def start_tollgate(self):
-        env = {
-            "TOLLGATE_CONFIG_DIR": str(self.folder / "rules"),
-            "GRPC_HOST": TOLLGATE,
-            "HOST": TOLLGATE,
-            "DEBUG_PORT": str(tollgate.DEBUG_PORT),
-            "REDIS_URL": tollgate.REDIS,
-        }
+        env = {"TOLLGATE_CONFIG_DIR": str(self.folder / "rules"), "GRPC_HOST": TOLLGATE, "HOST": TOLLGATE}
+        env |= {"DEBUG_PORT": str(tollgate.DEBUG_PORT), "REDIS_URL": tollgate.REDIS}
         self.tollgate = Program("tollgate", self.folder, [self.programs["tollgate"], "serve"], env)
         self.tollgate.wait_until("tollgate is healthy", lambda: fetch(8080, "/healthcheck", TOLLGATE)[0] == 200)
 
@@ -218,24 +207,10 @@ class Proxy:
             "node": {
                 "id": f"{kind}~{address}~{name}.{namespace}~{namespace}.svc.cluster.local",
                 "cluster": f"{name}.{namespace}",
-                "metadata": {
-                    "NAMESPACE": namespace,
-                    "LABELS": labels,
-                    "CLUSTER_ID": "Kubernetes",
-                    "INSTANCE_IPS": address,
-                    "ISTIO_VERSION": "1.31.0",
-                },
+                "metadata": {"NAMESPACE": namespace, "LABELS": labels, "INSTANCE_IPS": address} | METADATA,
             },
             "admin": {"address": socket_address("127.0.0.1", 0)},
-            "dynamic_resources": {
-                "lds_config": {"ads": {}, "resource_api_version": "V3"},
-                "cds_config": {"ads": {}, "resource_api_version": "V3"},
-                "ads_config": {
-                    "api_type": "GRPC",
-                    "transport_api_version": "V3",
-                    "grpc_services": [{"envoy_grpc": {"cluster_name": "xds"}}],
-                },
-            },
+            "dynamic_resources": DYNAMIC_RESOURCES,
             "static_resources": {"clusters": [cluster("xds", host, int(port))]},
         }
 
@@ -275,14 +250,10 @@ def cluster(name, host, port):
     options = {"explicit_http_config": {"http2_protocol_options": {}}}
     kind = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     endpoint = {"endpoint": {"address": socket_address(host, port)}}
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind} | options
-        },
-    }
+    extensions = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind} | options}
+    assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
+    own = {"load_assignment": assignment, "typed_extension_protocol_options": extensions}
+    return {"name": name, "type": "STATIC"} | own
 
 
 def socket_address(host, port):

@@ -16,11 +16,6 @@ def expect_lint(tollgate, file, dump, expected):
     expect(seen == sorted(expected), f"lint-envoy finds {seen}, not {expected}: {messages}")
 
 
-def has_drained(dump):
-    """Whether an old form of a listener is there, for the connections that it still has."""
-    return '"draining_state"' in dump
-
-
 def without_drained(dump):
     """The configuration as it is once old listeners have gone."""
     document = json.loads(dump)

@@ -40,18 +40,15 @@ class Policy:
         return self.gateway == self.name
 
     def own_gateway(self):
-        listeners = [
-            {"name": f"http-{number}", "protocol": "HTTP", "port": port} for number, port in enumerate(self.ports)
-        ]
+        listeners = [{"name": f"http-{at}", "protocol": "HTTP", "port": port} for at, port in enumerate(self.ports)]
         spec = {"gatewayClassName": "eg", "listeners": listeners}
         return resource(f"{GATEWAY_API}/v1", "Gateway", self.name, spec)
 
     def resources(self):
         backend = {"group": "gateway.envoyproxy.io", "kind": "Backend", "name": "service"}
         paths = self.case.get("matches", ["/"])
-        rules = [
-            {"matches": [{"path": {"type": "PathPrefix", "value": path}}], "backendRefs": [backend]} for path in paths
-        ]
+        prefixes = [{"path": {"type": "PathPrefix", "value": path}} for path in paths]
+        rules = [{"matches": [prefix], "backendRefs": [backend]} for prefix in prefixes]
         for letter in self.routes:
             spec = {"parentRefs": [{"name": self.gateway}], "hostnames": [self.host(letter)], "rules": rules}
             yield resource(f"{GATEWAY_API}/v1", "HTTPRoute", self.route(letter), spec)
@@ -71,13 +68,8 @@ class Policy:
             port = self.ports[ask.get("listener", 0)]
 
             def answer():
-                return fetch(
-                    port,
-                    ask.get("path", "/"),
-                    method=ask.get("method", "GET"),
-                    headers={"host": host} | ask.get("headers", {}),
-                    client=ask.get("client"),
-                )
+                more = {name: ask[name] for name in ("path", "method", "client") if name in ask}
+                return fetch(port, headers={"host": host} | ask.get("headers", {}), **more)
 
             statuses = [int(status) for status in str(ask["get"]).split()]
             answers = [answer() for _ in statuses]
@@ -111,9 +103,8 @@ def install(gateway, policies):
     def missing():
         rules = tollgate.rules()
         dumps = "".join(gateway.config_dumps())
-        return [policy.name for policy in policies if policy.name not in rules] + [
-            host for host in hosts if host not in dumps
-        ]
+        names = [policy.name for policy in policies if policy.name not in rules]
+        return names + [host for host in hosts if host not in dumps]
 
     try:
         wait_until("every policy is in force", lambda: not missing())

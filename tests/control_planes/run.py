@@ -36,10 +36,7 @@ def main():
     parser.add_argument("--tollgate", type=pathlib.Path, default=ROOT / "target" / "release" / "tollgate")
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="put the table into this page")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("words", nargs="*", help="run only the cases with one of these words")
     options = parser.parse_args()
-    if options.write and options.words:
-        parser.error("a table of some cases is not for a page")
     if not options.tollgate.exists():
         sandbox.fail(f"no program {options.tollgate}: `make build` makes it, or --tollgate names another")
     programs = build.programs(ROOT, CACHE)
@@ -52,7 +49,7 @@ def main():
         sandbox.furnish(folder)
     except sandbox.Failed as failed:
         sandbox.fail(f"nothing was run, because a place for it cannot be made: {failed}")
-    table = Table(options.words)
+    table = Table()
     versions = build.versions(programs)
     begin = time.monotonic()
     for store in envoy_gateway.STORES:

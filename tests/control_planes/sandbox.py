@@ -116,14 +116,8 @@ class Program:
         self.log = folder / f"{name}.log"
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder)} | (env or {})
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-            )
+            words, streams = [str(word) for word in command], {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(words, stdout=log, env=environment, cwd=folder, **streams)
 
     def wait_until(self, what, holds):
         """As the function, as long as the program runs."""
@@ -190,6 +184,12 @@ class Traffic:
         """Waits until so many more requests got this status."""
         wanted = self.count(status) + more
         wait_until(f"{more} more requests with {status}", lambda: self.count(status) >= wanted)
+
+
+def expect_answered(traffic):
+    """No request fails, whatever happens."""
+    others = sorted(set(traffic.statuses) - {200, 429})
+    expect(not others, f"statuses other than 200 and 429 under way: {others}")
 
 
 def fresh_folder(folder):

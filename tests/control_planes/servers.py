@@ -4,7 +4,6 @@ import http.server
 import json
 import sys
 import threading
-import time
 
 
 class Threads(http.server.ThreadingHTTPServer):
@@ -68,8 +67,7 @@ class ServiceHandler(Quiet):
 class Model(Server):
     """Answers like a language model: each answer costs 200 tokens, which it tells in a header and as OpenAI's do.
 
-    It answers nothing before it is opened, and afterwards each request `secs` later. `arrived` and `spent` are the
-    requests and tokens so far, `most` the requests at a time.
+    It answers nothing before it is opened. `arrived` and `spent` are the requests and tokens so far.
     """
 
     COST = 200
@@ -84,8 +82,7 @@ class Model(Server):
     def begin(self):
         """Forgets what was, and closes."""
         self._opened.clear()
-        self.arrived = self.spent = self.running = self.most = 0
-        self.secs = 0
+        self.arrived = self.spent = 0
 
     def open(self):
         """Answers the requests that wait, and all further ones at once."""
@@ -98,13 +95,7 @@ class Model(Server):
     def wait(self):
         with self._lock:
             self.arrived += 1
-            self.running += 1
-            self.most = max(self.most, self.running)
         self._opened.wait()
-        time.sleep(self.secs)
-        # Before the answer, whose end frees a place for the next request.
-        with self._lock:
-            self.running -= 1
 
     def spend(self):
         with self._lock:

@@ -17,17 +17,11 @@ CASES = []
 MESH_CASES = []
 
 LIMIT = 5
-CLIENTS = 12
-REQUESTS = 20
 # The filter and an entry that only costs need.
 FILTER, ENTRY = "tollgate.tokens", "tollgate.reservation"
 # No slot of a case frees itself.
-SLOTS = Rule(
-    {"rate_limits": [{"algorithm": "concurrency", "requests_per_unit": LIMIT, "ttl": "1h"}]},
-    "slots_total",
-    "taken",
-    "freed",
-)
+LIMITS = [{"algorithm": "concurrency", "requests_per_unit": LIMIT, "ttl": "1h"}]
+SLOTS = Rule({"rate_limits": LIMITS}, "slots_total", "taken", "freed")
 
 
 def expect_at_once(leases, tenant):
@@ -40,20 +34,6 @@ def expect_at_once(leases, tenant):
 
 def twice(leases, tenant):
     expect_at_once(leases, tenant)
-    expect_at_once(leases, tenant)
-
-
-def clients(leases, tenant):
-    """Clients that send one request after the other to a slow model."""
-    model = leases.model
-    model.secs = 0.02
-    model.open()
-    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-        asked = [pool.submit(lambda: [leases.ask(tenant) for _ in range(REQUESTS)]) for _ in range(CLIENTS)]
-        statuses = {status for one in asked for status in one.result()}
-    expect_equal(statuses, {200, 429}, "statuses")
-    expect_equal(model.most, LIMIT, "the most in flight")
-    leases.await_ended()
     expect_at_once(leases, tenant)
 
 
@@ -105,7 +85,6 @@ def add_cases():
     at_once_title = f"slots: of {AT_ONCE} at once {LIMIT} pass, and {LIMIT} again once these have ended"
     for title, tenant, edit, check in [
         (at_once_title, "at-once", whole, twice),
-        (f"slots: of {CLIENTS} clients at most {LIMIT} are at the service", "clients", whole, clients),
         ("slots: clients that leave free theirs", "leaving", whole, leaving),
         (f"{at_once_title}, without the parts for a cost", "bare", without_costs, twice),
     ]:

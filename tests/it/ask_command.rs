@@ -1,18 +1,14 @@
-//! `tollgate ask`: its exit codes, the cause of each "no limit", and servers that do not answer.
+//! `tollgate ask`: its exit codes, leases, and servers that do not answer.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::TcpListener,
-    process::Output,
-    thread,
-};
+use std::{net::TcpListener, path::Path};
 
+use crate::cli::{run, run_in, url};
 use crate::support::{
-    certificates::{Authority, Pair, Secret, self_signed},
-    finish, free_port,
+    certificates::{Authority, Secret, self_signed},
+    free_port,
     http::post_json,
     redis::Redis,
-    tollgate::{self, Tollgate, program},
+    tollgate::{self, Tollgate},
 };
 
 const RULES: &str = "
@@ -20,144 +16,21 @@ domain: d
 descriptors:
   - key: few
     rate_limits: [{ name: yearly, unit: year, requests_per_unit: 2 }, 100/3y]
-  - key: plan
-    value: secret-plan
-    rate_limit: { unit: year, requests_per_unit: 5 }
-    descriptors:
-      - key: user
-        rate_limit: { unit: year, requests_per_unit: 5 }
-  - key: path
-    descriptors:
-      - key: deep
-        rate_limit: { unit: year, requests_per_unit: 5 }
-  - key: free
-    rate_limit: { unlimited: true }
-  - key: bare
-  - key: other
-    rate_limit: { unit: year, requests_per_unit: 5, replaces: [{ name: gone }] }
-  - key: replaced
-    rate_limit: { unit: year, requests_per_unit: 5, name: gone }
 ";
-
-/// Runs `ask` with these arguments; returns its exit code, its output and its errors.
-#[track_caller]
-fn run(args: &[&str]) -> (Option<i32>, String, String) {
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = finish(program().arg("ask").args(args));
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code(), text(stdout), text(stderr))
-}
-
-fn url(server: &Tollgate) -> String {
-    format!("http://{}", server.grpc)
-}
-
-fn debug_url(server: &Tollgate) -> String {
-    format!("http://{}", server.debug)
-}
 
 // --- decisions -----------------------------------------------------------------------------------
 
 #[test]
 fn the_exit_code_is_the_decision() {
     let server = tollgate::with_rules(RULES).start();
-    let url = url(&server);
-    let ask = |more: &[&str]| {
-        let what = ["--server", &url, "--domain", "d", "-d", "few=x"];
-        run(&[&what[..], more].concat()).0
-    };
-    assert_eq!([ask(&[]), ask(&[])], [Some(0); 2]);
-    assert_eq!(ask(&[]), Some(3));
-    assert_eq!(ask(&["--json"]), Some(3));
-    assert_eq!(ask(&["--any-decision"]), Some(0));
-    assert_eq!(ask(&["--domain", ""]), Some(2), "twice");
-    assert_eq!(ask(&["--no-such-flag"]), Some(2));
-}
-
-/// `ask` says `expected` of the first of these descriptors of domain `d`.
-#[track_caller]
-fn check_cause(server: &Tollgate, descriptors: &[&str], expected: &str) {
-    let (url, debug) = (url(server), debug_url(server));
-    let mut args = vec![
-        "--server",
-        &url,
-        "--debug-server",
-        &debug,
-        "--why",
-        "--domain",
-        "d",
-    ];
-    for descriptor in descriptors {
-        args.extend(["-d", descriptor]);
-    }
-    let (code, said, errors) = run(&args);
-    assert_eq!(code, Some(0), "{errors}");
-    let (_, explained) = said.split_once("descriptor 1: ").unwrap();
-    let start = format!("{}\n  OK, no limit: {expected}\n", descriptors[0]);
-    assert!(explained.starts_with(&start), "{said}");
-}
-
-#[test]
-fn each_cause_of_no_limit_is_told_apart() {
-    let server = tollgate::with_rules(RULES)
-        .file("empty.yaml", "domain: empty\n")
-        .start();
-    for (descriptors, expected) in [
-        (&["colour=x"][..], "`colour` is no key here (entry 1)"),
-        (
-            &["feww=x"],
-            "`feww` is no key here (entry 1); did you mean `few`?",
-        ),
-        (
-            &["path=x,dep=y"],
-            "`dep` is no key here (entry 2); did you mean `deep`?",
-        ),
-        (
-            &["plan=gold"],
-            "no rule is for this value of `plan` (entry 1)",
-        ),
-        (
-            &["few=x,user=y"],
-            "the rules end at entry 1; leave out the entries after it, or add rules below",
-        ),
-        (
-            &["path=x"],
-            "the limits are deeper; the descriptor needs more entries after entry 1",
-        ),
-        (&["bare=x"], "the rule has no limit"),
-        (&["free=x"], "the rule is `unlimited`"),
-        (
-            &["replaced=x", "other=x"],
-            "the rule of another descriptor in the request replaces its limits",
-        ),
-    ] {
-        check_cause(&server, descriptors, expected);
-    }
-    for (domain, expected) in [
-        ("elsewhere", "no rules are for this domain"),
-        ("empty", "the domain has no rules"),
-    ] {
-        let (url, debug) = (url(&server), debug_url(&server));
-        let ask = [
-            "--server",
-            &url,
-            "--debug-server",
-            &debug,
-            "--domain",
-            domain,
-            "-d",
-            "a=b",
-        ];
-        let (_, said, _) = run(&ask);
-        assert_eq!(said, "OK\n  a=b: OK, no limit (--why says why)\n");
-        let (_, said, _) = run(&[&ask[..], &["--why"]].concat());
-        assert!(said.starts_with("OK\n  a=b: OK, no limit\n"), "{said}");
-        let cause = format!("\n  OK, no limit: {expected}");
-        assert!(said.contains(&cause), "{said}");
-    }
+    let url = url(server.grpc);
+    let ask = |more: &str| run(&format!("ask --server {url} --domain d -d few=x {more}")).0;
+    assert_eq!([ask(""), ask("")], [Some(0); 2]);
+    assert_eq!(ask(""), Some(3));
+    assert_eq!(ask("--json"), Some(3));
+    assert_eq!(ask("--any-decision"), Some(0));
+    assert_eq!(ask("--domain e"), Some(2), "twice");
+    assert_eq!(ask("--no-such-flag"), Some(2));
 }
 
 #[test]
@@ -170,11 +43,13 @@ descriptors:
     rate_limit: { unit: day, requests_per_unit: 7 }
 ";
     let redis = format!("redis://127.0.0.1:{}", free_port());
-    let server = tollgate::with_rules(rules)
-        .args(["--redis-url", &redis, "--response-headers"])
-        .start();
-    let (code, said, errors) = run(&["--server", &url(&server), "--domain", "d", "-d", "k=v"]);
-    assert_eq!(code, Some(0), "{errors}");
+    let builder = tollgate::with_rules(rules).redis_by_default(&redis);
+    let server = builder.args(["--response-headers"]).start();
+    let (code, said) = run(&format!(
+        "ask --server {} --domain d -d k=v",
+        url(server.grpc)
+    ));
+    assert_eq!(code, Some(0), "{said}");
     assert!(said.starts_with("OK, degraded: true"), "{said}");
     assert!(said.contains("\n  header RateLimit-Limit: 7"), "{said}");
     assert!(said.contains("\n  header RateLimit-Reset: "), "{said}");
@@ -216,50 +91,48 @@ fn held(server: &Tollgate, key: &str) -> u64 {
 #[test]
 fn what_the_call_leases_is_given_back_at_once_unless_it_is_to_be_kept() {
     let redis = Redis::start();
-    for builder in [
-        tollgate::with_rules(LEASES),
-        tollgate::with_rules(LEASES).redis(&redis),
-    ] {
+    let memory = tollgate::with_rules(LEASES);
+    for builder in [memory, tollgate::with_rules(LEASES).redis(&redis)] {
         let server = builder.start();
-        let url = url(&server);
-        let ask = |descriptors: &[&str], more: &[&str]| {
-            let mut args = vec!["--server", &url, "--domain", "d"];
-            args.extend(descriptors.iter().flat_map(|one| ["-d", one]));
-            args.extend(more);
-            let (code, said, errors) = run(&args);
-            assert_eq!(code, Some(0), "{said}{errors}");
+        let url = url(server.grpc);
+        let ask = |what: &str| {
+            let (code, said) = run(&format!("ask --server {url} --domain d {what}"));
+            assert_eq!(code, Some(0), "{said}");
             said
         };
+        let lease = |what: &str| {
+            let said = ask(&format!("{what} --json"));
+            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+            said["lease"].clone()
+        };
+        let hits = "it reserved 200 hits, and gave them back at once";
+        let slots = "it took slots, and gave them back at once";
         for (key, line) in [
-            ("kept", "it reserved 200 hits, and gave them back at once"),
-            ("zero", "it reserved 200 hits, and gave them back at once"),
-            ("tokens", "it reserved 200 hits, and gave them back at once"),
-            ("slots", "it took slots, and gave them back at once"),
+            ("kept", hits),
+            ("zero", hits),
+            ("tokens", hits),
+            ("slots", slots),
         ] {
-            let descriptor = format!("{key}=x");
+            let descriptor = format!("-d {key}=x");
             for _ in 0..6 {
-                let said = ask(&[&descriptor], &[]);
+                let said = ask(&descriptor);
                 assert!(said.contains(line), "{said}");
                 // A bucket may keep a token of each, for the clocks of replicas.
                 assert!(held(&server, key) <= 6, "{key}");
             }
-            let said = ask(&[&descriptor], &["--json"]);
-            let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-            assert_eq!(said["lease"], "given_back", "{said}");
+            assert_eq!(lease(&descriptor), "given_back");
         }
         assert_eq!([held(&server, "kept"), held(&server, "slots")], [0; 2]);
-        let said = ask(&["kept=x", "zero=x", "few=x"], &["--hits", "5"]);
+        let said = ask("-d kept=x -d zero=x -d few=x --hits 5");
         assert!(said.contains("it reserved 10 hits, and gave"), "{said}");
         let held_now = ["kept", "zero", "few"].map(|key| held(&server, key));
         assert_eq!(held_now, [0, 0, 5]);
-        let said = ask(&["slots=x"], &["--keep"]);
+        let said = ask("-d slots=x --keep");
         assert!(said.contains("it took slots, and keeps them"), "{said}");
-        let said = ask(&["kept=x"], &["--keep", "--json"]);
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(said["lease"], "kept", "{said}");
+        assert_eq!(lease("-d kept=x --keep"), "kept");
         assert_eq!([held(&server, "slots"), held(&server, "kept")], [1, 200]);
         // Nothing was leased.
-        let said = ask(&["few=x"], &["--any-decision", "--json"]);
+        let said = ask("-d few=x --any-decision --json");
         assert!(!said.contains("lease"), "{said}");
     }
 }
@@ -267,72 +140,37 @@ fn what_the_call_leases_is_given_back_at_once_unless_it_is_to_be_kept() {
 // --- servers that do not answer ------------------------------------------------------------------
 
 #[track_caller]
-fn check_hint(args: &[&str], expected: &str) {
-    let (code, said, errors) = run(&[args, &["--domain", "d", "-d", "few=x"]].concat());
+fn check_hint(args: &str, expected: &str) {
+    let line = format!("ask --server {args} --domain d -d few=x");
+    let (code, said, errors) = run_in(Path::new("."), &line);
     assert_eq!(code, Some(1), "{said}{errors}");
     assert_eq!(said, "");
-    assert!(errors.contains(expected), "{args:?}: {errors}");
+    assert!(errors.contains(expected), "{args}: {errors}");
 }
 
 #[test]
 fn a_server_without_an_answer_is_told_with_what_to_try() {
     let server = tollgate::with_rules(RULES).start();
     let none = format!("http://127.0.0.1:{}", free_port());
-    check_hint(
-        &["--server", &none],
-        "no server listens there; the gRPC port",
-    );
-    let http = format!("http://{}", server.http);
-    check_hint(
-        &["--server", &http],
-        "the server speaks HTTP/1 at this port, not gRPC",
-    );
+    check_hint(&none, "no server listens there; the gRPC port");
+    let http = "the server speaks HTTP/1 at this port, not gRPC";
+    check_hint(&url(server.http), http);
     let authority = Authority::new("ours");
     let secret = Secret::mount(&[("ca.crt", &authority.certificate)]);
-    let tls = url(&server).replace("http", "https");
-    check_hint(
-        &[
-            "--server",
-            &tls,
-            "--ca",
-            &secret.at("ca.crt"),
-            "--authority",
-            "a.example",
-        ],
-        "the server seems not to use TLS; try http://",
-    );
+    let ca = secret.at("ca.crt");
+    let tls = format!("https://{} --ca {ca} --authority a.example", server.grpc);
+    check_hint(&tls, "the server seems not to use TLS; try http://");
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let silent_url = format!("http://{}", silent.local_addr().unwrap());
-    check_hint(
-        &["--server", &silent_url, "--timeout", "50ms"],
-        "did not answer within --timeout",
-    );
-}
-
-/// A server of HTTP/1 that answers to the preface of HTTP/2.
-#[test]
-fn a_server_of_http_1_is_recognised_by_its_answer() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let _ = stream.read(&mut [0; 1024]);
-            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n");
-        }
-    });
-    check_hint(
-        &["--server", &url],
-        "the server speaks HTTP/1 at this port, not gRPC",
-    );
+    let args = format!("{} --timeout 50ms", url(silent.local_addr().unwrap()));
+    check_hint(&args, "did not answer within --timeout");
 }
 
 #[test]
 fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
     let ours = Authority::new("ours");
     let theirs = Authority::new("theirs");
-    let pair: Pair = ours.issue("tollgate.example");
-    let stranger: Pair = theirs.issue("stranger.example");
+    let pair = ours.issue("tollgate.example");
+    let stranger = theirs.issue("stranger.example");
     let secret = Secret::mount(&[
         ("tls.crt", &pair.certificate),
         ("tls.key", &pair.key),
@@ -341,78 +179,39 @@ fn a_server_that_wants_tls_or_a_certificate_is_told_with_the_flags() {
         ("other.crt", &stranger.certificate),
         ("other.key", &stranger.key),
     ]);
-    let tls = |client_ca: bool| {
-        let ca = secret.at("ca.crt");
-        let builder = tollgate::with_rules(RULES)
-            .args(["--grpc-tls", "--grpc-tls-cert", &secret.at("tls.crt")])
-            .args(["--grpc-tls-key", &secret.at("tls.key")]);
-        let flags = client_ca.then_some(["--grpc-client-ca", &ca]);
-        builder.args(flags.into_iter().flatten()).start()
+    let [ca, other_ca] = ["ca.crt", "other-ca.crt"].map(|name| secret.at(name));
+    let start = |secret: &Secret, more: &str| {
+        let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
+        let tls = format!("--grpc-tls --grpc-tls-cert {certificate} --grpc-tls-key {key} {more}");
+        let builder = tollgate::with_rules(RULES);
+        builder.args(tls.split_whitespace()).start()
     };
-    let (open, closed) = (tls(false), tls(true));
-    for server in [&open, &closed] {
-        check_hint(
-            &["--server", &url(server)],
-            "the server seems to expect TLS; try https://",
-        );
+    let mutual = format!("--grpc-client-ca {ca}");
+    let servers = ["", &mutual].map(|more| start(&secret, more));
+    for server in &servers {
+        let hint = "the server seems to expect TLS; try https://";
+        check_hint(&url(server.grpc), hint);
     }
-    let secured = |server: &Tollgate| url(server).replace("http", "https");
-    let (open, closed) = (secured(&open), secured(&closed));
-    let named = [
-        "--authority",
-        "tollgate.example",
-        "--ca",
-        &secret.at("ca.crt"),
-    ];
-    let at = |url| [&["--server", url], &named[..]].concat();
-    check_hint(
-        &at(&closed),
-        "seems to want a client certificate; try --cert FILE and --key FILE",
-    );
-    let own = [
-        "--cert",
-        &secret.at("other.crt"),
-        "--key",
-        &secret.at("other.key"),
-    ];
-    check_hint(
-        &[&at(&closed)[..], &own].concat(),
-        "seems to refuse the client certificate in --cert",
-    );
+    let secured = |server: &Tollgate| format!("https://{}", server.grpc);
+    let [open, closed] = servers.each_ref().map(secured);
+    let named = format!("--authority tollgate.example --ca {ca}");
+    let hint = "seems to want a client certificate; try --cert FILE and --key FILE";
+    check_hint(&format!("{closed} {named}"), hint);
+    let [certificate, key] = ["other.crt", "other.key"].map(|name| secret.at(name));
+    let args = format!("{closed} {named} --cert {certificate} --key {key}");
+    check_hint(&args, "seems to refuse the client certificate in --cert");
     // As `openssl req -x509` makes it.
     let own = self_signed(&["tollgate.example"], false);
     let own = Secret::mount(&[("tls.crt", &own.certificate), ("tls.key", &own.key)]);
-    let self_signing = tollgate::with_rules(RULES)
-        .args(["--grpc-tls", "--grpc-tls-cert", &own.at("tls.crt")])
-        .args(["--grpc-tls-key", &own.at("tls.key")])
-        .start();
-    check_hint(
-        &at(&secured(&self_signing)),
-        "it is one of an authority (CA:TRUE), which a server may show only if the file of trusted authorities contains \
-         that very certificate; trust that file, or make one of a server, as by openssl req -x509 -addext \
-         basicConstraints=critical,CA:FALSE",
-    );
-    let other = secret.at("other-ca.crt");
-    check_hint(
-        &[
-            "--server",
-            &open,
-            "--authority",
-            "tollgate.example",
-            "--ca",
-            &other,
-        ],
-        "the certificate of the server is not of the authority in --ca",
-    );
-    check_hint(
-        &[
-            "--server",
-            &open,
-            "--authority",
-            "b.example",
-            "--ca",
-            &secret.at("ca.crt"),
-        ],
-        "the certificate of the server is for another name; see --authority",
-    );
+    let self_signing = start(&own, "");
+    let hint = "it is one of an authority (CA:TRUE), which a server may show only if the file of trusted authorities \
+                contains that very certificate; trust that file, or make one of a server, as by openssl req -x509 \
+                -addext basicConstraints=critical,CA:FALSE";
+    check_hint(&format!("https://{} {named}", self_signing.grpc), hint);
+    let args = format!("{open} --authority tollgate.example --ca {other_ca}");
+    let hint = "the certificate of the server is not of the authority in --ca";
+    check_hint(&args, hint);
+    let args = format!("{open} --authority b.example --ca {ca}");
+    let hint = "the certificate of the server is for another name; see --authority";
+    check_hint(&args, hint);
 }

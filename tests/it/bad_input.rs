@@ -3,9 +3,7 @@
 use std::{fs, net::SocketAddr, process::Command};
 
 use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::{
-        RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride,
-    },
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
     service::ratelimit::v3::RateLimitRequest,
 };
 use prost::Message as _;
@@ -13,194 +11,52 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::support::{
-    ask::{ask, connect, descriptor, is_ok, request, send},
+    ask::{ask, connect, descriptor, is_ok, request, send, with_hits},
     eventually, finish,
     raw::{PATH, RawClient},
-    tollgate::{self, Tollgate},
+    tollgate,
 };
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/10000years]}]\n";
 
-/// A server must not start on `files`, and must report all of `problems` and no others.
-#[track_caller]
-fn check_refused(files: &[(&str, &str)], problems: &[&str]) {
-    let builder = files
-        .iter()
-        .fold(tollgate::builder(), |builder, (name, text)| {
-            builder.file(name, text)
-        });
-    let (status, text) = builder.fail();
-    assert_eq!(status.code(), Some(1), "{text}");
-    let lines: Vec<_> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("  "))
-        .collect();
-    let is_as_expected = lines.len() == problems.len()
-        && lines
-            .iter()
-            .zip(problems)
-            .all(|(line, problem)| line.starts_with(problem));
-    assert!(is_as_expected, "{text}");
-}
-
-#[test]
-fn broken_yaml_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: d\ndescriptors: [\n")],
-        &["a.yaml:2:14: this `[` is not closed"],
-    );
-}
-
-#[test]
-fn an_unknown_key_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limt: {}\n",
-        )],
-        &["a.yaml:4:5: d.k: unknown key 'rate_limt' (expected `rate_limit`)"],
-    );
-}
-
-#[test]
-fn an_unknown_unit_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: fortnight, requests_per_unit: 1}\n",
-        )],
-        &[
-            "a.yaml:4:18: d.k: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
-        ],
-    );
-}
-
-#[test]
-fn an_empty_key_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: d\ndescriptors:\n  - key: ''\n")],
-        &["a.yaml:3:11: d: descriptor has empty key; write `key: NAME`"],
-    );
-}
-
-#[test]
-fn a_multiplier_of_zero_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, unit_multiplier: 0, requests_per_unit: 1}\n",
-        )],
-        &["a.yaml:4:46: d.k: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0"],
-    );
-}
-
-#[test]
-fn a_duplicate_descriptor_is_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - {key: k, value: v}\n  - {key: k, value: v}\n",
-        )],
-        &[
-            "a.yaml:4:11: d.k_v: duplicate descriptor composite key 'd.k_v', already defined at a.yaml:3:11",
-        ],
-    );
-}
-
-#[test]
-fn both_forms_of_limits_on_one_descriptor_are_refused() {
-    check_refused(
-        &[(
-            "a.yaml",
-            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {unit: day, requests_per_unit: 1}\n    rate_limits: [1/h]\n",
-        )],
-        &[
-            "a.yaml:5:19: d.k: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
-        ],
-    );
-}
-
-#[test]
-fn an_empty_domain_is_refused() {
-    check_refused(
-        &[("a.yaml", "domain: ''\n")],
-        &["a.yaml:1:10: config file cannot have empty domain; write `domain: NAME` at the top"],
-    );
-    check_refused(&[("a.yaml", "")], &["a.yaml: the file is empty"]);
-}
-
-#[test]
-fn files_of_another_kind_are_named_in_one_line_each() {
-    check_refused(
-        &[
-            (
-                "a.yaml",
-                "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rules}\ndata:\n  shop.yaml: |\n    domain: shop\n",
-            ),
-            ("b.yaml", "static_resources:\n  clusters: []\nadmin: {}\n"),
-            ("kustomization.yaml", "resources: [a.yaml]\n"),
-        ],
-        &[
-            "a.yaml:1:1: this is a Kubernetes ConfigMap: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
-            "b.yaml:1:1: this is an Envoy configuration: no rule file; `tollgate lint-envoy` reads it",
-            "kustomization.yaml:1:1: this is a Kubernetes Kustomization: no rule file; keep it elsewhere, and mount a ConfigMap of rules as a folder",
-        ],
-    );
-}
-
-#[test]
-fn two_files_with_one_domain_are_refused() {
-    check_refused(
-        &[("a.yaml", RULES), ("b.yaml", RULES)],
-        &["b.yaml:1:9: duplicate domain 'd' in config file, already defined in a.yaml"],
-    );
-}
-
 #[test]
 fn a_folder_without_rules_is_refused() {
     let builder = tollgate::builder();
-    let folder = builder.rules().display().to_string();
+    let expected = format!("{}: no rule files found", builder.rules().display());
     let (status, text) = builder.fail();
     assert_eq!(status.code(), Some(1));
-    assert!(
-        text.contains(&format!("{folder}: no rule files found")),
-        "{text}"
-    );
+    assert!(text.contains(&expected), "{text}");
 }
 
 #[test]
 fn every_problem_of_every_file_is_told() {
-    check_refused(
-        &[
-            (
-                "a.yaml",
-                "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n",
-            ),
-            ("b.yaml", "domain: e\nwhat: 1\n"),
-            ("c.yaml", "{"),
-            ("good.yaml", "domain: good\n"),
-        ],
-        &[
-            "a.yaml:3:11: d: descriptor has empty key",
-            "a.yaml:5:19: d.k: cannot read the limit '1/x'",
-            "a.yaml:5:29: d.k: two limits with a period of minute",
-            "b.yaml:2:1: e: unknown key 'what'",
-            "c.yaml:1:1: this `{` is not closed",
-        ],
-    );
+    let a = "domain: d\ndescriptors:\n  - key: ''\n  - key: k\n    rate_limits: [1/x, 2/m, 3/m]\n";
+    let builder = tollgate::with_rules("domain: good\n").file("a.yaml", a);
+    let builder = builder.file("b.yaml", "domain: e\nwhat: 1\n");
+    let (status, text) = builder.file("c.yaml", "{").fail();
+    assert_eq!(status.code(), Some(1), "{text}");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("  "));
+    let lines: Vec<_> = lines.collect();
+    let problems = [
+        "a.yaml:3:11: d: descriptor has empty key",
+        "a.yaml:5:19: d.k: cannot read the limit '1/x'",
+        "a.yaml:5:29: d.k: two limits with a period of minute",
+        "b.yaml:2:1: e: unknown key 'what'",
+        "c.yaml:1:1: this `{` is not closed",
+    ];
+    assert_eq!(lines.len(), problems.len(), "{text}");
+    for (line, problem) in lines.iter().zip(problems) {
+        assert!(line.starts_with(problem), "{problem}: {text}");
+    }
 }
 
 #[tokio::test]
 async fn told_to_start_without_rules_it_waits_for_good_ones() {
-    let server = tollgate::builder()
-        .file("a.yaml", "domain: ''\n")
-        .args(["--start-without-rules"])
-        .start();
+    let builder = tollgate::builder().file("a.yaml", "domain: ''\n");
+    let server = builder.args(["--start-without-rules"]).start();
     let log = server.log().text();
-    assert!(
-        log.contains("a.yaml:1:10: config file cannot have empty domain"),
-        "{log}"
-    );
+    let error = "a.yaml:1:10: config file cannot have empty domain";
+    assert!(log.contains(error), "{log}");
     let mut client = connect(server.grpc).await;
     let error = ask(&mut client, "d", &[("k", "v")]).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
@@ -217,27 +73,13 @@ async fn told_to_start_without_rules_it_waits_for_good_ones() {
     .await;
 }
 
-/// A message and its expected status.
-struct Nasty {
-    name: &'static str,
-    body: Vec<u8>,
-    code: Code,
-    says: &'static str,
-}
+/// A name, a message, its expected status, and a part of that status' text.
+type Nasty = (&'static str, Vec<u8>, Code, &'static str);
 
 /// `message` in a gRPC frame.
 fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()
-}
-
-fn nasty(name: &'static str, message: &RateLimitRequest, says: &'static str) -> Nasty {
-    Nasty {
-        name,
-        body: framed(&message.encode_to_vec()),
-        code: Code::InvalidArgument,
-        says,
-    }
 }
 
 /// A protobuf field with bytes.
@@ -249,150 +91,63 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn all_nasties() -> Vec<Nasty> {
-    let one = || request("d", vec![descriptor(&[("k", "v")])]);
-    let overridden = |unit, unit_multiplier| {
+    use Code::{Internal, InvalidArgument, OutOfRange};
+    const UNREADABLE: &str = "not a readable message";
+    const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    const TOO_LARGE: &str = "the limit is: 262144 bytes";
+    const EOF: &str = "Unexpected EOF decoding stream";
+    const FLAG: &str = "invalid compression flag";
+    const ENTRIES: &str = "a descriptor has more than 100 entries";
+    const NO_DOMAIN: &str = "rate limit domain must not be empty";
+    const PERIOD: &str =
+        "the period of a limit override must be at least 1 unit and at most 10,000 years";
+    let garbage = (0..10_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8);
+    let one = || descriptor(&[("k", "v")]);
+    let whole = request("d", vec![one()]).encode_to_vec();
+    let unreadable = |name, message: &[u8]| (name, framed(message), InvalidArgument, UNREADABLE);
+    let nasty = |name, domain: &str, all, says| {
+        let message = request(domain, all).encode_to_vec();
+        (name, framed(&message), InvalidArgument, says)
+    };
+    let overridden = |name, unit, unit_multiplier, says| {
         let limit = RateLimitOverride {
             requests_per_unit: 1,
             unit,
             unit_multiplier,
         };
-        request(
-            "d",
-            vec![RateLimitDescriptor {
-                limit: Some(limit),
-                ..descriptor(&[("k", "v")])
-            }],
-        )
+        let mut one = one();
+        one.limit = Some(limit);
+        nasty(name, "d", vec![one], says)
     };
-    let garbage: Vec<u8> = (0..10_000_u32)
-        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
-    let whole = one().encode_to_vec();
-    let raw = |name, body, code, says| Nasty {
-        name,
-        body,
-        code,
-        says,
-    };
-    const UNREADABLE: &str = "not a readable message";
-    const TOO_LONG: &str = "a domain, key or value is longer than 65536 bytes";
+    let long = "x".repeat(100_000);
+    let (value, key) = (descriptor(&[("k", &long)]), descriptor(&[(&long, "v")]));
+    let (ones, entries) = (vec![one(); 10_000], vec![descriptor(&[("k", "v"); 10_000])]);
+    let half = framed(&whole)[..10].to_vec();
+    let five_mb = field(1, &vec![b'x'; 5_000_000]);
+    let endless = b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
+    let odd = [&[9], &framed(&whole)[1..]].concat();
     vec![
-        raw(
-            "garbage",
-            framed(&garbage),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "0xff",
-            framed(&[0xff; 64]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a truncated message",
-            framed(&whole[..whole.len() - 1]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a domain that is no text",
-            framed(&field(1, b"\xff")),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "a length beyond all memory",
-            framed(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "groups in groups",
-            framed(&[0x0b; 100_000]),
-            Code::InvalidArgument,
-            UNREADABLE,
-        ),
-        raw(
-            "an empty message",
-            framed(&[]),
-            Code::InvalidArgument,
-            "rate limit domain must not be empty",
-        ),
-        raw(
-            "no message",
-            vec![],
-            Code::Internal,
-            "Missing request message",
-        ),
-        raw(
-            "half a frame",
-            framed(&whole)[..10].to_vec(),
-            Code::Internal,
-            "Unexpected EOF decoding stream",
-        ),
-        raw(
-            "a frame of an unknown kind",
-            [&[9], &framed(&whole)[1..]].concat(),
-            Code::Internal,
-            "invalid compression flag",
-        ),
-        raw(
-            "five megabytes",
-            framed(&field(1, &vec![b'x'; 5_000_000])),
-            Code::OutOfRange,
-            "the limit is: 262144 bytes",
-        ),
-        nasty(
-            "too much of a value",
-            &request("d", vec![descriptor(&[("k", &"x".repeat(100_000))])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "too much of a key",
-            &request("d", vec![descriptor(&[(&"x".repeat(100_000), "v")])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "too much of a domain",
-            &request(&"x".repeat(100_000), vec![descriptor(&[("k", "v")])]),
-            TOO_LONG,
-        ),
-        nasty(
-            "ten thousand descriptors",
-            &request("d", vec![descriptor(&[("k", "v")]); 10_000]),
-            "more than 1000 descriptors",
-        ),
-        nasty(
-            "ten thousand entries",
-            &request("d", vec![descriptor(&[("k", "v"); 10_000])]),
-            "a descriptor has more than 100 entries",
-        ),
-        nasty(
-            "a limit without a unit",
-            &overridden(0, None),
-            "unknown unit 0 in a limit override",
-        ),
-        nasty(
-            "a unit of 99",
-            &overridden(99, None),
-            "unknown unit 99 in a limit override",
-        ),
-        nasty(
-            "a unit of -1",
-            &overridden(-1, None),
-            "unknown unit -1 in a limit override",
-        ),
-        nasty(
-            "a period of nothing",
-            &overridden(6, Some(0)),
-            "the period of a limit override must be at least 1 unit and at most 10,000 years",
-        ),
-        nasty(
-            "a period of 4294967295 years",
-            &overridden(6, Some(u32::MAX)),
-            "the period of a limit override must be at least 1 unit and at most 10,000 years",
-        ),
+        unreadable("garbage", &garbage.collect::<Vec<_>>()),
+        unreadable("0xff", &[0xff; 64]),
+        unreadable("a truncated message", &whole[..whole.len() - 1]),
+        unreadable("a domain that is no text", &field(1, b"\xff")),
+        unreadable("a length beyond all memory", endless),
+        unreadable("groups in groups", &[0x0b; 100_000]),
+        ("an empty message", framed(&[]), InvalidArgument, NO_DOMAIN),
+        ("no message", vec![], Internal, "Missing request message"),
+        ("half a frame", half, Internal, EOF),
+        ("a frame of an unknown kind", odd, Internal, FLAG),
+        ("five megabytes", framed(&five_mb), OutOfRange, TOO_LARGE),
+        nasty("too much of a value", "d", vec![value], TOO_LONG),
+        nasty("too much of a key", "d", vec![key], TOO_LONG),
+        nasty("too much of a domain", &long, vec![one()], TOO_LONG),
+        nasty("descriptors", "d", ones, "more than 1000 descriptors"),
+        nasty("entries", "d", entries, ENTRIES),
+        overridden("no unit", 0, None, "unknown unit 0 in a limit override"),
+        overridden("unit 99", 99, None, "unknown unit 99 in a limit override"),
+        overridden("unit -1", -1, None, "unknown unit -1 in a limit override"),
+        overridden("a period of nothing", 6, Some(0), PERIOD),
+        overridden("a period beyond all", 6, Some(u32::MAX), PERIOD),
     ]
 }
 
@@ -401,33 +156,32 @@ async fn check_answers(address: SocketAddr) {
     assert!(is_ok(&ask(&mut client, "d", &[("k", "good")]).await));
 }
 
-async fn check_all_refused(server: &Tollgate, client: &mut RawClient) {
-    for nasty in all_nasties() {
-        let status = client.send(nasty.body).await;
-        assert_eq!(status.code(), nasty.code, "{}: {status:?}", nasty.name);
-        assert!(
-            status.message().contains(nasty.says),
-            "{}: {status:?}",
-            nasty.name
-        );
-        check_answers(server.grpc).await;
-    }
-}
-
 #[tokio::test]
 async fn nonsense_gets_a_clear_status_and_the_next_call_an_answer() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    check_all_refused(&server, &mut client).await;
+    for (name, body, code, says) in all_nasties() {
+        let status = client.send(body).await;
+        assert_eq!(status.code(), code, "{name}: {status:?}");
+        assert!(status.message().contains(says), "{name}: {status:?}");
+        check_answers(server.grpc).await;
+    }
     assert!(!server.log().text().contains("panicked"));
 }
+
+/// A message that would be answered.
+fn good_message() -> Vec<u8> {
+    request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec()
+}
+
+const HEADERS: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
 
 /// A page of a browser can send other types without being asked.
 #[tokio::test]
 async fn what_is_no_call_of_grpc_is_refused_and_not_counted() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let body = framed(&request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec());
+    let body = framed(&good_message());
     for (content_type, expected) in [
         ("", 415),
         ("text/html", 415),
@@ -439,11 +193,8 @@ async fn what_is_no_call_of_grpc_is_refused_and_not_counted() {
         let headers = [("content-type", content_type), ("te", "trailers")];
         let headers = &headers[usize::from(content_type.is_empty())..];
         let (http, status) = client.send_as("POST", PATH, headers, body.clone()).await;
-        assert_eq!(
-            (http, status.code()),
-            (expected, Code::Ok),
-            "{content_type}"
-        );
+        let found = (http, status.code());
+        assert_eq!(found, (expected, Code::Ok), "{content_type}");
     }
     assert_eq!(server.metric("tollgate_decisions_total{code=\"ok\"}"), 3);
 }
@@ -452,14 +203,10 @@ async fn what_is_no_call_of_grpc_is_refused_and_not_counted() {
 async fn headers_that_are_too_large_are_refused() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let body = framed(&request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec());
+    let body = framed(&good_message());
     for (bytes, expected) in [(60_000, 200), (80_000, 431)] {
         let long = "x".repeat(bytes);
-        let headers = [
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-            ("x", &long),
-        ];
+        let headers = [HEADERS[0], HEADERS[1], ("x", &long)];
         let (http, _) = client.send_as("POST", PATH, &headers, body.clone()).await;
         assert_eq!(http, expected, "{bytes}");
     }
@@ -469,9 +216,8 @@ async fn headers_that_are_too_large_are_refused() {
 async fn a_method_that_is_not_there_is_unimplemented() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let headers = [("content-type", "application/grpc"), ("te", "trailers")];
     for path in ["/a.B/C", &format!("{PATH}2")] {
-        let (http, status) = client.send_as("POST", path, &headers, framed(&[])).await;
+        let (http, status) = client.send_as("POST", path, &HEADERS, framed(&[])).await;
         assert_eq!((http, status.code()), (200, Code::Unimplemented), "{path}");
     }
 }
@@ -480,17 +226,14 @@ async fn a_method_that_is_not_there_is_unimplemented() {
 fn compressed(module: &str, bytes: &[u8]) -> Vec<u8> {
     let folder = tempfile::TempDir::new().unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
-    std::fs::write(&from, bytes).unwrap();
+    fs::write(&from, bytes).unwrap();
     let script = format!(
         "import sys, {module}; open(sys.argv[2], 'wb').write({module}.compress(open(sys.argv[1], 'rb').read()))"
     );
-    let output = finish(
-        Command::new("python3")
-            .args(["-c", &script])
-            .args([&from, &to]),
-    );
+    let mut python = Command::new("python3");
+    let output = finish(python.args(["-c", &script]).args([&from, &to]));
     assert!(output.status.success(), "{output:?}");
-    std::fs::read(&to).unwrap()
+    fs::read(&to).unwrap()
 }
 
 fn flagged(message: &[u8]) -> Vec<u8> {
@@ -501,14 +244,10 @@ fn flagged(message: &[u8]) -> Vec<u8> {
 async fn compressed_messages_are_answered() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let message = request("d", vec![descriptor(&[("k", "v")])]).encode_to_vec();
+    let message = good_message();
     let long = vec![b'x'; 100 << 20];
     for (encoding, module) in [("gzip", "gzip"), ("deflate", "zlib")] {
-        let headers = [
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-            ("grpc-encoding", encoding),
-        ];
+        let headers = [HEADERS[0], HEADERS[1], ("grpc-encoding", encoding)];
         let small = compressed(module, &message);
         for (body, code) in [
             (flagged(&small), Code::Ok),
@@ -523,11 +262,7 @@ async fn compressed_messages_are_answered() {
         }
     }
     assert!(server.peak_bytes() < 100 << 20);
-    let headers = [
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-        ("grpc-encoding", "zstd"),
-    ];
+    let headers = [HEADERS[0], HEADERS[1], ("grpc-encoding", "zstd")];
     let (_, status) = client.send_as("POST", PATH, &headers, flagged(b"x")).await;
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("zstd"), "{status:?}");
@@ -548,23 +283,41 @@ async fn what_is_just_within_the_bounds_is_answered() {
         let response = send(&mut client, request("d", descriptors)).await.unwrap();
         assert_eq!(response.statuses.len(), count);
     }
-    send(&mut client, request(&longest, vec![descriptor(&[])]))
-        .await
-        .unwrap();
+    let reply = send(&mut client, request(&longest, vec![descriptor(&[])])).await;
+    assert!(is_ok(&reply));
+}
+
+#[tokio::test]
+async fn values_that_are_no_text_have_counters_of_their_own() {
+    const RULES: &str = "domain: d
+descriptors: [{key: k, rate_limits: [1/10000years]}, {key: w, value: 'a*z', rate_limits: [1/10000years]}]";
+    let server = tollgate::with_rules(RULES).start();
+    let mut client = connect(server.grpc).await;
+    for (key, value, passes) in [
+        ("k", &b"\xff"[..], true),
+        ("k", b"\xfe", true),
+        ("k", b"\xff", false),
+        ("k", b"\xef\xbf\xbd", true),
+        ("k", b"", true),
+        ("w", b"a\xff\0z", true),
+        ("w", b"a\xffz", true),
+    ] {
+        let mut one = descriptor(&[(key, "")]);
+        one.entries[0].value = value.into();
+        let reply = send(&mut client, request("d", vec![one])).await;
+        assert!(reply.as_ref().unwrap().statuses[0].current_limit.is_some());
+        assert_eq!(is_ok(&reply), passes, "{key} {value:?}");
+    }
 }
 
 #[tokio::test]
 async fn the_largest_addend_is_over_every_limit_and_refunds_nothing() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
-    let huge = RateLimitDescriptor {
-        hits_addend: Some(u64::MAX),
-        ..descriptor(&[("k", "v")])
-    };
+    let huge = with_hits(&[("k", "v")], u64::MAX);
     for _ in 0..3 {
-        assert!(!is_ok(
-            &send(&mut client, request("d", vec![huge.clone()])).await
-        ));
+        let reply = send(&mut client, request("d", vec![huge.clone()])).await;
+        assert!(!is_ok(&reply));
         assert!(!is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
     }
     // As many hits for a whole request: the field has 32 bits.
@@ -584,26 +337,22 @@ const SLACK_BYTES: u64 = 64 << 20;
 async fn nonsense_leaves_no_memory_behind() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = RawClient::connect(server.grpc).await;
-    let nasties = all_nasties();
-    let large: Vec<_> = nasties
-        .iter()
-        .filter(|nasty| nasty.body.len() > 5_000)
-        .collect();
-    assert!(large.len() >= 7);
-    for nasty in &nasties {
-        client.send(nasty.body.clone()).await;
+    let bodies = all_nasties().into_iter().map(|(_, body, ..)| body);
+    let mut bodies: Vec<_> = bodies.collect();
+    for body in &bodies {
+        client.send(body.clone()).await;
     }
+    bodies.retain(|body| body.len() > 5_000);
+    assert!(bodies.len() >= 7);
     let before = server.resident_bytes();
     for _ in 0..600 {
-        for nasty in &large {
-            client.send(nasty.body.clone()).await;
+        for body in &bodies {
+            client.send(body.clone()).await;
         }
     }
     let after = server.resident_bytes();
-    assert!(
-        after < before + SLACK_BYTES,
-        "{before} bytes before, {after} after"
-    );
+    let most = before + SLACK_BYTES;
+    assert!(after < most, "{before} bytes before, {after} after");
     check_answers(server.grpc).await;
 }
 
@@ -626,9 +375,7 @@ async fn a_small_message_cannot_blow_up_in_memory() {
         assert!(status.message().contains("more than 100"), "{status:?}");
     }
     let after = server.peak_bytes();
-    assert!(
-        after < before + 2 * SLACK_BYTES,
-        "{before} bytes before, {after} at the most"
-    );
+    let most = before + 2 * SLACK_BYTES;
+    assert!(after < most, "{before} bytes before, {after} at the most");
     check_answers(server.grpc).await;
 }

@@ -29,22 +29,12 @@ async function until(what, isSo) {
 class Browser {
   static async start() {
     const profile = fs.mkdtempSync(path.join(os.tmpdir(), "tollgate-browser-"));
-    const flags = [
-      "--headless",
-      "--no-sandbox",
-      "--disable-gpu",
-      "--disable-quic",
-      "--no-first-run",
-      "--disable-background-networking",
-      "--disable-component-update",
-      "--disable-sync",
-      // It ends when this process does, because the pipe ends then.
-      "--remote-debugging-pipe",
-      `--user-data-dir=${profile}`,
-      "about:blank",
-    ];
+    // It ends when this process does, because the pipe ends then.
+    const flags =
+      "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking " +
+      `--disable-component-update --disable-sync --remote-debugging-pipe --user-data-dir=${profile} about:blank`;
     const stdio = ["ignore", "ignore", "ignore", "pipe", "pipe"];
-    const child = spawn(process.env.CHROMIUM, flags, { stdio, detached: true });
+    const child = spawn(process.env.CHROMIUM, flags.split(" "), { stdio, detached: true });
     const browser = new Browser();
     Object.assign(browser, { child, profile, calls: new Map(), pages: new Map(), next: 1 });
     process.on("exit", () => browser.kill());
@@ -62,10 +52,7 @@ class Browser {
   }
 
   take({ id, result, error, method, params, sessionId }) {
-    if (id == null) {
-      this.pages.get(sessionId)?.event(method, params);
-      return;
-    }
+    if (id == null) return this.pages.get(sessionId)?.event(method, params);
     const { resolve, reject } = this.calls.get(id);
     this.calls.delete(id);
     error ? reject(new Error(error.message)) : resolve(result);
@@ -98,10 +85,8 @@ class Browser {
     // axe is put into the page by a script that no page may load.
     if (passesPolicy) await page.call("Page.setBypassCSP", { enabled: true });
     await page.call("Page.navigate", { url });
-    await page.until(
-      "the page is live",
-      () => document.querySelector("#connection")?.dataset.state === "live",
-    );
+    const isLive = () => document.querySelector("#connection")?.dataset.state === "live";
+    await page.until("the page is live", isLive);
     await page.until("numbers are there", () => document.querySelectorAll(".tile").length >= 7);
     return page;
   }
@@ -111,8 +96,7 @@ class Browser {
 class Page {
   constructor(browser, sessionId, targetId, url) {
     Object.assign(this, { browser, sessionId, targetId, origin: new URL(url).origin });
-    this.requests = [];
-    this.complaints = [];
+    Object.assign(this, { requests: [], complaints: [] });
   }
 
   call(method, params) {
@@ -121,13 +105,11 @@ class Page {
 
   event(method, params) {
     if (method === "Network.requestWillBeSent") this.requests.push(params.request.url);
-    if (method === "Runtime.exceptionThrown") this.complaints.push(JSON.stringify(params.exceptionDetails));
-    const isBad = ({ level, type }) => ["error", "warning", "assert"].includes(level ?? type);
-    if (method === "Runtime.consoleAPICalled" && isBad({ type: params.type })) {
-      this.complaints.push(JSON.stringify(params.args));
-    }
-    if (method === "Log.entryAdded" && isBad(params.entry))
-      this.complaints.push(JSON.stringify(params.entry));
+    const complain = (about) => this.complaints.push(JSON.stringify(about));
+    const isBad = (kind) => ["error", "warning", "assert"].includes(kind);
+    if (method === "Runtime.exceptionThrown") complain(params.exceptionDetails);
+    if (method === "Runtime.consoleAPICalled" && isBad(params.type)) complain(params.args);
+    if (method === "Log.entryAdded" && isBad(params.entry.level)) complain(params.entry);
   }
 
   /** Runs a function in the page and returns its value. */
@@ -151,6 +133,17 @@ class Page {
 
   until(what, body, ...args) {
     return this.wait(what, () => this.run(body, ...args));
+  }
+
+  /** Waits for an element. */
+  shows(selector) {
+    return this.until(`${selector} is there`, (selector) => document.querySelector(selector) !== null, selector);
+  }
+
+  /** Checks that nothing is wider than the window. */
+  async checkWidth() {
+    const [content, window] = await this.run(() => [document.documentElement.scrollWidth, innerWidth]);
+    assert.ok(content <= window, `${content} pixels in a window of ${window}`);
   }
 
   resize(size) {
@@ -230,9 +223,8 @@ class Page {
 
 /** The number in a tile. */
 const tile = (name) => {
-  const found = [...document.querySelectorAll(".tile")].find(
-    (tile) => tile.querySelector("dt").innerText === name,
-  );
+  const tiles = [...document.querySelectorAll(".tile")];
+  const found = tiles.find((tile) => tile.querySelector("dt").innerText === name);
   return Number(found?.querySelector("b").innerText.replace(/[^\d.]/g, "") || "0");
 };
 
@@ -253,32 +245,20 @@ async function traffic(browser, url, front) {
   await page.until("refused decisions are counted", `() => (${tile})("Refused") > 0`);
   await page.until("decisions are counted", `() => (${tile})("Decisions") > 0`);
   for (const chart of ["#rates", "#latency", ".rule .spark"]) {
-    const before = await page.until(
-      `${chart} is drawn`,
-      (chart) =>
-        document.querySelector(`${chart} canvas`) && document.querySelector(`${chart} canvas`).toDataURL(),
-      chart,
-    );
-    if (chart.startsWith("#")) {
-      const read = `(before) => (${pixels})("${chart}") !== before`;
-      await page.until(`${chart} moves`, read, before);
-    }
+    await page.shows(`${chart} canvas`);
+    if (chart === ".rule .spark") continue;
+    const before = await page.run(`() => (${pixels})("${chart}")`);
+    await page.until(`${chart} moves`, `(before) => (${pixels})("${chart}") !== before`, before);
   }
   assert.match(await page.run(() => document.querySelector("#rates").ariaLabel), /now [\d.]+ admitted/);
   const tree = await page.text("#rule-tree");
-  assert.match(tree, /remote_address/);
-  assert.match(tree, /rules\.yaml:\d+/);
-  assert.match(tree, /3\/second/);
+  for (const part of [/remote_address/, /rules\.yaml:\d+/, /3\/second/]) assert.match(tree, part);
 
   // Top talkers name the client, and its button explains it.
-  const name = `Explain remote_address=${client}`;
-  await page.until(
-    "the client is a top talker",
-    (name) => document.querySelector(`[aria-label="${name}"]`),
-    name,
-  );
-  await page.click(`[aria-label="${name}"]`);
-  await page.until("it is explained", () => document.querySelector("#explanation .badge"));
+  const explain = `[aria-label="Explain remote_address=${client}"]`;
+  await page.shows(explain);
+  await page.click(explain);
+  await page.shows("#explanation .badge");
   const explanation = await page.text("#explanation");
   assert.match(explanation, /over limit/i);
   assert.match(explanation, /rules\.yaml:\d+/);

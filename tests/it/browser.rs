@@ -11,11 +11,13 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
+use crate::cli::{files, path};
 use crate::support::{
     Process,
     ask::{ask, connect},
@@ -58,6 +60,11 @@ descriptors:
 /// A run of a scenario of `browser.js`. Killed on drop.
 struct Scenario(Process, TempDir);
 
+/// Waits without a deadline: the steps of a scenario have deadlines of their own.
+fn pause() {
+    thread::sleep(Duration::from_millis(20));
+}
+
 impl Scenario {
     #[track_caller]
     fn start(name: &str, page: &str, args: &[&str]) -> Self {
@@ -80,15 +87,13 @@ impl Scenario {
         fs::read_to_string(self.1.path().join(stream)).unwrap()
     }
 
-    /// Waits for its end. Its steps have deadlines of their own.
+    /// Waits for its end.
     #[track_caller]
     fn check(mut self) {
-        let mut status = None;
-        while status.is_none() {
-            status = self.0.status();
-            thread::sleep(std::time::Duration::from_millis(20));
+        while !self.0.has_ended() {
+            pause();
         }
-        let is_good = status.is_some_and(|status| status.success());
+        let is_good = self.0.status().is_some_and(|status| status.success());
         assert!(is_good, "{}{}", self.said("stdout"), self.said("stderr"));
     }
 }
@@ -120,7 +125,7 @@ impl Traffic {
                 nth += 1;
                 let client = format!("198.51.100.{}", nth % 7);
                 let _ = try_get(front, "/", &[("x-forwarded-for", client.as_bytes())]);
-                thread::sleep(std::time::Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             }
         });
         Self {
@@ -175,45 +180,40 @@ async fn all_of_it_is_done_by_keyboard() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn values_of_clients_are_shown_as_text() {
+    let long = "x".repeat(16 << 10);
     let texts = [
-        "<img src=x onerror='window.counted++; document.title=1'>".to_owned(),
-        "<script>window.counted++</script><b>".to_owned(),
-        "\"><iframe src=javascript:alert(1)>".to_owned(),
-        "two\nlines\r\nand\ttabs".to_owned(),
-        "\u{1b}[31mred\u{7}\u{8}\u{1}\u{9f}".to_owned(),
-        "\u{202e}gnp.exe\u{2066}".to_owned(),
-        "a,b=c\\,d".to_owned(),
-        "{{7*7}}${7*7}</textarea></style>".to_owned(),
-        "é漢😀\u{301}".to_owned(),
-        "x".repeat(16 << 10),
+        "<img src=x onerror='window.counted++; document.title=1'>",
+        "<script>window.counted++</script><b>",
+        "\"><iframe src=javascript:alert(1)>",
+        "two\nlines\r\nand\ttabs",
+        "\u{1b}[31mred\u{7}\u{8}\u{1}\u{9f}",
+        "\u{202e}gnp.exe\u{2066}",
+        "a,b=c\\,d",
+        "{{7*7}}${7*7}</textarea></style>",
+        "é漢😀\u{301}",
+        &long,
     ];
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
     for (nth, text) in texts.iter().enumerate() {
         for _ in 0..=nth + 1 {
-            ask(&mut client, "shop", &[("api_key", text)])
-                .await
-                .unwrap();
+            let reply = ask(&mut client, "shop", &[("api_key", text)]).await;
+            reply.unwrap();
         }
     }
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("texts.json");
-    fs::write(&file, serde_json::to_string(&texts).unwrap()).unwrap();
-    check("hostile", &server, &[file.to_str().unwrap()]);
+    let folder = files(&[("texts.json", &serde_json::to_string(&texts).unwrap())]);
+    let file = format!("{}/texts.json", path(&folder));
+    check("hostile", &server, &[&file]);
 }
 
 /// Domains of one rule and of several, of which all decisions come over `/json`.
 const RULES_OF_JSON: [&str; 2] = [
-    "{ domain: one, descriptors: [{ key: only, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 }, reserve: { estimate: 9 } }] }",
-    "
-domain: several
+    "domain: one
+descriptors: [{ key: only, reserve: { estimate: 9 }, rate_limit: { unit: hour, unit_multiplier: 2, requests_per_unit: 9 } }]",
+    "domain: several
 descriptors:
-  - key: tried
-    shadow_mode: true
-    rate_limit: { unit: year, requests_per_unit: 1 }
-  - key: real
-    rate_limit: { unit: year, requests_per_unit: 1 }
-",
+  - { key: tried, shadow_mode: true, rate_limit: { unit: year, requests_per_unit: 1 } }
+  - { key: real, rate_limit: { unit: year, requests_per_unit: 1 } }",
 ];
 
 #[test]
@@ -245,9 +245,9 @@ fn a_refused_reload_a_good_one_and_the_end_are_shown() {
     let mut server = tollgate::with_rules(RULES).start();
     let folder = server.rules().to_str().unwrap().to_owned();
     let mut scenario = Scenario::start("reload", &page(&server), &[&folder]);
-    // Its steps before have deadlines of their own, and it ends if one is missed.
-    while !scenario.said("stdout").contains("reloaded") && scenario.0.status().is_none() {
-        thread::sleep(std::time::Duration::from_millis(20));
+    // It ends if a step before misses its deadline.
+    while !scenario.said("stdout").contains("reloaded") && !scenario.0.has_ended() {
+        pause();
     }
     server.signal(Signal::SIGTERM);
     assert!(server.wait().success());
@@ -256,17 +256,14 @@ fn a_refused_reload_a_good_one_and_the_end_are_shown() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_needs_the_token_where_one_is_set() {
-    let folder = TempDir::new().unwrap();
-    let token = folder.path().join("token");
-    fs::write(&token, "sesame\n").unwrap();
-    let server = tollgate::with_rules(RULES)
-        .args(["--admin-token-file", token.to_str().unwrap()])
-        .start();
+    let folder = files(&[("token", "sesame\n")]);
+    let token = format!("{}/token", path(&folder));
+    let builder = tollgate::with_rules(RULES);
+    let server = builder.args(["--admin-token-file", &token]).start();
     let mut client = connect(server.grpc).await;
     let entries = [("remote_address", "192.0.2.1")];
     ask(&mut client, "shop", &entries).await.unwrap();
-    let page = format!("http://localhost:{}/", server.debug.port());
-    Scenario::start("token", &page, &[]).check();
+    check("token", &server, &[]);
 }
 
 #[test]
@@ -300,10 +297,8 @@ fn curl_gets_the_list_and_browsers_the_page() {
     assert!(list.body.starts_with("/: "), "{list:?}");
     let accept: &[u8] = b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     let page = get_with(server.debug, "/", &[("accept", accept)]);
-    assert_eq!(
-        page.header("content-type"),
-        Some("text/html; charset=utf-8")
-    );
+    let html = "text/html; charset=utf-8";
+    assert_eq!(page.header("content-type"), Some(html));
     for reply in [&list, &page] {
         assert_eq!(reply.status, 200);
         assert_eq!(reply.header("vary"), Some("accept"));
@@ -318,11 +313,8 @@ fn curl_gets_the_list_and_browsers_the_page() {
         assert!(policy.contains(part), "{policy}");
     }
     // Each file that the page names is there, with the headers of the page.
-    let names = page
-        .body
-        .split(['"', '\''])
-        .filter(|text| text.starts_with("page/"));
-    let names: Vec<_> = names.collect();
+    let texts = page.body.split(['"', '\'']);
+    let names: Vec<_> = texts.filter(|text| text.starts_with("page/")).collect();
     assert!(names.len() >= 5, "{names:?}");
     for name in names {
         let file = get(server.debug, &format!("/{name}"));

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
+    cli::{files, path, run, run_in},
     lint_envoy::{IDLE_BYTES, peak_of},
     support::{
         finish,
@@ -44,25 +45,17 @@ descriptors:
     rate_limit: { unit: fortnight, requests_per_unit: 1 }
 ";
 
-fn files(files: &[(&str, &str)]) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    for (name, text) in files {
-        fs::write(folder.path().join(name), text).unwrap();
-    }
-    folder
-}
-
 /// The output of `tollgate check` in this folder.
-fn check_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
-    let output = finish(program().current_dir(folder).arg("check").args(arguments));
-    (output.status.code(), text(&output))
+fn check_in(folder: &Path, arguments: &str) -> (Option<i32>, String) {
+    let (code, said, _) = run_in(folder, &format!("check {arguments}"));
+    (code, said)
 }
 
 /// The output for standard input.
-fn check_input(input: &str, arguments: &[&str]) -> (Option<i32>, String) {
+fn check_input(input: &str, arguments: &str) -> (Option<i32>, String) {
     let mut child = program()
         .arg("check")
-        .args(arguments)
+        .args(arguments.split(' '))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -79,9 +72,8 @@ fn text(output: &Output) -> String {
 }
 
 fn deploy(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("deploy")
-        .join(name)
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("deploy").join(name)
 }
 
 // --- what is read --------------------------------------------------------------------------------
@@ -97,21 +89,12 @@ fn rules_in(manifests: &str) -> Vec<String> {
     texts.filter(is_rules).collect()
 }
 
-/// Checks that `manifests` have one rule file, and that it has nothing to warn of.
-#[track_caller]
-fn has_good_rules(name: &str, manifests: &str) {
-    let rules = rules_in(manifests);
-    assert_eq!(rules.len(), 1, "{name}");
-    let (code, said) = check_input(&rules[0], &["--deny-warnings", "-"]);
-    let summary = "ok: 1 rule with 4 limits in 1 domain\n";
-    assert_eq!((code, said.as_str()), (Some(0), summary), "{name}");
-}
+const OF_GOOD: &str = "ok: 1 rule with 4 limits in 1 domain\n";
 
 #[test]
 fn the_rules_that_we_ship_are_good() {
-    let (code, said) = check_in(&deploy("compose/rules"), &["--deny-warnings", "."]);
-    let summary = "ok: 1 rule with 4 limits in 1 domain\n";
-    assert_eq!((code, said.as_str()), (Some(0), summary));
+    let said = check_in(&deploy("compose/rules"), "--deny-warnings .");
+    assert_eq!(said, (Some(0), OF_GOOD.to_owned()));
 }
 
 /// Prints the manifests of the chart in the folder `argv[1]`, with its default values.
@@ -131,12 +114,16 @@ fn the_rules_are_good_as_kustomize_and_helm_print_them() {
         printed.push((overlay, text(&output)));
     }
     let mut python = Command::new(tool("python3"));
-    python
-        .args(["-c", RENDER_CHART])
-        .arg(deploy("helm/tollgate"));
-    printed.push(("the chart", text(&finish(&mut python))));
+    let python = python.args(["-c", RENDER_CHART]);
+    printed.push((
+        "the chart",
+        text(&finish(python.arg(deploy("helm/tollgate")))),
+    ));
     for (name, manifests) in printed {
-        has_good_rules(name, &manifests);
+        let rules = rules_in(&manifests);
+        assert_eq!(rules.len(), 1, "{name}");
+        let said = check_input(&rules[0], "--deny-warnings -");
+        assert_eq!(said, (Some(0), OF_GOOD.to_owned()), "{name}");
     }
 }
 
@@ -145,32 +132,26 @@ fn a_folder_with_a_kustomization_is_refused_in_one_line_by_serve_and_by_check() 
     const REFUSAL: &str = "this is a Kubernetes Kustomization: no rule file";
     let kustomization = "resources: [deployment.yaml]\nconfigMapGenerator: []\n";
     let folder = files(&[("shop.yaml", GOOD), ("kustomization.yaml", kustomization)]);
-    let (code, said) = check_in(folder.path(), &["."]);
+    let (code, said) = check_in(folder.path(), ".");
     let refusal = format!("kustomization.yaml:1:1: {REFUSAL}");
     assert!(said.starts_with(&refusal), "{said}");
     assert_eq!(said.lines().last(), Some("failed: 1 error"), "{said}");
     assert_eq!(code, Some(1));
-    let (_, served) = tollgate::bare()
-        .args(["--config-dir", folder.path().to_str().unwrap()])
-        .fail();
+    let serve = tollgate::bare().args(["--config-dir", path(&folder)]);
+    let (_, served) = serve.fail();
     assert_eq!(served.matches("kustomization.yaml").count(), 1, "{served}");
     assert!(served.contains(REFUSAL), "{served}");
 }
 
 #[test]
 fn standard_input_is_a_file_called_stdin() {
-    let (code, said) = check_input(GOOD, &["-"]);
-    assert_eq!(
-        (code, said.as_str()),
-        (Some(0), "ok: 1 rule with 4 limits in 1 domain\n")
-    );
-    let (code, said) = check_input(BAD, &["-"]);
+    assert_eq!(check_input(GOOD, "-"), (Some(0), OF_GOOD.to_owned()));
+    let (code, said) = check_input(BAD, "-");
     assert!(said.starts_with("stdin:4:19: shop.k: "), "{said}");
     assert_eq!(code, Some(1));
     // Beside other files it is one more.
     let folder = files(&[("shop.yaml", GOOD)]);
-    let path = folder.path().join("shop.yaml");
-    let (code, said) = check_input(GOOD, &["-", path.to_str().unwrap()]);
+    let (code, said) = check_input(GOOD, &format!("- {}/shop.yaml", path(&folder)));
     assert!(said.contains("duplicate domain 'shop'"), "{said}");
     assert_eq!(code, Some(1));
 }
@@ -184,28 +165,21 @@ fn the_exit_code_tells_good_rules_bad_rules_and_unread_ones_apart() {
         ("doubtful.yaml", DOUBTFUL),
         ("bad.yaml", BAD),
     ]);
-    let code = |arguments: &[&str]| {
-        let (code, said) = check_in(folder.path(), arguments);
-        (code, said.lines().last().unwrap_or_default().to_owned())
-    };
-    let ok = "ok: 1 rule with 4 limits in 1 domain".to_owned();
-    assert_eq!(code(&["good.yaml"]), (Some(0), ok.clone()));
-    assert_eq!(code(&["--deny-warnings", "good.yaml"]), (Some(0), ok));
-    let ok = "ok: 1 rule with 1 limit in 1 domain, 1 warning".to_owned();
-    assert_eq!(code(&["doubtful.yaml"]), (Some(0), ok));
-    let denied = "failed: 1 warning, and --deny-warnings is set".to_owned();
-    assert_eq!(
-        code(&["--deny-warnings", "doubtful.yaml"]),
-        (Some(1), denied)
-    );
-    assert_eq!(code(&["bad.yaml"]), (Some(1), "failed: 1 error".to_owned()));
-    assert_eq!(
-        code(&["bad.yaml", "nowhere.yaml"]),
-        (Some(2), "failed: 2 errors".to_owned())
-    );
-    assert_eq!(code(&["--no-such-flag"]).0, Some(2));
-    let empty = TempDir::new().unwrap();
-    assert_eq!(check_in(empty.path(), &["."]).0, Some(2));
+    let doubtful = "ok: 1 rule with 1 limit in 1 domain, 1 warning";
+    let denied = "failed: 1 warning, and --deny-warnings is set";
+    for (arguments, code, last) in [
+        ("good.yaml", 0, OF_GOOD.trim_end()),
+        ("--deny-warnings good.yaml", 0, OF_GOOD.trim_end()),
+        ("doubtful.yaml", 0, doubtful),
+        ("--deny-warnings doubtful.yaml", 1, denied),
+        ("bad.yaml", 1, "failed: 1 error"),
+        ("bad.yaml nowhere.yaml", 2, "failed: 2 errors"),
+        ("--no-such-flag", 2, ""),
+    ] {
+        let (found, said) = check_in(folder.path(), arguments);
+        assert_eq!(found, Some(code), "{arguments}: {said}");
+        assert_eq!(said.lines().last().unwrap_or_default(), last);
+    }
 }
 
 // --- warnings ------------------------------------------------------------------------------------
@@ -237,111 +211,100 @@ fn parts_of_rules_without_an_effect_are_warnings_of_check_and_of_serve() {
         ":7:10: shop.files_ab*: warning: never reached: 'files_a*'",
         ":10:10: shop.user: warning: never reached: 'user_*'",
     ];
-    let (code, said) = check_input(DOUBTS, &["-"]);
+    let (code, said) = check_input(DOUBTS, "-");
     assert_eq!(code, Some(0), "{said}");
-    for expected in expected {
-        assert!(
-            said.contains(&format!("stdin{expected}")),
-            "{expected}: {said}"
-        );
-    }
+    let is_said =
+        |text: &str, file: &str| expected.map(|one| text.contains(&format!("{file}{one}")));
+    assert_eq!(is_said(&said, "stdin"), [true; 3], "{said}");
     let summary = "ok: 4 rules with 6 limits in 1 domain, 3 warnings";
     assert_eq!(said.lines().last(), Some(summary));
-    assert_eq!(check_input(DOUBTS, &["--deny-warnings", "-"]).0, Some(1));
+    assert_eq!(check_input(DOUBTS, "--deny-warnings -").0, Some(1));
     // Of one kind, ten are logged.
     let leaves = (0..12).map(|leaf| format!("  - key: leaf{leaf}\n"));
     let server = tollgate::with_rules(&(DOUBTS.to_owned() + &leaves.collect::<String>())).start();
     let log = server.log().with("rules loaded");
-    for expected in expected {
-        assert!(
-            log.contains(&format!("rules.yaml{expected}")),
-            "{expected}: {log}"
-        );
-    }
+    assert_eq!(is_said(&log, "rules.yaml"), [true; 3], "{log}");
     assert_eq!(log.matches("warning: no limit").count(), 10, "{log}");
-    assert!(
-        log.contains("3 more warnings of the kind no-limit"),
-        "{log}"
-    );
+    let more = "3 more warnings of the kind no-limit";
+    assert!(log.contains(more), "{log}");
 }
 
 // --- forms of the report -------------------------------------------------------------------------
 
-/// Files with an error, a warning and a note, in a folder `rules` and with names that need escapes.
-fn mixed() -> TempDir {
+/// The report on files with an error, a warning and a note, in a folder whose name needs escapes.
+fn of_mixed(format: &str) -> (Option<i32>, String) {
+    const FOLDER: &str = "my rules, 100%";
+    let note = GOOD.replace("domain: shop", "name: n\ndomain: third");
     let folder = TempDir::new().unwrap();
-    let rules = folder.path().join("my rules, 100%");
+    let rules = folder.path().join(FOLDER);
     fs::create_dir(&rules).unwrap();
-    fs::write(rules.join("a.yaml"), DOUBTFUL.replace("shop", "other")).unwrap();
-    fs::write(rules.join("b.yaml"), BAD).unwrap();
-    fs::write(
-        rules.join("c.yaml"),
-        GOOD.replace("domain: shop", "name: n\ndomain: third"),
-    )
-    .unwrap();
-    folder
+    for (name, text) in [
+        ("a", &*DOUBTFUL.replace("shop", "other")),
+        ("b", BAD),
+        ("c", &*note),
+    ] {
+        fs::write(rules.join(format!("{name}.yaml")), text).unwrap();
+    }
+    let mut check = program();
+    check.args(["check", "--format", format, FOLDER]);
+    let output = finish(check.current_dir(&folder));
+    (output.status.code(), text(&output))
+}
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
 }
 
 #[test]
 fn json_has_every_part_of_a_problem() {
-    let folder = mixed();
-    let (code, said) = check_in(folder.path(), &["--format", "json", "my rules, 100%"]);
+    let (code, said) = of_mixed("json");
     assert_eq!(code, Some(1));
-    let mut report: Value = serde_json::from_str(&said).unwrap();
+    let mut report = json_of(&said);
     let problems = report["problems"].take();
-    assert_eq!(
-        report,
-        json!({
-            "version": 2, "ok": false, "errors": 1, "warnings": 1,
-            "files": 0, "domains": 0, "rules": 0, "limits": 0, "problems": null,
-        })
-    );
-    let problem = |at: usize, key: &str| problems[at][key].clone();
+    let expected = json!({
+        "version": 2, "ok": false, "errors": 1, "warnings": 1,
+        "files": 0, "domains": 0, "rules": 0, "limits": 0, "problems": null,
+    });
+    assert_eq!(report, expected);
     assert_eq!(problems.as_array().unwrap().len(), 3);
-    assert_eq!(problem(0, "file"), "my rules, 100%/a.yaml");
-    assert_eq!(problem(0, "severity"), "warning");
-    assert_eq!(problem(0, "code"), "no-requests-per-unit");
-    assert_eq!(problem(1, "file"), "my rules, 100%/b.yaml");
-    assert_eq!([problem(1, "line"), problem(1, "column")], [4, 19]);
-    assert_eq!(problem(1, "path"), "shop.k");
-    assert_eq!(problem(1, "severity"), "error");
-    assert_eq!(problem(1, "code"), "unknown-unit");
-    assert!(
-        problem(1, "message")
-            .as_str()
-            .unwrap()
-            .contains("'fortnight'")
-    );
-    assert_eq!(problem(2, "severity"), "note");
-    let (_, said) = check_in(folder.path(), &["--format", "json", "nowhere.yaml"]);
-    let report: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(report["problems"][0]["line"], Value::Null);
-    let (code, said) = check_input(GOOD, &["--format", "json", "-"]);
-    let report: Value = serde_json::from_str(&said).unwrap();
+    let message = problems[1]["message"].as_str().unwrap();
+    assert!(message.contains("'fortnight'"), "{message}");
+    for (at, name, value) in [
+        (0_usize, "file", json!("my rules, 100%/a.yaml")),
+        (0, "severity", json!("warning")),
+        (0, "code", json!("no-requests-per-unit")),
+        (1, "file", json!("my rules, 100%/b.yaml")),
+        (1, "line", json!(4)),
+        (1, "column", json!(19)),
+        (1, "path", json!("shop.k")),
+        (1, "severity", json!("error")),
+        (1, "code", json!("unknown-unit")),
+        (2, "severity", json!("note")),
+    ] {
+        assert_eq!(problems[at][name], value, "{problems:#}");
+    }
+    let (_, said) = run("check --format json nowhere.yaml");
+    assert_eq!(json_of(&said)["problems"][0]["line"], Value::Null);
+    let (code, said) = check_input(GOOD, "--format json -");
     let expected = json!({
         "version": 2, "ok": true, "errors": 0, "warnings": 0,
         "files": 1, "domains": 1, "rules": 1, "limits": 4, "problems": [],
     });
-    assert_eq!((code, report), (Some(0), expected));
+    assert_eq!((code, json_of(&said)), (Some(0), expected));
 }
 
 #[test]
 fn sarif_has_the_members_that_its_schema_requires() {
-    let folder = mixed();
-    let (code, said) = check_in(folder.path(), &["--format", "sarif", "my rules, 100%"]);
+    let (code, said) = of_mixed("sarif");
     assert_eq!(code, Some(1));
-    let log: Value = serde_json::from_str(&said).unwrap();
+    let log = json_of(&said);
     assert_eq!(log["version"], "2.1.0");
-    let run = &log["runs"][0];
-    let driver = &run["tool"]["driver"];
+    let own = &log["runs"][0];
+    let driver = &own["tool"]["driver"];
     assert_eq!(driver["name"], "tollgate check");
-    let ids: Vec<_> = driver["rules"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|rule| &rule["id"])
-        .collect();
-    let results = run["results"].as_array().unwrap();
+    let rules = driver["rules"].as_array().unwrap().iter();
+    let ids: Vec<_> = rules.map(|rule| &rule["id"]).collect();
+    let results = own["results"].as_array().unwrap();
     let levels: Vec<_> = results.iter().map(|result| &result["level"]).collect();
     assert_eq!(levels, ["warning", "error", "note"]);
     for result in results {
@@ -349,29 +312,22 @@ fn sarif_has_the_members_that_its_schema_requires() {
         assert!(result["message"]["text"].is_string(), "{result}");
     }
     let location = &results[1]["locations"][0]["physicalLocation"];
-    assert_eq!(
-        location["artifactLocation"]["uri"],
-        "my%20rules%2C%20100%25/b.yaml"
-    );
-    assert_eq!(
-        location["region"],
-        json!({ "startLine": 4, "startColumn": 19 })
-    );
-    let (_, said) = check_in(folder.path(), &["--format", "sarif", "nowhere.yaml"]);
-    let log: Value = serde_json::from_str(&said).unwrap();
+    let uri = &location["artifactLocation"]["uri"];
+    assert_eq!(uri, "my%20rules%2C%20100%25/b.yaml");
+    let region = json!({ "startLine": 4, "startColumn": 19 });
+    assert_eq!(location["region"], region);
+    let log = json_of(&run("check --format sarif nowhere.yaml").1);
     let location = &log["runs"][0]["results"][0]["locations"][0]["physicalLocation"];
     assert!(location["region"].is_null());
     // A run without problems is one too.
-    let (code, said) = check_input(GOOD, &["--format", "sarif", "-"]);
-    let log: Value = serde_json::from_str(&said).unwrap();
+    let (code, said) = check_input(GOOD, "--format sarif -");
     assert_eq!(code, Some(0));
-    assert_eq!(log["runs"][0]["results"], json!([]));
+    assert_eq!(json_of(&said)["runs"][0]["results"], json!([]));
 }
 
 #[test]
 fn github_gets_a_command_for_each_problem() {
-    let folder = mixed();
-    let (code, said) = check_in(folder.path(), &["--format", "github", "my rules, 100%"]);
+    let (code, said) = of_mixed("github");
     assert_eq!(code, Some(1));
     let lines: Vec<_> = said.lines().collect();
     let file = "file=my rules%2C 100%25";
@@ -405,72 +361,43 @@ fn a_megabyte_of_rules_is_reported_soon_and_in_little_memory() {
     let rules = "domain: d\ndescriptors:\n";
     let long = "k".repeat(BYTES / 2);
     let same = |part: &'static str| move |_: usize| part.to_owned();
-    let limits: String = (1..1_000)
-        .map(|number| format!("  - {{unit: day, unit_multiplier: {number}, requests_per_unit: 1, name: n{number}}}\n"))
-        .collect();
-    let dense = |number: usize| format!("- {{key: u, value: a{number}}}\n");
-    let pairs = |number: usize| {
-        format!(
-            "- key: k{number}\n  metadata: {{a: 1, b: 2, c: 3, d: 4, e: 5, f: 6, g: 7, h: 8}}\n"
-        )
+    let limit = |n: u32| {
+        format!("  - {{unit: day, unit_multiplier: {n}, requests_per_unit: 1, name: n{n}}}\n")
     };
+    let limits: String = (1..1_000).map(limit).collect();
+    let named = format!("{rules}- key: k\n  rate_limits:\n{limits}");
+    let replaces = format!("{named}  - {{unit: year, requests_per_unit: 1, replaces: [");
+    let dense = |n: usize| format!("- {{key: u, value: a{n}}}\n");
+    let pairs = |n: usize| {
+        format!("- key: k{n}\n  metadata: {{a: 1, b: 2, c: 3, d: 4, e: 5, f: 6, g: 7, h: 8}}\n")
+    };
+    let wildcards = |n: usize| match n {
+        0..4_000 => format!("- key: z{n:04}*\n"),
+        _ => format!("- key: a{n}\n"),
+    };
+    let domain = format!("domain: {long}\ndescriptors:\n");
+    let anchor = format!("{rules}- key: &k {long}\n");
+    let metadata = format!("{rules}- key: k\n  metadata:\n    ? {long}\n    : [");
+    let broken = "- {key: [\n";
+    let names = |n: usize| format!("{{name: z{n}}}, ");
+    let binary = "domain: d # !!binary\nx: ";
     let cases = [
         ("lines", fill("", &same("a: b\n"), "")),
         ("keys", fill(rules, &same("key: a\n"), "")),
         ("merges", fill("domain: d\n", &same("<<: 1\n"), "")),
         ("items", fill(rules, &same("- a\n"), "")),
-        ("dense", fill(rules, &dense, "- {key: [\n")),
+        ("dense", fill(rules, &dense, broken)),
         ("pairs", fill(rules, &pairs, "")),
-        ("pairs and an error", fill(rules, &pairs, "- {key: [\n")),
-        (
-            "a domain",
-            fill(&format!("domain: {long}\ndescriptors:\n"), &dense, ""),
-        ),
-        (
-            "aliases",
-            fill(
-                &format!("{rules}- key: &k {long}\n"),
-                &same("- key: *k\n"),
-                "",
-            ),
-        ),
-        (
-            "names",
-            fill(
-                &format!(
-                    "{rules}- key: k\n  rate_limits:\n{limits}  - {{unit: year, requests_per_unit: 1, replaces: ["
-                ),
-                &|number| format!("{{name: z{number}}}, "),
-                "]}\n",
-            ),
-        ),
-        (
-            "binary",
-            fill("domain: d # !!binary\nx: ", &same("[aaaaaaa, "), ""),
-        ),
-        (
-            "numbers",
-            fill(
-                &format!("{rules}- key: k\n  metadata:\n    ? {long}\n    : ["),
-                &same("1, "),
-                "]\n",
-            ),
-        ),
-        (
-            "wildcards",
-            fill(
-                rules,
-                &|number| match number {
-                    0..4_000 => format!("- key: z{number:04}*\n"),
-                    _ => format!("- key: a{number}\n"),
-                },
-                "",
-            ),
-        ),
+        ("pairs and an error", fill(rules, &pairs, broken)),
+        ("a domain", fill(&domain, &dense, "")),
+        ("aliases", fill(&anchor, &same("- key: *k\n"), "")),
+        ("names", fill(&replaces, &names, "]}\n")),
+        ("binary", fill(binary, &same("[aaaaaaa, "), "")),
+        ("numbers", fill(&metadata, &same("1, "), "]\n")),
+        ("wildcards", fill(rules, &wildcards, "")),
     ];
     let file = |text: &str| files(&[("a.yaml", text)]);
-    let check =
-        |folder: &TempDir| peak_of(&["check", folder.path().join("a.yaml").to_str().unwrap()]);
+    let check = |folder: &TempDir| peak_of(&["check", &format!("{}/a.yaml", path(folder))]);
     let idle = check(&file(GOOD)).0;
     for (name, text) in &cases {
         let folder = file(text);

@@ -18,10 +18,10 @@ use tempfile::TempDir;
 use crate::support::{
     ask::{ask, connect, is_ok},
     certificates::{Authority, Secret},
-    finish,
+    finish, free_port,
     http::get,
     redis::Redis,
-    tollgate::{self, program},
+    tollgate::{self, Builder, program},
 };
 
 const RULES: &str = "
@@ -36,146 +36,65 @@ descriptors:
 #[test]
 fn check_accepts_good_rules() {
     let rules = files(&[("a.yaml", RULES), ("sub/b.yml", "domain: e")]);
-    let said = run(&["check", path(&rules)]);
-    assert_eq!(
-        said,
-        (
-            Some(0),
-            "sub/b.yml:1:9: warning: 0 rules: nothing in domain 'e' is limited\n\
-             ok: 1 rule with 2 limits in 2 domains, 1 warning\n"
-                .to_owned()
-        )
-    );
-}
-
-#[test]
-fn check_tells_every_problem_at_once_and_what_would_be_right() {
-    let many = "\
-domain: shop
-descriptors:
-  - key: one
-    rate_limit: { unit: fortnight, requests_per_unit: 1 }
-  - key: two
-    rate_limit: { unit: second, requests_per_unit: 1 }
-    rate_limits: [3/second]
-  - key: three
-    rate_limit: { unit: second }
-  - value: lonely
-  - key: one
-  - key: four
-    rate_limit: { unit: minute, unit_multiplier: 0, requests_per_unit: 1 }
-";
-    let rules = files(&[
-        ("a.yaml", many),
-        (
-            "b.yaml",
-            "domain: shop\ndescriptors:\n  - key: x\n    rate_limits: [many]\n",
-        ),
-        ("c.yaml", "descriptors:\n  - key: x\n"),
-        ("d.yaml", "domain: [\n"),
-        (
-            "e.yaml",
-            "domain: e\ndescriptors:\n  - key: x\n    limit: {}\n",
-        ),
-    ]);
-    let (code, said) = run(&["check", path(&rules)]);
-    let expected = [
-        "a.yaml:4:19: shop.one: invalid rate limit unit 'fortnight' (second, minute, hour, day, week, month or year)",
-        "a.yaml:7:19: shop.two: `rate_limit` and `rate_limits` on one descriptor; put all limits into `rate_limits`",
-        "a.yaml:9:19: shop.three: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included",
-        "a.yaml:10:5: shop: descriptor has empty key; write `key: NAME`",
-        "a.yaml:11:10: shop.one: duplicate descriptor composite key 'shop.one', already defined at a.yaml:3:10",
-        "a.yaml:13:50: shop.four: `unit_multiplier` must be a whole number from 1 to 4294967295, not 0",
-        "b.yaml:1:9: duplicate domain 'shop' in config file, already defined in a.yaml; put all its descriptors under one `domain` or turn on merging of domains",
-        "b.yaml:4:19: shop.x: cannot read the limit 'many'; write NUMBER/UNIT or NUMBER/COUNTunit, with a COUNT from 1 on, such as 5000/day, 1.5M/day or 300/30m (k, M, G; s, sec, second; m, min, minute; h, hr, hour; d, day; w, wk, week; mo, month; y, yr, year; plurals too)",
-        "c.yaml:1:1: config file cannot have empty domain; write `domain: NAME` at the top",
-        "d.yaml:1:9: this `[` is not closed",
-        "e.yaml:4:5: e.x: unknown key 'limit' (expected one of descriptors, count, on_store_loss, refusal, key, value, rate_limit, rate_limits, shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, reserve, accuracy, metadata)",
-        "failed: 10 errors, 1 warning",
-    ];
-    let said: Vec<_> = said.lines().collect();
-    assert_eq!(said, expected);
-    assert_eq!(code, Some(1));
-}
-
-#[test]
-fn check_warns_of_what_it_accepts() {
-    let text = "domain: d\ndescriptors:\n  - key: x\n    rate_limit: { unit: day }\n";
-    let rules = files(&[("a.yaml", text)]);
-    let expected = "\
-a.yaml:4:19: d.x: warning: `requests_per_unit` is missing, so every request is refused; write it, 0 included
-ok: 1 rule with 1 limit in 1 domain, 1 warning
-";
-    assert_eq!(
-        run(&["check", path(&rules)]),
-        (Some(0), expected.to_owned())
-    );
+    let expected = "sub/b.yml:1:9: warning: 0 rules: nothing in domain 'e' is limited\n\
+                    ok: 1 rule with 2 limits in 2 domains, 1 warning\n";
+    let said = run(&format!("check {}", path(&rules)));
+    assert_eq!(said, (Some(0), expected.to_owned()));
 }
 
 #[test]
 fn check_merges_domains_only_if_told() {
     let other = RULES.replace("one", "other");
     let rules = files(&[("a.yaml", RULES), ("b.yaml", &other)]);
-    let (code, said) = run(&["check", path(&rules)]);
+    let (code, said) = run(&format!("check {}", path(&rules)));
     assert!(said.contains("duplicate domain 'd'"), "{said}");
     assert_eq!(code, Some(1));
-    let (code, said) = run(&["check", "--merge-domains", path(&rules)]);
-    assert_eq!(
-        (code, said.as_str()),
-        (Some(0), "ok: 2 rules with 4 limits in 1 domain\n")
-    );
-    let output = finish(
-        program()
-            .args(["check", path(&rules)])
-            .env("MERGE_DOMAIN_CONFIG", "true"),
-    );
-    assert_eq!(output.status.code(), Some(0));
+    let merged = run(&format!("check --merge-domains {}", path(&rules)));
+    let expected = "ok: 2 rules with 4 limits in 1 domain\n";
+    assert_eq!(merged, (Some(0), expected.to_owned()));
 }
 
 #[test]
 fn check_warns_where_rules_count_locally_without_a_number_of_replicas() {
     let local = RULES.replace("  - key: one", "  - key: one\n    on_store_loss: local");
     let rules = files(&[("a.yaml", &local)]);
-    let (code, said) = run(&["check", path(&rules)]);
+    let rules = path(&rules);
+    let (code, said) = run(&format!("check {rules}"));
     let place = "a.yaml:5:20: ";
     let way_out = "set --replicas N, the number of replicas that run";
     assert!(said.contains(place) && said.contains(way_out), "{said}");
     assert_eq!(code, Some(0));
-    let (code, said) = run(&["check", "--replicas", "3", path(&rules)]);
+    let (code, said) = run(&format!("check --replicas 3 {rules}"));
     assert_eq!(code, Some(0));
     assert!(!said.contains(way_out), "{said}");
-    let variable = finish(
-        program()
-            .args(["check", "--deny-warnings", path(&rules)])
-            .env("TOLLGATE_REPLICAS", "3"),
-    );
-    assert_eq!(variable.status.code(), Some(0));
+    let mut check = program();
+    check.env("TOLLGATE_REPLICAS", "3");
+    let output = finish(check.args(["check", "--deny-warnings", rules]));
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
 fn check_finds_what_is_not_there() {
     let empty = TempDir::new().unwrap();
-    let (code, said) = run(&["check", path(&empty)]);
+    let (code, said) = run(&format!("check {}", path(&empty)));
     assert!(said.contains("no rule files"), "{said}");
     assert_eq!(code, Some(2));
-    let (code, said) = run(&["check", "/nowhere/at/all.yaml"]);
-    assert!(
-        said.starts_with("/nowhere/at/all.yaml: cannot be read: No such file"),
-        "{said}"
-    );
+    let (code, said) = run("check /nowhere/at/all.yaml");
+    let expected = "/nowhere/at/all.yaml: cannot be read: No such file";
+    assert!(said.starts_with(expected), "{said}");
     assert_eq!(code, Some(2));
 }
 
-/// Files in two folders may have equal names; they are still two files.
 #[test]
 fn check_tells_files_of_several_folders_apart() {
     let first = files(&[("rules.yaml", RULES)]);
     let second = files(&[("rules.yaml", &RULES.replace("one", "other"))]);
-    let (code, said) = run(&["check", path(&first), path(&second)]);
+    let (first, second) = (path(&first), path(&second));
+    let (code, said) = run(&format!("check {first} {second}"));
     let duplicate = "duplicate domain 'd' in config file, already defined in ";
-    assert!(said.contains(duplicate), "{said}");
-    assert!(said.contains(path(&first)), "{said}");
-    assert!(said.contains(path(&second)), "{said}");
+    for expected in [duplicate, first, second] {
+        assert!(said.contains(expected), "{said}");
+    }
     assert_eq!(code, Some(1));
 }
 
@@ -184,10 +103,12 @@ fn check_tells_files_of_several_folders_apart() {
 #[test]
 fn ask_prints_a_decision_that_can_be_read() {
     let server = tollgate::with_rules(RULES).start();
-    let ask = |hits: &str| {
-        let url = format!("http://{}", server.grpc);
-        let what = ["--domain", "d", "-d", "one=v", "-d", "k=v,k2=v2"];
-        let (code, said) = run(&[&["ask", "--server", &url, "--hits", hits], &what[..]].concat());
+    let ask = |hits: u32| {
+        let what = "--domain d -d one=v -d k=v,k2=v2";
+        let (code, said) = run(&format!(
+            "ask --server {} --hits {hits} {what}",
+            url(server.grpc)
+        ));
         // Everything except times, such as `364d 3h`.
         let lines = said
             .lines()
@@ -205,42 +126,30 @@ OK
   one=v: OK, 1 of 2 per year left, resets in T
   k=v,k2=v2: OK, no limit (--why says why)
 ";
-    assert_eq!(ask("1"), (Some(0), expected.to_owned()));
+    assert_eq!(ask(1), (Some(0), expected.to_owned()));
     let expected = "\
 OVER_LIMIT
   one=v: OVER_LIMIT, 0 of 2 per year left, resets in T
   k=v,k2=v2: OK, no limit (--why says why)
 ";
-    assert_eq!(ask("2"), (Some(3), expected.to_owned()));
+    assert_eq!(ask(2), (Some(3), expected.to_owned()));
 }
 
 #[test]
 fn ask_prints_proto3_json() {
     let server = tollgate::with_rules(RULES).start();
-    let url = format!("http://{}", server.grpc);
-    let what = [
-        "--domain", "d", "-d", "one=v", "-d", "other=v", "--hits", "2",
-    ];
-    let (code, said) = run(&[&["ask", "--json", "--server", &url], &what[..]].concat());
+    let what = "--domain d -d one=v -d other=v --hits 2";
+    let (code, said) = run(&format!("ask --json --server {} {what}", url(server.grpc)));
     assert_eq!(code, Some(0));
     let mut answer: serde_json::Value = serde_json::from_str(&said).unwrap();
     let reset = answer["statuses"][0]["durationUntilReset"].take();
     assert!(reset.as_str().unwrap().ends_with('s'), "{reset}");
     let limit = serde_json::json!({ "requestsPerUnit": 2, "unit": "YEAR", "name": "" });
     let expected = serde_json::json!({
-        "overallCode": "OK",
-        "statuses": [
-            {
-                "code": "OK",
-                "currentLimit": limit,
-                "limitRemaining": 0,
-                "durationUntilReset": null,
-            },
+        "overallCode": "OK", "requestHeadersToAdd": [], "responseHeadersToAdd": [], "rawBody": "", "statuses": [
+            { "code": "OK", "currentLimit": limit, "limitRemaining": 0, "durationUntilReset": null },
             { "code": "OK", "limitRemaining": 0 },
         ],
-        "requestHeadersToAdd": [],
-        "responseHeadersToAdd": [],
-        "rawBody": "",
     });
     assert_eq!(answer, expected);
 }
@@ -248,99 +157,37 @@ fn ask_prints_proto3_json() {
 #[test]
 fn ask_says_what_is_wrong_and_fails() {
     let server = tollgate::with_rules(RULES).start();
-    let ask = |server: &str, domain: &str| {
+    let nowhere = format!("http://127.0.0.1:{}", free_port());
+    let grpc = url(server.grpc);
+    for (server, domain, expected) in [
+        (&*nowhere, "d", &*format!("cannot reach {nowhere}")),
+        ("not a URL", "d", "cannot reach not a URL"),
+        (
+            &grpc,
+            "",
+            "the server answered InvalidArgument: rate limit domain must not be empty\n",
+        ),
+    ] {
         let what = ["ask", "--server", server, "--domain", domain, "-d", "k=v"];
         let output = finish(program().args(what));
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
-        error(&output)
-    };
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", closed.local_addr().unwrap());
-    drop(closed);
-    let said = ask(&url, "d");
-    assert!(said.starts_with(&format!("cannot reach {url}")), "{said}");
-    assert!(said.contains("Connection refused"), "{said}");
-    let said = ask("not a URL", "d");
-    assert!(said.starts_with("cannot reach not a URL"), "{said}");
-    let said = ask(&format!("http://{}", server.grpc), "");
-    let expected = "the server answered InvalidArgument: rate limit domain must not be empty\n";
-    assert_eq!(said, expected);
+        assert!(error(&output).starts_with(expected), "{output:?}");
+    }
 }
 
 // --- settings ------------------------------------------------------------------------------------
 
-#[test]
-fn help_tells_of_every_flag_and_its_variable() {
-    let cli = Cli::command();
-    for command in cli.get_subcommands() {
-        let (code, help) = run(&[command.get_name(), "--help"]);
-        assert_eq!(code, Some(0));
-        let words: Vec<_> = help
-            .split(|next: char| next.is_whitespace() || "[=]".contains(next))
-            .filter(|word| !word.is_empty())
-            .collect();
-        for flag in command.get_arguments().filter(|flag| !flag.is_positional()) {
-            let name = format!("--{}", flag.get_long().expect("all have a long form"));
-            assert!(words.contains(&name.as_str()), "{name}: {help}");
-            if let Some(variable) = variable(flag) {
-                let is_told = words.windows(2).any(|pair| pair == ["env:", variable]);
-                assert!(is_told, "{variable} of {name}: {help}");
-            }
-        }
-    }
-    let (code, help) = run(&["--help"]);
-    assert_eq!(code, Some(0));
-    for command in cli.get_subcommands() {
-        assert!(help.contains(command.get_name()), "{help}");
-    }
-    for part in ["tollgate ask --domain", "README.md", "variable"] {
-        assert!(help.contains(part), "{help}");
-    }
-    let changes = cli
-        .find_subcommand("counters")
-        .unwrap()
-        .get_about()
-        .unwrap();
-    assert!(changes.to_string().contains("reset"), "{changes}");
-}
-
-#[test]
-fn flags_alone_mean_serve() {
-    let builder = tollgate::bare().file("rules.yaml", RULES);
-    let folder = builder.rules().display().to_string();
-    let mut server = builder
-        .args(["--config-dir", &folder, "--log-format", "json"])
-        .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
-        .args(["--port", "0", "--debug-port", "0", "--drain-delay", "0"])
-        .start();
-    assert_eq!(get(server.http, "/healthcheck").status, 200);
-    server.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(server.wait().code(), Some(0));
-}
-
 #[tokio::test]
 async fn the_environment_alone_is_enough() {
+    const ENV: &str = "LOG_FORMAT=json LOG_LEVEL=INFO GRPC_HOST=127.0.0.1 GRPC_PORT=0 HOST=127.0.0.1 PORT=0 \
+        DEBUG_HOST=127.0.0.1 DEBUG_PORT=0 TOLLGATE_REDIS_TIMEOUT=10s CACHE_KEY_PREFIX=here: NEAR_LIMIT_RATIO=0.5 \
+        SHADOW_MODE=true TOLLGATE_MAX_TEXT_BYTES=100";
     let redis = Redis::start();
     let builder = tollgate::bare().file("rules.yaml", RULES);
     let folder = builder.rules().display().to_string();
-    let server = builder
-        .env("TOLLGATE_CONFIG_DIR", &folder)
-        .env("LOG_FORMAT", "json")
-        .env("LOG_LEVEL", "INFO")
-        .env("GRPC_HOST", "127.0.0.1")
-        .env("GRPC_PORT", "0")
-        .env("HOST", "127.0.0.1")
-        .env("PORT", "0")
-        .env("DEBUG_HOST", "127.0.0.1")
-        .env("DEBUG_PORT", "0")
-        .env("REDIS_URL", &redis.url())
-        .env("TOLLGATE_REDIS_TIMEOUT", "10s")
-        .env("CACHE_KEY_PREFIX", "here:")
-        .env("NEAR_LIMIT_RATIO", "0.5")
-        .env("SHADOW_MODE", "true")
-        .env("TOLLGATE_MAX_TEXT_BYTES", "100")
-        .start();
+    let places = format!("TOLLGATE_CONFIG_DIR={folder} REDIS_URL={}", redis.url());
+    let server = with_variables(builder, &format!("{ENV} {places}")).start();
     assert_eq!(get(server.http, "/healthcheck").status, 200);
     let mut client = connect(server.grpc).await;
     let mut codes = Vec::new();
@@ -348,9 +195,9 @@ async fn the_environment_alone_is_enough() {
         codes.push(is_ok(&ask(&mut client, "d", &[("one", "v")]).await));
     }
     assert_eq!(codes, [true; 3], "in shadow mode");
-    let keys = redis.cli(&["--scan"]);
-    assert_eq!(keys.lines().count(), 2, "{keys}");
-    assert!(keys.lines().all(|key| key.starts_with("here:")), "{keys}");
+    let keys = redis.keys();
+    assert_eq!(keys.len(), 2, "{keys:?}");
+    assert!(keys.iter().all(|key| key.starts_with("here:")), "{keys:?}");
     let page = get(server.debug, "/metrics").body;
     for line in [
         "ratelimit_service_global_shadow_mode 1\n",
@@ -358,34 +205,6 @@ async fn the_environment_alone_is_enough() {
     ] {
         assert!(page.contains(line), "{line}: {page}");
     }
-}
-
-#[test]
-fn a_flag_wins_over_its_variable() {
-    let server = tollgate::with_rules(RULES)
-        .env("GRPC_PORT", "1")
-        .env("LOG_FORMAT", "text")
-        .env("TOLLGATE_CONFIG_DIR", "/nowhere")
-        .start();
-    assert_eq!(get(server.http, "/healthcheck").status, 200);
-}
-
-#[test]
-fn an_unknown_flag_is_a_bad_command_line() {
-    for arguments in [
-        &["--no-such-flag"][..],
-        &["serve", "--no-such-flag"],
-        &["check", "--no-such-flag", "."],
-        &["ask", "--no-such-flag"],
-    ] {
-        let output = finish(program().args(arguments));
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = error(&output);
-        assert!(said.contains("'--no-such-flag'"), "{said}");
-    }
-    let output = finish(program().arg("no-such-command"));
-    assert_eq!(output.status.code(), Some(2));
-    assert!(error(&output).contains("'no-such-command'"));
 }
 
 /// A folder may contain files with names that are not text.
@@ -407,17 +226,14 @@ fn a_bad_value_is_refused_by_the_name_of_its_flag_or_variable() {
     let cli = Cli::command();
     let serve = cli.find_subcommand("serve").unwrap();
     // The command line itself must accept every text; the code that uses it may reject it.
-    let texts = [
-        TypeId::of::<String>(),
-        TypeId::of::<PathBuf>(),
-        TypeId::of::<Hidden>(),
-    ];
     let is_text = |flag: &Arg| {
         let kind = flag.get_value_parser().type_id();
-        texts.iter().any(|text| kind == *text)
+        kind == TypeId::of::<String>()
+            || kind == TypeId::of::<PathBuf>()
+            || kind == TypeId::of::<Hidden>()
     };
     for flag in serve.get_arguments().filter(|flag| !is_text(flag)) {
-        let Some(variable) = variable(flag) else {
+        let Some(variable) = flag.get_env().and_then(OsStr::to_str) else {
             continue;
         };
         let long = flag.get_long().unwrap();
@@ -455,52 +271,33 @@ fn a_number_that_makes_no_sense_is_refused() {
 
 #[test]
 fn a_bad_redis_address_is_refused_without_showing_its_password() {
-    let (status, said) = tollgate::with_rules(RULES)
-        .args(["--redis-url", "bogus://user:secret@host"])
-        .fail();
+    let builder = tollgate::with_rules(RULES);
+    let (status, said) = builder.redis_by_default("bogus://user:secret@host").fail();
     assert_eq!(status.code(), Some(1));
     assert!(said.contains("redis://[user:password@]host:port"), "{said}");
     assert!(!said.contains("secret"), "{said}");
 }
 
 #[test]
-fn bad_rules_are_all_told_and_nothing_starts() {
-    let (status, said) = tollgate::builder()
-        .file("a.yaml", "domain: d\ndescriptors:\n  - value: x\n")
-        .file("b.yaml", "descriptors: []\n")
-        .fail();
-    assert_eq!(status.code(), Some(1));
-    for problem in [
-        "a.yaml:3:5: d: descriptor has empty key; write `key: NAME`",
-        "b.yaml:1:1: config file cannot have empty domain",
-    ] {
-        assert!(said.contains(problem), "{said}");
-    }
-}
-
-/// The command is run as it stands.
-#[test]
 fn a_terminal_gets_the_page_a_command_to_try_and_the_open_ports() {
-    let lines = |args: &[&str]| {
+    let start = |hosts: &str| {
         let builder = tollgate::bare().file("rules.yaml", RULES);
         let folder = builder.rules().to_str().unwrap().to_owned();
-        let server = builder
-            .args(["serve", "--log-format", "json", "--config-dir", &folder])
-            .args(["--grpc-port", "0", "--port", "0", "--debug-port", "0"])
-            .args(args.iter().copied())
-            .on_a_terminal()
-            .start();
+        let ports = "--grpc-port 0 --port 0 --debug-port 0";
+        let serve = format!("serve --log-format json --config-dir {folder} {ports} {hosts}");
+        let builder = builder.args(serve.split_whitespace());
+        let server = builder.on_a_terminal().start();
         let log = server.log().with("Envoy:  ");
         let page = format!("page:   http://{}/", server.debug);
         assert!(log.contains(&page), "{log}");
-        (server, log.replace('\r', ""))
+        server
     };
     let line = |log: &str, begin: &str| {
-        let mut lines = log.lines();
+        let mut lines = log.lines().map(|line| line.trim_matches('\r'));
         let line = lines.find_map(|line| line.strip_prefix(begin));
         line.map(str::to_owned)
     };
-    let (server, _) = lines(&[]);
+    let server = start("");
     let log = server.log().with("open to every host");
     let open = format!(
         "gRPC without TLS ({}), /json ({})",
@@ -508,17 +305,13 @@ fn a_terminal_gets_the_page_a_command_to_try_and_the_open_ports() {
     );
     assert!(log.contains(&open), "{log}");
     let command = line(&log, "try:    ").unwrap();
-    assert!(
-        Path::new(command.split(' ').next().unwrap()).exists(),
-        "{command}"
-    );
+    let program = Path::new(command.split(' ').next().unwrap());
+    assert!(program.exists(), "{command}");
     let tried = finish(Command::new("/bin/sh").args(["-c", &command]));
     let printed = String::from_utf8(tried.stdout).unwrap();
-    assert!(
-        printed.starts_with("OK\n") && printed.contains(" left"),
-        "{printed}"
-    );
-    let (_, log) = lines(&["--host", "127.0.0.1", "--grpc-host", "127.0.0.1"]);
+    let is_ok = printed.starts_with("OK\n") && printed.contains(" left");
+    assert!(is_ok, "{printed}");
+    let log = start("--host 127.0.0.1 --grpc-host 127.0.0.1").log().text();
     assert_eq!(line(&log, "open to every host"), None, "{log}");
 }
 
@@ -533,29 +326,23 @@ fn no_pipe_gets_the_lines_for_people() {
 
 #[test]
 fn the_ready_line_names_version_ports_store_tls_and_modes() {
-    let check = |args: &[&str], expected: &[(&str, &str)]| {
+    let check = |args: &str, expected: &str| {
         let builder = tollgate::with_rules(RULES);
-        let server = builder.args(args.iter().copied()).start();
+        let server = builder.args(args.split_whitespace()).start();
         let log = server.log().text();
         let line = log.lines().find(|line| line.contains("tollgate is ready"));
         let line: serde_json::Value = serde_json::from_str(line.unwrap()).unwrap();
         let version = line["version"].as_str().unwrap();
         assert!(version.starts_with(env!("CARGO_PKG_VERSION")), "{line}");
-        for (field, value) in expected {
-            assert_eq!(line[field], *value, "{line}");
+        for (field, value) in expected.split(' ').map(|one| one.split_once('=').unwrap()) {
+            assert_eq!(line[field], value, "{line}");
         }
     };
-    let plain = [
-        ("tls", "off"),
-        ("modes", "none"),
-        ("prometheus", "none"),
-        ("store", "memory"),
-        ("json", "on"),
-    ];
-    check(&[], &plain);
-    check(&["--http-json", "false"], &[("json", "off")]);
-    let modes = [("modes", "shadow-mode,strict-matching")];
-    check(&["--shadow-mode", "--strict-matching"], &modes);
+    let plain = "tls=off modes=none prometheus=none store=memory json=on";
+    check("", plain);
+    check("--http-json false", "json=off");
+    let modes = "modes=shadow-mode,strict-matching";
+    check("--shadow-mode --strict-matching", modes);
     let ours = Authority::new("ours");
     let pair = ours.issue("tollgate");
     let secret = Secret::mount(&[
@@ -564,35 +351,32 @@ fn the_ready_line_names_version_ports_store_tls_and_modes() {
         ("ca.crt", &ours.certificate),
     ]);
     let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
-    let tls = [
-        "--grpc-tls",
-        "--grpc-tls-cert",
-        &certificate,
-        "--grpc-tls-key",
-        &key,
-    ];
-    check(&tls, &[("tls", "server")]);
-    check(
-        &[&tls[..], &["--grpc-client-ca", &ca]].concat(),
-        &[("tls", "mutual")],
-    );
+    let tls = format!("--grpc-tls --grpc-tls-cert {certificate} --grpc-tls-key {key}");
+    check(&tls, "tls=server");
+    check(&format!("{tls} --grpc-client-ca {ca}"), "tls=mutual");
 }
 
 #[test]
 fn a_port_that_cannot_be_had_is_fatal_and_named_with_its_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let ports = [
-        ("GRPC", "gRPC (--grpc-port, GRPC_PORT)"),
-        ("HTTP", "HTTP (--port, PORT)"),
-        ("DEBUG", "debug (--debug-port, DEBUG_PORT)"),
-        (
-            "PROMETHEUS",
-            "Prometheus (--prometheus-address, PROMETHEUS_ADDR)",
-        ),
-    ];
-    for (which, name) in ports {
-        let (status, said) = serve_on(which, address).fail();
+    let prometheus = "Prometheus (--prometheus-address, PROMETHEUS_ADDR)";
+    for (port, name) in [
+        ("--grpc-port", "gRPC (--grpc-port, GRPC_PORT)"),
+        ("--port", "HTTP (--port, PORT)"),
+        ("--debug-port", "debug (--debug-port, DEBUG_PORT)"),
+        ("--prometheus-address", prometheus),
+    ] {
+        let builder = tollgate::bare().file("rules.yaml", RULES);
+        let folder = builder.rules().display();
+        let number = |flag: &str| if flag == port { address.port() } else { 0 };
+        let [grpc, http] = ["--grpc-port", "--port"].map(number);
+        let [debug, prometheus] = ["--debug-port", "--prometheus-address"].map(number);
+        let line = format!(
+            "--config-dir {folder} --log-format json --grpc-host 127.0.0.1 --host 127.0.0.1 --grpc-port {grpc} \
+             --port {http} --debug-port {debug} --prometheus --prometheus-address 127.0.0.1:{prometheus}"
+        );
+        let (status, said) = builder.args(line.split(' ')).fail();
         assert_eq!(status.code(), Some(1), "{said}");
         let expected = format!("cannot listen on {address} for {name}: Address already in use");
         assert!(said.contains(&expected), "{said}");
@@ -604,105 +388,81 @@ fn a_port_that_cannot_be_had_is_fatal_and_named_with_its_setting() {
         ("--debug-host", "debug (--debug-host, DEBUG_HOST)"),
     ] {
         let rules = files(&[("a.yaml", RULES)]);
-        let ports = ["--grpc-port=0", "--port=0", "--debug-port=0"];
-        let mut serve = program();
-        serve
-            .args(ports)
-            .args(["--config-dir", path(&rules), flag, "192.0.2.1"]);
-        let Output { stdout, stderr, .. } = finish(&mut serve);
-        let said = String::from_utf8([stdout, stderr].concat()).unwrap();
-        assert!(
-            said.contains(&format!("for {name}: Cannot assign")),
-            "{said}"
-        );
+        let ports = "--grpc-port=0 --port=0 --debug-port=0";
+        let line = format!("{ports} --config-dir {} {flag} 192.0.2.1", path(&rules));
+        let (_, stdout, stderr) = run_in(rules.path(), &line);
+        let said = stdout + &stderr;
+        let expected = format!("for {name}: Cannot assign");
+        assert!(said.contains(&expected), "{said}");
     }
-}
-
-/// A server with one of its ports at `address`.
-fn serve_on(which: &str, address: SocketAddr) -> tollgate::Builder {
-    let builder = tollgate::bare().file("rules.yaml", RULES);
-    let folder = builder.rules().display().to_string();
-    let port = |name: &str| {
-        if name == which {
-            address.port().to_string()
-        } else {
-            "0".to_owned()
-        }
-    };
-    builder
-        .args(["--config-dir", &folder, "--log-format", "json"])
-        .args(["--grpc-host", "127.0.0.1", "--host", "127.0.0.1"])
-        .args(["--grpc-port", &port("GRPC"), "--port", &port("HTTP")])
-        .args(["--debug-port", &port("DEBUG"), "--prometheus"])
-        .args([
-            "--prometheus-address",
-            &format!("127.0.0.1:{}", port("PROMETHEUS")),
-        ])
 }
 
 #[test]
 fn rules_that_cannot_be_found_are_told_with_the_setting_of_their_folder() {
     let empty = TempDir::new().unwrap();
-    let folder = path(&empty);
-    let check = |arguments: &[&str], expected: &str| {
-        let output = finish(program().current_dir(&empty).args(arguments));
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(error(&output).contains(expected), "{output:?}");
+    let check = |line: &str, expected: &str| {
+        let (code, said, errors) = run_in(empty.path(), line);
+        assert_eq!(code, Some(1), "{said}{errors}");
+        assert!(errors.contains(expected), "{errors}");
     };
-    check(
-        &[],
-        "the rules in config (see --config-dir, TOLLGATE_CONFIG_DIR) cannot be used:\n  config: cannot be read: No such",
-    );
-    check(
-        &["serve", "--config-dir", folder],
-        "(see --config-dir, TOLLGATE_CONFIG_DIR) cannot be used:",
-    );
-    check(
-        &["--runtime-root", "nowhere"],
-        "the rules in nowhere (see --runtime-root, RUNTIME_ROOT) cannot be used:",
-    );
+    let setting = "(see --config-dir, TOLLGATE_CONFIG_DIR) cannot be used:";
+    let unread = format!("the rules in config {setting}\n  config: cannot be read: No such");
+    check("", &unread);
+    check(&format!("serve --config-dir {}", path(&empty)), setting);
+    let nowhere = "the rules in nowhere (see --runtime-root, RUNTIME_ROOT) cannot be used:";
+    check("--runtime-root nowhere", nowhere);
 }
 
 #[tokio::test]
 async fn hits_below_zero_are_given_back_and_refused_elsewhere() {
     let server = tollgate::with_rules(RULES).start();
-    let url = format!("http://{}", server.grpc);
-    let debug = format!("http://{}", server.debug);
-    let asked = |hits: &str| {
-        let what = [
-            "ask", "--server", &url, "--domain", "d", "-d", "one=v", "--hits", hits,
-        ];
-        run(&what).1
-    };
-    assert!(asked("2").contains("0 of 2 per year left"));
-    let what = [
-        "explain", "--server", &debug, "--domain", "d", "-d", "one=v",
-    ];
-    let (_, said) = run(&[&what[..], &["--hits", "-2"]].concat());
+    let what = "--domain d -d one=v --hits";
+    let asked = |hits: i32| run(&format!("ask --server {} {what} {hits}", url(server.grpc))).1;
+    assert!(asked(2).contains("0 of 2 per year left"));
+    let (_, said) = run(&format!("explain --server {} {what} -2", url(server.debug)));
     assert!(said.starts_with("would pass"), "{said}");
-    assert!(asked("-2").starts_with("OK"));
-    assert!(asked("0").contains("2 of 2 per year left"));
-    for (arguments, expected) in [
-        (
-            &["--max-counters", "-1"][..],
-            "invalid value '-1' for '--max-counters <N>': expected a whole number",
-        ),
-        (&["--port", "-1"], "invalid value '-1' for '--port <PORT>'"),
+    assert!(asked(-2).starts_with("OK"));
+    assert!(asked(0).contains("2 of 2 per year left"));
+    let counters = "'--max-counters <N>': expected a whole number";
+    for (line, expected) in [
+        ("--max-counters -1", counters),
+        ("--port -1", "'--port <PORT>'"),
     ] {
-        let output = finish(program().args(arguments));
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        assert!(error(&output).contains(expected), "{output:?}");
+        let (code, _, errors) = run_in(Path::new("."), line);
+        assert_eq!(code, Some(2), "{errors}");
+        let expected = format!("invalid value '-1' for {expected}");
+        assert!(errors.contains(&expected), "{errors}");
     }
 }
 
 // --- in short ------------------------------------------------------------------------------------
 
-/// Runs a command to its end; returns its exit code and its output.
+/// Runs a command in a folder; returns its exit code, its output and its errors. No word of it has a blank.
 #[track_caller]
-fn run(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = finish(program().args(arguments));
-    let said = String::from_utf8(output.stdout).unwrap();
-    (output.status.code(), said)
+pub(crate) fn run_in(folder: &Path, line: &str) -> (Option<i32>, String, String) {
+    let output = finish(program().current_dir(folder).args(line.split_whitespace()));
+    let [said, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), said, errors)
+}
+
+/// Runs a command; returns its exit code and its output.
+#[track_caller]
+pub(crate) fn run(line: &str) -> (Option<i32>, String) {
+    let (code, said, _) = run_in(Path::new("."), line);
+    (code, said)
+}
+
+/// A builder with variables, which are written as `NAME=value NAME=value`.
+pub(crate) fn with_variables(builder: Builder, variables: &str) -> Builder {
+    let pairs = variables
+        .split_whitespace()
+        .map(|one| one.split_once('=').unwrap());
+    pairs.fold(builder, |builder, (name, value)| builder.env(name, value))
+}
+
+pub(crate) fn url(address: SocketAddr) -> String {
+    format!("http://{address}")
 }
 
 /// A server that does not start, because it has no rules.
@@ -716,11 +476,7 @@ fn error(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn variable(flag: &Arg) -> Option<&str> {
-    flag.get_env()?.to_str()
-}
-
-fn files(files: &[(&str, &str)]) -> TempDir {
+pub(crate) fn files(files: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     for (name, text) in files {
         let path = folder.path().join(name);
@@ -730,6 +486,6 @@ fn files(files: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-fn path(folder: &TempDir) -> &str {
+pub(crate) fn path(folder: &TempDir) -> &str {
     Path::to_str(folder.path()).unwrap()
 }

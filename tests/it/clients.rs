@@ -1,4 +1,5 @@
-//! The gRPC libraries of callers, over every transport, with and without compression. Envoy's two are in `envoy`.
+//! The gRPC libraries of callers, over every transport, with and without compression, and under any name. Envoy's two
+//! are in `envoy`.
 
 use std::{
     thread,
@@ -30,9 +31,21 @@ fn check_limited(client: Client, encodings: &[bool]) {
                 assert_eq!(replies, expected, "{client:?}, {transport:?}, {is_gzip}");
             }
         }
-        let refused = served.server.metric("tollgate_authorities_refused_total");
+        let [replaced, refused] = authorities(&served);
         assert_eq!(refused, 0, "{client:?}, {transport:?}");
+        // C-core sends the path of the socket.
+        if matches!(client, Client::Grpcio) {
+            assert_eq!(replaced > 0, transport == Transport::Unix);
+        }
     }
+}
+
+/// How many authorities were replaced and refused.
+fn authorities(served: &Served) -> [u64; 2] {
+    ["replaced", "refused"].map(|what| {
+        let name = format!("tollgate_authorities_{what}_total");
+        served.server.metric(&name)
+    })
 }
 
 /// C-core sends a message uncompressed if compression does not make it shorter.
@@ -41,21 +54,13 @@ fn compressible(letter: &str) -> String {
 }
 
 #[test]
-fn grpcio_is_limited_over_every_transport() {
+fn clients_are_limited_over_every_transport() {
     check_limited(Client::Grpcio, &[false, true]);
-}
-
-#[test]
-fn grpc_js_is_limited_over_every_transport() {
     check_limited(Client::GrpcJs, &[false, true]);
-}
-
-#[test]
-fn grpcurl_is_limited_over_every_transport() {
     check_limited(Client::Grpcurl, &[false]);
 }
 
-/// Makes sure that the cases above test compression at all.
+/// Makes sure that the case above tests compression at all.
 #[test]
 fn clients_that_are_to_compress_do() {
     for client in [Client::Grpcio, Client::GrpcJs] {
@@ -71,10 +76,10 @@ fn clients_that_are_to_compress_do() {
 }
 
 /// A call that waits for Redis when its connection has to end, at its age or at a drain, is answered.
-#[track_caller]
-fn check_in_flight(client: Client) {
+#[test]
+fn calls_in_flight_are_answered() {
     const AGE: Duration = Duration::from_secs(1);
-    for is_drain in [false, true] {
+    let check = |client: Client, is_drain: bool| {
         let redis = Redis::start();
         let builder = tollgate::with_rules(RULES).redis_at(&redis.url(), "20s");
         let mut server = match is_drain {
@@ -99,28 +104,34 @@ fn check_in_flight(client: Client) {
         // The connection is told to go meanwhile.
         wait_until("it is old", || began.elapsed() > AGE * 3 / 2);
         redis.thaw();
-        assert_eq!(
-            asked.join().unwrap(),
-            ["Ok"],
-            "{client:?}, drain: {is_drain}"
-        );
+        let replies = asked.join().unwrap();
+        assert_eq!(replies, ["Ok"], "{client:?}, drain: {is_drain}");
         if is_drain {
             assert_eq!(server.wait().code(), Some(0));
         }
+    };
+    for client in [Client::Grpcio, Client::GrpcJs, Client::Grpcurl] {
+        check(client, false);
+        check(client, true);
     }
 }
 
-#[test]
-fn calls_of_grpcio_in_flight_are_answered() {
-    check_in_flight(Client::Grpcio);
-}
+const ISTIO: &str = "outbound|8081||tollgate.tollgate.svc.cluster.local";
 
+/// C-core writes the name `:authority` out, and sends every character that a name may contain unchanged.
 #[test]
-fn calls_of_grpc_js_in_flight_are_answered() {
-    check_in_flight(Client::GrpcJs);
-}
-
-#[test]
-fn calls_of_grpcurl_in_flight_are_answered() {
-    check_in_flight(Client::Grpcurl);
+fn under_any_name_grpcio_is_limited() {
+    let served = Served::over(Transport::Tcp);
+    let odd = "<tollgate> a:b:c:d {x}^` tollgäte [ a@";
+    for name in [ISTIO].into_iter().chain(odd.split(' ')) {
+        let channel = Channel {
+            authority: Some(name.to_owned()),
+            ..served.channel.clone()
+        };
+        let replies = Client::Grpcio.ask(&channel, name, 3);
+        assert_eq!(replies, ["Ok", "Ok", "OverLimit"], "{name}");
+        let [replaced, refused] = authorities(&served);
+        assert!(replaced > 0 && refused == 0, "{name}");
+    }
+    served.server.log().with(ISTIO);
 }

@@ -1,12 +1,11 @@
 //! Clocks that step while clients ask. `make histories CLOCKS=1` makes long histories of them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use crate::support::{
-    ask::{ask, connect, is_ok},
-    eventually,
+    ask::*,
     redis::Redis,
     steps::{ClockPlan, Clocks, Rate, run},
     tollgate,
@@ -46,45 +45,26 @@ async fn in_redis_clocks_that_step_lock_nobody_out_and_let_one_window_more_pass(
 async fn the_wall_clock_of_a_test_steps_and_the_monotonic_clock_does_not() {
     const RULES: &str = "{domain: d, descriptors: [{key: k, rate_limits: [1/hour]}]}";
     const DAY: i64 = 24 * 60 * 60;
-    let redis_clock = Arc::new(WallClock::start());
-    let redis = Redis::with_wall_clock(&redis_clock);
+    let redis = Redis::start();
     let clock = WallClock::start();
-    let server = tollgate::with_rules(RULES)
-        .redis(&redis)
-        .args(["--clock", "local"])
-        .with_wall_clock(&clock)
-        .start();
-    let mut client = connect(server.grpc).await;
-    assert!(is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
-    assert!(!is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
-    let time = || redis.cli(&["TIME"]);
-    let secs = || -> i64 { time().lines().next().unwrap().parse().unwrap() };
-    let before = secs();
-    redis_clock.set(DAY);
-    assert!(secs() >= before + DAY);
-    redis_clock.set(-DAY);
-    assert!(secs() < before);
-    redis_clock.set(0);
+    let server = tollgate::with_rules(RULES).redis(&redis);
+    let server = server.args(["--clock", "local"]).with_wall_clock(&clock);
+    let (server, mut client) = serve(server).await;
+    assert!(passes(&mut client, "d", &[("k", "v")]).await);
+    assert!(!passes(&mut client, "d", &[("k", "v")]).await);
     // A decision begins before the step and ends after it.
     redis.freeze();
     let mut other = client.clone();
     let mut waiting = JoinSet::new();
-    waiting.spawn(async move { ask(&mut other, "d", &[("k", "w")]).await });
-    eventually("the decision waits for Redis", async || {
-        let page = server.page("/metrics");
-        let mut lines = page.lines();
-        lines.any(|line| line.starts_with("tollgate_redis_node_in_flight{") && line.ends_with(" 1"))
-    })
-    .await;
+    waiting.spawn(async move { passes(&mut other, "d", &[("k", "w")]).await });
+    one_is_in_flight(&server).await;
     clock.set(DAY);
     redis.thaw();
-    assert!(waiting.join_all().await.iter().all(is_ok));
-    assert!(is_ok(&ask(&mut client, "d", &[("k", "v")]).await));
+    assert_eq!(waiting.join_all().await, [true]);
+    assert!(passes(&mut client, "d", &[("k", "v")]).await);
     let page = server.page("/metrics");
-    let sum = page
-        .lines()
-        .find_map(|line| line.strip_prefix("tollgate_call_duration_seconds_sum "))
-        .expect("the metric is there");
-    let secs: f64 = sum.parse().unwrap();
+    let mut lines = page.lines();
+    let sum = lines.find_map(|line| line.strip_prefix("tollgate_call_duration_seconds_sum "));
+    let secs: f64 = sum.expect("the metric is there").parse().unwrap();
     assert!(secs > 0.0 && secs < 3600.0, "{secs}");
 }

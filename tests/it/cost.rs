@@ -6,18 +6,10 @@ use std::{env, fs, process::Command, sync::Arc};
 use tempfile::TempDir;
 use tollgate::{
     Deadline, LeaseBook, Limiter, MemoryStore, Metrics, Modes, NearRatio, RequestClock, Returns,
-    RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer,
-    proto::envoy::{
-        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
-        service::ratelimit::v3::RateLimitRequest,
-    },
-    wire::Extras,
+    RuleFiles, RuleOptions, RuleSource, Rules, Service, Tracer, wire::Extras,
 };
 
-use crate::support::{
-    ask::{descriptor, request},
-    tool,
-};
+use crate::support::{ask::*, tool};
 
 /// How many periods the descriptor has, and how many requests follow, for the run under valgrind.
 const WORK: &str = "TOLLGATE_TEST_WORK";
@@ -55,17 +47,12 @@ fn service(max_counters: usize) -> Service<Arc<MemoryStore>> {
     }
 }
 
-/// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long, so that no window ends
-/// during the test.
+/// A request that hits the periods with these numbers, all of one descriptor. Each is centuries long.
 fn periods(numbers: impl Iterator<Item = u32>) -> RateLimitRequest {
     const MONTH: i32 = 5;
     let one = |number| {
-        let mut one = descriptor(&[("k", "v")]);
-        one.limit = Some(RateLimitOverride {
-            requests_per_unit: 1_000,
-            unit: MONTH,
-            unit_multiplier: Some(5_000 + number),
-        });
+        let mut one = with_limit(&[("k", "v")], 1_000, MONTH);
+        one.limit.as_mut().unwrap().unit_multiplier = Some(5_000 + number);
         one
     };
     request("d", numbers.map(one).collect())
@@ -87,11 +74,9 @@ fn each_period_of_a_descriptor_has_a_counter() {
         .unwrap();
     let answer = |message: &RateLimitRequest| {
         let deadline = Deadline::of_store();
-        let answered = service.answer(message, &deadline);
-        assert_eq!(
-            runtime.block_on(answered).unwrap().statuses.len(),
-            message.descriptors.len()
-        );
+        let answered = runtime.block_on(service.answer(message, &deadline));
+        let statuses = answered.unwrap().statuses;
+        assert_eq!(statuses.len(), message.descriptors.len());
     };
     for first in (1..=all).step_by(OF_EACH as usize) {
         let last = all.min(first + OF_EACH - 1);
@@ -106,15 +91,11 @@ fn each_period_of_a_descriptor_has_a_counter() {
     assert_eq!(service.limiter.store.live_counters(), all as usize);
 }
 
-/// How many instructions `requests` take where one descriptor has as many periods as `all`, the start of the
-/// program and the making of counters included.
+/// The instructions of a start, of the making of `all` periods of one descriptor, and of `requests`.
 fn instructions(all: u32, requests: u32) -> u64 {
     let run = Command::new(tool("valgrind"))
-        .args([
-            "--tool=cachegrind",
-            "--cache-sim=no",
-            "--cachegrind-out-file=/dev/null",
-        ])
+        .args(["--tool=cachegrind", "--cache-sim=no"])
+        .arg("--cachegrind-out-file=/dev/null")
         .arg(env::current_exe().unwrap())
         .args(["--exact", "cost::each_period_of_a_descriptor_has_a_counter"])
         .env(WORK, format!("{all} {requests}"))

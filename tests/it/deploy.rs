@@ -15,15 +15,57 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use tempfile::TempDir;
+
 use crate::support::tool;
 
 /// Runs the check.py of a folder. It may take longer than other programs on a busy machine.
 #[track_caller]
 fn check(folder: &Path, arguments: &[&str]) -> Output {
-    let program = folder.join("check.py");
     let mut command = Command::new(tool("python3"));
-    command.arg(program).args(arguments);
+    command.arg(folder.join("check.py")).args(arguments);
     command.stdin(Stdio::null()).output().unwrap()
+}
+
+/// The output of the check.py of `deploy/`, which must succeed.
+#[track_caller]
+fn checked(arguments: &[&str]) -> String {
+    let output = check(&deploy(), arguments);
+    assert!(output.status.success(), "{}", text_of(&output));
+    text(&output.stdout)
+}
+
+/// A file that the check.py of `deploy/` writes if it is asked so.
+#[track_caller]
+fn written(argument: &str) -> String {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("file");
+    checked(&[argument, path(&file)]);
+    fs::read_to_string(file).unwrap()
+}
+
+/// The rows of a table, with cells between ` => `, in which `\n` is a line break and `NOTHING` no text.
+fn rows<const N: usize>(table: &str) -> Vec<[String; N]> {
+    let row = |line: &str| -> [String; N] {
+        let cells = line.split(" => ").map(|cell| cell.replace("\\n", "\n"));
+        let cells = cells.map(|cell| cell.replace("NOTHING", ""));
+        cells.collect::<Vec<_>>().try_into().expect(line)
+    };
+    table.trim().lines().map(row).collect()
+}
+
+/// A copy of `deploy/` with mistakes: rows of a file, what is right in it, and what is wrong instead.
+#[track_caller]
+fn planted(mistakes: &str) -> (TempDir, PathBuf) {
+    let copy = TempDir::new().unwrap();
+    let folder = copy.path().join("deploy");
+    copy_all(&deploy(), &folder);
+    for [file, right, wrong] in rows::<3>(mistakes) {
+        let before = fs::read_to_string(folder.join(&file)).unwrap();
+        assert!(before.contains(&right), "{right} in {file}");
+        fs::write(folder.join(&file), before.replacen(&right, &wrong, 1)).unwrap();
+    }
+    (copy, folder)
 }
 
 /// Runs a program that must succeed.

@@ -52,23 +52,15 @@ async fn ended(server: &mut Tollgate) -> Option<i32> {
     status.unwrap().code()
 }
 
-/// The results of one caller until the server ended.
-struct Reported {
-    answers: u64,
-    end: Status,
-}
-
-/// Calls repeatedly on one connection until a call fails.
-async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Reported {
+/// Calls repeatedly on one connection until a call fails: the number of answers, and the failure.
+async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> (u64, Status) {
     let mut own = 0;
     loop {
         match one(&mut client).await {
-            Ok(()) => {
-                own += 1;
-                answers.fetch_add(1, Relaxed);
-            }
-            Err(end) => return Reported { answers: own, end },
+            Ok(()) => own += 1,
+            Err(end) => return (own, end),
         }
+        answers.fetch_add(1, Relaxed);
     }
 }
 
@@ -76,18 +68,18 @@ async fn ask_to_the_end(mut client: Client, answers: Arc<AtomicU64>) -> Reported
 /// closed while the call waited.
 fn never_left(end: &Status) -> bool {
     let causes = format!("{end:?}");
-    [
+    let known = [
         "ConnectionRefused",
         "GoAway(b\"\", NO_ERROR, Remote)",
         "Canceled, \"connection closed\"",
-    ]
-    .iter()
-    .any(|cause| causes.contains(cause))
+    ];
+    known.iter().any(|cause| causes.contains(cause))
 }
 
 /// Stops the server under load with `signals`, each after the load has continued for a while. Redis remembers the
-/// counts: if a call had begun without an answer, there would be more hits than answers.
-async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
+/// counts: if a call had begun without an answer, there would be more hits than answers. Returns the time from the last
+/// signal to the end.
+async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) -> Duration {
     let redis = Redis::start();
     let mut server = tollgate::with_rules(RULES)
         .redis(&redis)
@@ -101,12 +93,14 @@ async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
             callers.spawn(ask_to_the_end(client.clone(), answers.clone()));
         }
     }
+    let mut signalled = Instant::now();
     for &signal in signals {
         let before = answers.load(Relaxed);
         eventually("calls are answered", async || {
             answers.load(Relaxed) > before + 200
         })
         .await;
+        signalled = Instant::now();
         server.signal(signal);
         eventually("health turns, or the port is closed", async || {
             !http::try_get(server.http, "/healthcheck", &[]).is_ok_and(|page| page.status == 200)
@@ -115,13 +109,14 @@ async fn check_nothing_is_lost(signals: &[Signal], drain_delay: &str) {
     }
     let reported = callers.join_all().await;
     assert_eq!(ended(&mut server).await, Some(0), "{}", server.log().text());
-
-    let answered: u64 = reported.iter().map(|reported| reported.answers).sum();
+    let took = signalled.elapsed();
+    let answered: u64 = reported.iter().map(|(answers, _)| answers).sum();
     let counted = redis.number(&["GET", &redis.keys()[0]]);
     assert_eq!(u64::try_from(counted).unwrap(), answered);
-    for Reported { end, .. } in &reported {
+    for (_, end) in &reported {
         assert!(never_left(end), "{end:?}");
     }
+    took
 }
 
 #[tokio::test]
@@ -131,18 +126,15 @@ async fn calls_go_on_during_the_delay_and_none_is_lost_after_it() {
 }
 
 #[tokio::test]
-async fn sigterm_under_load_loses_no_answer() {
-    check_nothing_is_lost(&[Signal::SIGTERM], "300ms").await;
-}
-
-#[tokio::test]
-async fn sigint_loses_no_answer_even_without_a_delay() {
-    check_nothing_is_lost(&[Signal::SIGINT], "0").await;
-}
-
-#[tokio::test]
-async fn sighup_stops_too() {
-    check_nothing_is_lost(&[Signal::SIGHUP], "50ms").await;
+async fn a_signal_under_load_loses_no_answer_and_the_delay_is_waited_for() {
+    for (signal, delay) in [
+        (Signal::SIGTERM, 300),
+        (Signal::SIGINT, 0),
+        (Signal::SIGHUP, 50),
+    ] {
+        let took = check_nothing_is_lost(&[signal], &format!("{delay}ms")).await;
+        assert!(took >= Duration::from_millis(delay), "{took:?}");
+    }
 }
 
 async fn channel(server: &Tollgate) -> Channel {
@@ -152,9 +144,8 @@ async fn channel(server: &Tollgate) -> Channel {
 
 async fn health(server: &Tollgate, name: &str) -> ServingStatus {
     let channel = channel(server).await;
-    let request = HealthCheckRequest {
-        service: name.to_owned(),
-    };
+    let service = name.to_owned();
+    let request = HealthCheckRequest { service };
     let reply = HealthClient::new(channel).check(request).await.unwrap();
     reply.into_inner().status()
 }
@@ -169,7 +160,7 @@ async fn check_health(server: &Tollgate, page: u16, status: ServingStatus) {
 #[tokio::test]
 async fn health_turns_at_once_and_calls_are_answered_until_the_delay_is_over() {
     let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-delay", FOR_EVER])
+        .args(["--drain-delay", FOR_EVER, "--drain-timeout", "20s"])
         .start();
     let mut old = connect(server.grpc).await;
     one(&mut old).await.unwrap();
@@ -178,82 +169,35 @@ async fn health_turns_at_once_and_calls_are_answered_until_the_delay_is_over() {
     server.signal(Signal::SIGTERM);
     eventually("health turns", async || {
         http::get(server.http, "/healthcheck").status == 500
-    })
-    .await;
-    eventually("gRPC health turns", async || {
-        health(&server, "ratelimit").await == ServingStatus::NotServing
+            && health(&server, "ratelimit").await == ServingStatus::NotServing
     })
     .await;
     check_health(&server, 500, ServingStatus::NotServing).await;
     one(&mut old).await.unwrap();
     one(&mut connect(server.grpc).await).await.unwrap();
     assert!(server.try_wait().is_none());
+    server.log().with(
+        "stopping: calls are answered for 3600s more, and running ones may then take 20s; a second signal ends the \
+         first wait at once",
+    );
 
     // The second signal ends the wait.
     server.signal(Signal::SIGTERM);
     assert_eq!(ended(&mut server).await, Some(0));
 }
 
-#[test]
-fn the_log_names_the_wait_and_how_to_end_it() {
-    let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-delay", "1h", "--drain-timeout", "20s"])
-        .start();
-    server.signal(Signal::SIGINT);
-    server.log().with(
-        "stopping: calls are answered for 3600s more, and running ones may then take 20s; a second signal ends the \
-         first wait at once",
-    );
-    server.signal(Signal::SIGINT);
-    assert_eq!(server.wait().code(), Some(0));
-    let mut server = tollgate::with_rules(RULES).start();
+/// A server without a delay that nothing holds up after a signal.
+async fn check_stops(server: &mut Tollgate) {
     server.signal(Signal::SIGTERM);
-    server
+    assert_eq!(ended(server).await, Some(0));
+    let log = server
         .log()
-        .with("stopping: running calls may take 30s more");
-    assert_eq!(server.wait().code(), Some(0));
+        .with("stopping: running calls may take 3600s more");
+    assert!(!log.contains("still running"), "{log}");
 }
 
-#[tokio::test]
-async fn the_delay_is_waited_for() {
-    const DELAY: Duration = Duration::from_millis(300);
-    let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-delay", "300ms"])
-        .start();
-    let signalled = Instant::now();
-    server.signal(Signal::SIGTERM);
-    assert_eq!(ended(&mut server).await, Some(0));
-    assert!(signalled.elapsed() >= DELAY);
-}
-
-#[tokio::test]
-async fn an_idle_connection_holds_nothing_up() {
-    let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-timeout", FOR_EVER])
-        .start();
-    let mut idle = connect(server.grpc).await;
-    one(&mut idle).await.unwrap();
-    server.signal(Signal::SIGTERM);
-    assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still running"));
-    one(&mut idle).await.unwrap_err();
-}
-
-/// The server does not wait for a connection that sends nothing.
-#[tokio::test]
-async fn a_silent_connection_holds_nothing_up() {
-    let mut server = tollgate::with_rules(RULES)
-        .args(["--drain-timeout", FOR_EVER])
-        .start();
-    let _silent = TcpStream::connect(server.grpc).unwrap();
-    // Once this call is answered, the silent connection before it has arrived too.
-    one(&mut connect(server.grpc).await).await.unwrap();
-    server.signal(Signal::SIGTERM);
-    assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still running"));
-}
-
-/// A partial handshake, a partial call, an unread reply and a health watch are not running calls.
+/// An idle or silent connection, a partial handshake, a partial call, an unread reply and a health watch are no running
+/// calls.
 #[tokio::test]
 async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     let mut server = tollgate::with_rules(RULES)
@@ -265,18 +209,18 @@ async fn who_is_not_waiting_for_a_decision_holds_nothing_up() {
     let status = watch.message().await.unwrap().unwrap().status();
     assert_eq!(status, ServingStatus::Serving);
     let call_without_a_message = [&beginnings()[4][..], &headers(1)].concat();
-    let connect = |bytes: Vec<u8>| {
+    let begin = |bytes: Vec<u8>| {
         let mut stream = TcpStream::connect(server.grpc).unwrap();
         stream.write_all(&bytes).unwrap();
         stream
     };
     let begun = beginnings().into_iter().chain([call_without_a_message]);
-    let _begun: Vec<_> = begun.map(connect).collect();
+    let _begun: Vec<_> = begun.map(begin).collect();
     // Once this call is answered, the connections before it have arrived too.
-    one(&mut self::connect(server.grpc).await).await.unwrap();
-    server.signal(Signal::SIGTERM);
-    assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still running"));
+    let mut idle = connect(server.grpc).await;
+    one(&mut idle).await.unwrap();
+    check_stops(&mut server).await;
+    one(&mut idle).await.unwrap_err();
     // The watch got the current health, and then its end.
     let status = watch.message().await.unwrap().unwrap().status();
     assert_eq!(status, ServingStatus::NotServing);
@@ -295,9 +239,7 @@ async fn a_name_that_is_looked_up_holds_nothing_up() {
         .args(["--workers", "1", "--drain-timeout", FOR_EVER])
         .start();
     one(&mut connect(server.grpc).await).await.unwrap_err();
-    server.signal(Signal::SIGTERM);
-    assert_eq!(ended(&mut server).await, Some(0));
-    assert!(!server.log().text().contains("still running"));
+    check_stops(&mut server).await;
 }
 
 /// A call that takes longer than the drain timeout ends the wait, with a line in the log.

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{Read as _, Write as _},
-    net::SocketAddr,
+    net::{Ipv6Addr, SocketAddr},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     time::Duration,
@@ -15,7 +15,7 @@ use ::tollgate::now;
 use crate::golden::cases;
 use crate::support::{
     PATIENCE,
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    ask::{ask, connect, descriptor, is_ok, request, send},
     certificates::{Authority, Secret},
     eventually, http, json,
     ratelimit::{self, Ratelimit},
@@ -72,15 +72,17 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 100 }
 ";
 
-/// Calls under these rules without TLS.
-async fn expect_answers(server: &Ratelimit) {
-    expect_answers_to(&mut connect(server.grpc).await).await;
+/// A server with these rules, which count in `redis`.
+#[track_caller]
+fn start(env: &[(&str, &str)], rules: &str, redis: &Redis) -> Ratelimit {
+    ratelimit::with_env(env).rules(rules).redis(redis).start()
 }
 
 /// Calls under these rules: the first is admitted, the second refused, and other values still pass.
-async fn expect_answers_to(client: &mut Client) {
+async fn expect_answers(server: &Ratelimit) {
+    let mut client = connect(server.grpc).await;
     for (path, expected) in [("/", true), ("/", false), ("/other", true)] {
-        let reply = ask(client, "echo-ratelimit", &[("PATH", path)]).await;
+        let reply = ask(&mut client, "echo-ratelimit", &[("PATH", path)]).await;
         assert_eq!(is_ok(&reply), expected, "{path}");
     }
 }
@@ -100,71 +102,64 @@ async fn expect_reload(server: &mut Ratelimit, redis: &Redis) {
 }
 
 #[tokio::test]
-async fn istio_s_sample_comes_up_answers_and_reloads() {
+async fn samples_of_platforms_come_up_answer_and_reload() {
     let redis = Redis::start();
-    let mut server = ratelimit::with_env(ISTIO)
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-    expect_answers(&server).await;
-    expect_reload(&mut server, &redis).await;
-    // `::` means every address, including those of IPv6.
-    let v6 = format!("[::1]:{}", server.http.port()).parse().unwrap();
-    assert_eq!(http::get(v6, "/healthcheck").body, "OK");
-    let v6 = format!("[::1]:{}", server.grpc.port()).parse().unwrap();
-    let mut client = connect(v6).await;
-    assert!(is_ok(
-        &ask(&mut client, "echo-ratelimit", &[("PATH", "/v6")]).await
-    ));
-}
-
-#[tokio::test]
-async fn contour_s_example_comes_up_answers_and_reloads() {
-    let redis = Redis::start();
-    let mut server = ratelimit::with_env(CONTOUR)
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-    expect_answers(&server).await;
-    expect_reload(&mut server, &redis).await;
+    // Dot files of the kubelet are left out unasked.
+    let dot_files = [ISTIO, &[("RUNTIME_IGNOREDOTFILES", "false")]].concat();
+    for env in [ISTIO, CONTOUR, &dot_files[..]] {
+        let mut server = start(env, RULES, &redis);
+        expect_answers(&server).await;
+        expect_reload(&mut server, &redis).await;
+        if env.contains(&("HOST", "::")) {
+            // `::` means every address, including those of IPv6.
+            let v6 = |port: u16| SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+            let health = http::get(v6(server.http.port()), "/healthcheck");
+            assert_eq!(health.body, "OK");
+            let mut client = connect(v6(server.grpc.port())).await;
+            let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/v6")]).await;
+            assert!(is_ok(&reply));
+        }
+        redis.cli(&["FLUSHALL"]);
+    }
 }
 
 #[tokio::test]
 async fn a_compose_file_s_server_comes_up_although_its_statsd_is_away() {
     let redis = Redis::start();
-    let server = ratelimit::with_env(COMPOSE)
-        .rules(RULES)
-        .redis(&redis)
-        .start();
+    let server = start(COMPOSE, RULES, &redis);
     expect_answers(&server).await;
-    let log = server.log().clone();
-    wait_until("the missing collector is said", || {
-        log.text().contains("statsd collector not reached")
-    });
+    server.log().with("statsd collector not reached");
 }
 
 #[test]
-fn memcached_is_refused_by_name() {
-    let (status, text) = ratelimit::with_env(ISTIO)
-        .rules(RULES)
-        .env("BACKEND_TYPE", "memcache")
-        .env("MEMCACHE_HOST_PORT", "memcached:11211")
-        .fail();
-    assert_eq!(status.code(), Some(2));
-    assert!(text.contains("there is no memcached store"), "{text}");
-}
-
-#[test]
-fn a_missing_folder_of_rules_ends_the_start() {
-    let (status, text) = ratelimit::with_env(ISTIO)
-        .env("RUNTIME_ROOT", "/not/there")
-        .fail();
-    assert_eq!(status.code(), Some(1));
-    assert!(text.contains("/not/there/ratelimit/config"), "{text}");
+fn memcached_and_folders_without_rules_end_the_start_and_are_named() {
+    for (name, value, code, expected) in [
+        ("BACKEND_TYPE", "memcache", 2, "there is no memcached store"),
+        (
+            "RUNTIME_ROOT",
+            "/not/there",
+            1,
+            "/not/there/ratelimit/config",
+        ),
+        (
+            "RUNTIME_APPDIRECTORY",
+            "elsewhere",
+            1,
+            "no rule files found",
+        ),
+    ] {
+        let builder = ratelimit::with_env(ISTIO).rules(RULES);
+        let builder = builder.env("MEMCACHE_HOST_PORT", "memcached:11211");
+        let is_app = name == "RUNTIME_APPDIRECTORY";
+        let builder = builder.env("RUNTIME_WATCH_ROOT", &is_app.to_string());
+        let (status, text) = builder.env(name, value).fail();
+        assert_eq!(status.code(), Some(code), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
 }
 
 #[tokio::test]
-async fn variables_without_effect_are_told_in_one_line_each() {
+async fn variables_without_effect_are_told_in_one_line_each_of_the_reference_s_json_shape() {
     const WITHOUT_EFFECT: [(&str, &str); 6] = [
         ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", "true"),
         ("REDIS_POOL_SIZE", "20"),
@@ -174,11 +169,8 @@ async fn variables_without_effect_are_told_in_one_line_each() {
         ("MEMCACHE_MAX_IDLE_CONNS", "2"),
     ];
     let redis = Redis::start();
-    let mut builder = ratelimit::with_env(CONTOUR).rules(RULES).redis(&redis);
-    for (name, value) in WITHOUT_EFFECT {
-        builder = builder.env(name, value);
-    }
-    let server = builder.start();
+    let env = [CONTOUR, &WITHOUT_EFFECT, &[("LOG_FORMAT", "json")]].concat();
+    let server = start(&env, RULES, &redis);
     let log = server.log().text();
     for (name, _) in WITHOUT_EFFECT {
         let reported = log.matches(&format!("{name} has no effect: ")).count();
@@ -186,25 +178,13 @@ async fn variables_without_effect_are_told_in_one_line_each() {
     }
     let reported = log.matches(" has no effect: ").count();
     assert_eq!(reported, WITHOUT_EFFECT.len(), "{log}");
-    expect_answers(&server).await;
-}
-
-#[tokio::test]
-async fn the_log_can_have_the_reference_s_json_shape() {
-    let redis = Redis::start();
-    let server = ratelimit::with_env(ISTIO)
-        .env("LOG_FORMAT", "json")
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-    let log = server.log().text();
     for line in log.lines() {
         let line: serde_json::Value = serde_json::from_str(line).expect("JSON");
         for field in ["@timestamp", "@message", "level"] {
             assert!(line[field].is_string(), "{line}");
         }
     }
-    assert!(!log.is_empty());
+    expect_answers(&server).await;
 }
 
 /// Rules that the reference's keys can distinguish.
@@ -225,6 +205,8 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 10 }
 ";
 
+const REFERENCE_KEYS: &[(&str, &str)] = &[("TOLLGATE_KEY_FORMAT", "reference")];
+
 const DAY: u64 = 86_400;
 
 /// The reference's key of the counter of these entries in the current window.
@@ -244,57 +226,40 @@ async fn away_from_midnight() {
 async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
     away_from_midnight().await;
     let redis = Redis::start();
+    let file = descriptor(&[("file", "files/1.pdf")]);
+    let plan = [("plan", "free"), ("path", "/a")];
     let counters = [
-        ("user_alice", DAY, vec![("user", "alice")]),
-        (
-            "plan_free_path_/a",
-            7 * DAY,
-            vec![("plan", "free"), ("path", "/a")],
-        ),
-        ("file_files/*", 30 * DAY, vec![("file", "files/1.pdf")]),
-        ("all_", 365 * DAY, vec![("all", "")]),
+        ("user_alice", DAY, descriptor(&[("user", "alice")])),
+        ("plan_free_path_/a", 7 * DAY, descriptor(&plan)),
+        ("file_files/*", 30 * DAY, file),
+        ("all_", 365 * DAY, descriptor(&[("all", "")])),
     ];
+    let keys = counters
+        .each_ref()
+        .map(|(entries, period, _)| reference_key(entries, *period));
     // The counts of the old replicas.
-    for (entries, period, _) in &counters {
-        let key = reference_key(entries, *period);
-        redis.cli(&["INCRBY", &key, "7"]);
-        redis.cli(&["EXPIRE", &key, &period.to_string()]);
+    for ((_, period, _), key) in counters.iter().zip(&keys) {
+        redis.cli(&["INCRBY", key, "7"]);
+        redis.cli(&["EXPIRE", key, &period.to_string()]);
     }
-    let server = ratelimit::with_env(ISTIO)
-        .env("TOLLGATE_KEY_FORMAT", "reference")
-        .rules(SHARED)
-        .redis(&redis)
-        .start();
+    let server = start(&[ISTIO, REFERENCE_KEYS].concat(), SHARED, &redis);
     let mut client = connect(server.grpc).await;
-    let descriptors: Vec<_> = counters
-        .iter()
-        .map(|(_, _, entries)| descriptor(entries))
-        .collect();
-    let remaining =
-        |reply: &::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse| {
-            let statuses = reply.statuses.iter();
-            statuses
-                .map(|status| status.limit_remaining)
-                .collect::<Vec<_>>()
-        };
-    let reply = send(&mut client, request("shop", descriptors.clone())).await;
-    assert_eq!(remaining(&reply.unwrap()), [2; 4]);
-    // Both count during the swap.
-    for (entries, period, _) in &counters {
-        redis.cli(&["INCRBY", &reference_key(entries, *period), "1"]);
+    let call = request("shop", counters.map(|(_, _, descriptor)| descriptor).into());
+    for expected in [2, 0] {
+        let reply = send(&mut client, call.clone()).await.unwrap();
+        let remaining = reply.statuses.iter().map(|status| status.limit_remaining);
+        assert_eq!(remaining.collect::<Vec<_>>(), [expected; 4]);
+        // Both count during the swap.
+        for key in keys.iter().filter(|_| expected == 2) {
+            redis.cli(&["INCRBY", key, "1"]);
+        }
     }
-    let reply = send(&mut client, request("shop", descriptors.clone())).await;
-    assert_eq!(remaining(&reply.unwrap()), [0; 4]);
-    let reply = send(&mut client, request("shop", descriptors)).await;
-    assert!(!is_ok(&reply));
+    assert!(!is_ok(&send(&mut client, call).await));
     // And the old replicas see the hits of the new ones.
-    for (entries, period, _) in &counters {
-        assert_eq!(
-            redis.cli(&["GET", &reference_key(entries, *period)]),
-            "11\n"
-        );
+    for key in &keys {
+        assert_eq!(redis.cli(&["GET", key]), "11\n");
     }
-    assert_eq!(redis.cli(&["DBSIZE"]).trim(), counters.len().to_string());
+    assert_eq!(redis.cli(&["DBSIZE"]).trim(), keys.len().to_string());
 }
 
 /// Six requests over a limit of ten, of which the cache refuses five: the reference counts the first of them only.
@@ -302,13 +267,11 @@ async fn a_rolling_swap_goes_on_counting_where_the_reference_is() {
 async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() {
     away_from_midnight().await;
     let redis = Redis::start();
-    let server = ratelimit::with_env(ISTIO)
-        .env("TOLLGATE_KEY_FORMAT", "reference")
-        .env("LOCAL_CACHE_SIZE_IN_BYTES", "1000000")
-        .env("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")
-        .rules(SHARED)
-        .redis(&redis)
-        .start();
+    let cache = [
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "1000000"),
+        ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true"),
+    ];
+    let server = start(&[ISTIO, REFERENCE_KEYS, &cache].concat(), SHARED, &redis);
     let mut client = connect(server.grpc).await;
     for number in 0..16 {
         let reply = ask(&mut client, "shop", &[("user", "carol")]).await;
@@ -319,9 +282,8 @@ async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() 
     assert_eq!(held(), 11);
     // After a second Redis is asked again, and counts this call alone: what the cache refused is not added late.
     eventually("Redis is asked again", async || {
-        assert!(!is_ok(
-            &ask(&mut client, "shop", &[("user", "carol")]).await
-        ));
+        let reply = ask(&mut client, "shop", &[("user", "carol")]).await;
+        assert!(!is_ok(&reply));
         held() > 11
     })
     .await;
@@ -332,13 +294,11 @@ async fn refusals_by_the_local_cache_leave_the_counter_at_one_above_its_limit() 
 async fn with_the_reference_s_keys_there_are_no_others() {
     away_from_midnight().await;
     let redis = Redis::start();
-    let server = ratelimit::with_env(ISTIO)
-        .env("TOLLGATE_KEY_FORMAT", "reference")
-        .env("CACHE_KEY_PREFIX", "rl:")
-        .env("EXPIRATION_JITTER_MAX_SECONDS", "0")
-        .rules(SHARED)
-        .redis(&redis)
-        .start();
+    let keys = [
+        ("CACHE_KEY_PREFIX", "rl:"),
+        ("EXPIRATION_JITTER_MAX_SECONDS", "0"),
+    ];
+    let server = start(&[ISTIO, REFERENCE_KEYS, &keys].concat(), SHARED, &redis);
     let mut client = connect(server.grpc).await;
     let descriptors = vec![
         descriptor(&[("user", "bob")]),
@@ -349,23 +309,13 @@ async fn with_the_reference_s_keys_there_are_no_others() {
     ];
     let reply = send(&mut client, request("shop", descriptors)).await;
     assert!(is_ok(&reply));
-    let written: BTreeSet<_> = redis
-        .cli(&["KEYS", "*"])
-        .lines()
-        .map(str::to_owned)
-        .collect();
-    let expected = [
-        ("user_bob", DAY),
-        ("plan_free_path_/b", 7 * DAY),
-        ("file_files/*", 30 * DAY),
-        ("all_v", 365 * DAY),
-    ];
-    let expected: BTreeSet<_> = expected
-        .map(|(entries, period)| format!("rl:{}", reference_key(entries, period)))
-        .into();
-    assert_eq!(written, expected);
+    let written: BTreeSet<_> = redis.keys().into_iter().collect();
+    let keys = ["user_bob", "plan_free_path_/b", "file_files/*", "all_v"];
+    let expected = keys.iter().zip([1, 7, 30, 365]);
+    let expected = expected.map(|(key, days)| format!("rl:{}", reference_key(key, days * DAY)));
+    assert_eq!(written, expected.collect());
     let key = format!("rl:{}", reference_key("user_bob", DAY));
-    let left: u64 = redis.cli(&["TTL", &key]).trim().parse().unwrap();
+    let left = redis.number(&["TTL", &key]).cast_unsigned();
     assert!(left >= DAY - now().secs() % DAY && left <= DAY, "{left}");
 }
 
@@ -373,23 +323,18 @@ async fn with_the_reference_s_keys_there_are_no_others() {
 async fn keys_live_longer_by_the_reference_s_jitter_unless_told_otherwise() {
     away_from_midnight().await;
     let redis = Redis::start();
-    let server = ratelimit::with_env(ISTIO)
-        .rules(SHARED)
-        .redis(&redis)
-        .start();
+    let server = start(ISTIO, SHARED, &redis);
     let mut client = connect(server.grpc).await;
     for user in 0..20 {
-        ask(&mut client, "shop", &[("user", &user.to_string())])
-            .await
-            .unwrap();
+        let user = user.to_string();
+        let reply = ask(&mut client, "shop", &[("user", &user)]).await;
+        assert!(is_ok(&reply));
     }
     let to_midnight = DAY - now().secs() % DAY;
-    let longer: Vec<u64> = redis
-        .cli(&["KEYS", "*"])
-        .lines()
-        .map(|key| redis.cli(&["TTL", key]).trim().parse::<u64>().unwrap())
-        .map(|left| left.saturating_sub(to_midnight))
-        .collect();
+    let keys = redis.keys();
+    let left = keys.iter().map(|key| redis.number(&["TTL", key]));
+    let longer = left.map(|left| left.cast_unsigned().saturating_sub(to_midnight));
+    let longer: Vec<_> = longer.collect();
     assert_eq!(longer.len(), 20);
     assert!(longer.iter().all(|&longer| longer <= 301), "{longer:?}");
     let different: BTreeSet<_> = longer.iter().collect();
@@ -399,13 +344,8 @@ async fn keys_live_longer_by_the_reference_s_jitter_unless_told_otherwise() {
 #[tokio::test]
 async fn an_empty_host_is_every_address_but_for_the_debug_port() {
     let redis = Redis::start();
-    let server = ratelimit::with_env(CONTOUR)
-        .env("HOST", "")
-        .env("GRPC_HOST", "")
-        .env("DEBUG_HOST", "")
-        .rules(RULES)
-        .redis(&redis)
-        .start();
+    let hosts = [("HOST", ""), ("GRPC_HOST", ""), ("DEBUG_HOST", "")];
+    let server = start(&[CONTOUR, &hosts].concat(), RULES, &redis);
     expect_answers(&server).await;
     // Another address of this machine.
     let elsewhere = |port: u16| SocketAddr::from(([127, 0, 0, 2], port));
@@ -419,10 +359,7 @@ async fn an_empty_host_is_every_address_but_for_the_debug_port() {
 async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
     let mut redis = Redis::start();
     redis.kill();
-    let server = ratelimit::with_env(ISTIO)
-        .rules(RULES)
-        .redis(&redis)
-        .start();
+    let server = start(ISTIO, RULES, &redis);
     let mut client = connect(server.grpc).await;
     let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/")]).await;
     let error = reply.unwrap_err();
@@ -432,77 +369,33 @@ async fn it_comes_up_without_redis_and_answers_when_redis_is_there() {
         assert!(!error.message().contains(secret), "{error:?}");
     }
     redis.restart();
-    eventually("Redis is found", || {
-        let mut client = client.clone();
-        async move {
-            ask(&mut client, "echo-ratelimit", &[("PATH", "/x")])
-                .await
-                .is_ok()
-        }
+    eventually("Redis is found", async || {
+        let reply = ask(&mut client, "echo-ratelimit", &[("PATH", "/x")]).await;
+        reply.is_ok()
     })
     .await;
 }
 
+/// Where the reference reads rules: in the root without a subdirectory, and whatever slashes are around the parts.
 #[tokio::test]
-async fn dot_files_of_the_kubelet_are_left_out_unasked() {
+async fn the_folder_of_rules_is_that_of_the_reference() {
     let redis = Redis::start();
-    let mut server = ratelimit::with_env(ISTIO)
-        .env("RUNTIME_IGNOREDOTFILES", "false")
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-    expect_answers(&server).await;
-    expect_reload(&mut server, &redis).await;
-}
-
-#[tokio::test]
-async fn without_a_subdirectory_rules_are_found_in_the_root() {
-    let redis = Redis::start();
-    let server = ratelimit::with_env(&[
-        ("USE_STATSD", "false"),
-        ("REDIS_SOCKET_TYPE", "tcp"),
-        ("RUNTIME_ROOT", "$ROOT/data/ratelimit"),
-    ])
-    .rules(RULES)
-    .redis(&redis)
-    .start();
-    expect_answers(&server).await;
-}
-
-/// Where the reference reads rules, whatever slashes are around the parts of the folder.
-#[tokio::test]
-async fn slashes_around_the_parts_of_the_folder_add_nothing() {
-    let redis = Redis::start();
-    for (root, subdirectory, app_directory) in [
-        ("$ROOT/data/ratelimit", "/", "config"),
-        ("$ROOT/data", "/ratelimit", "/config"),
-        ("$ROOT/data/", "ratelimit/", "config/"),
+    for (root, parts) in [
+        ("$ROOT/data/ratelimit", None),
+        ("$ROOT/data/ratelimit", Some(["/", "config"])),
+        ("$ROOT/data", Some(["/ratelimit", "/config"])),
+        ("$ROOT/data/", Some(["ratelimit/", "config/"])),
     ] {
-        let server = ratelimit::with_env(&[
-            ("USE_STATSD", "false"),
-            ("REDIS_SOCKET_TYPE", "tcp"),
-            ("RUNTIME_ROOT", root),
-            ("RUNTIME_SUBDIRECTORY", subdirectory),
-            ("RUNTIME_APPDIRECTORY", app_directory),
-            ("RUNTIME_WATCH_ROOT", "false"),
-        ])
-        .rules(RULES)
-        .redis(&redis)
-        .start();
-        expect_answers(&server).await;
+        let mut env = vec![("USE_STATSD", "false"), ("REDIS_SOCKET_TYPE", "tcp")];
+        env.push(("RUNTIME_ROOT", root));
+        if let Some([subdirectory, app_directory]) = parts {
+            env.push(("RUNTIME_SUBDIRECTORY", subdirectory));
+            env.push(("RUNTIME_APPDIRECTORY", app_directory));
+            env.push(("RUNTIME_WATCH_ROOT", "false"));
+        }
+        expect_answers(&start(&env, RULES, &redis)).await;
         redis.cli(&["FLUSHALL"]);
     }
-}
-
-#[test]
-fn where_no_rules_are_found_the_start_ends_instead_of_letting_all_pass() {
-    let (status, text) = ratelimit::with_env(ISTIO)
-        .env("RUNTIME_WATCH_ROOT", "true")
-        .env("RUNTIME_APPDIRECTORY", "elsewhere")
-        .rules(RULES)
-        .fail();
-    assert_eq!(status.code(), Some(1));
-    assert!(text.contains("no rule files found"), "{text}");
 }
 
 #[tokio::test]
@@ -514,11 +407,8 @@ async fn a_socket_that_a_crash_left_behind_is_taken_over() {
     assert!(path.exists());
     // A process that another test starts at this moment has the socket until it runs its program.
     wait_until("nobody listens", || UnixStream::connect(&path).is_err());
-    let _server = ratelimit::with_env(ISTIO)
-        .env("GRPC_UDS", path.to_str().unwrap())
-        .rules(RULES)
-        .redis(&redis)
-        .start();
+    let socket = [("GRPC_UDS", path.to_str().unwrap())];
+    let _server = start(&[ISTIO, &socket].concat(), RULES, &redis);
     assert!(UnixStream::connect(&path).is_ok());
 }
 
@@ -529,20 +419,19 @@ fn a_socket_has_no_tls() {
     let pair = Authority::new("ours").issue("*.limits.example");
     let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
     let path = secret.path("grpc.sock");
-    let _server = ratelimit::with_env(ISTIO)
-        .env("GRPC_UDS", path.to_str().unwrap())
-        .env("GRPC_SERVER_USE_TLS", "true")
-        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
-        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
-        .rules(RULES)
-        .redis(&redis)
-        .start();
+    let [certificate, key] = ["tls.crt", "tls.key"].map(|name| secret.at(name));
+    let tls = [
+        ("GRPC_UDS", path.to_str().unwrap()),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", &*certificate),
+        ("GRPC_SERVER_TLS_KEY", &*key),
+    ];
+    let _server = start(&[ISTIO, &tls].concat(), RULES, &redis);
     let mut stream = UnixStream::connect(&path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     // HTTP/2 without TLS: the preface and empty SETTINGS, which the server answers with its own.
-    stream
-        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
-        .unwrap();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).unwrap();
     let mut head = [0; 9];
     stream.read_exact(&mut head).unwrap();
     assert_eq!(head[3], 4, "{head:?}");
@@ -568,10 +457,8 @@ fn json_is_answered_as_over_grpc() {
     // Nothing remains, and JSON leaves out a 0.
     assert_eq!(status.get("limitRemaining"), None);
     let reset = status["durationUntilReset"].as_str().unwrap();
-    assert!(
-        reset.strip_suffix('s').unwrap().parse::<u64>().is_ok(),
-        "{reset}"
-    );
+    let secs = reset.strip_suffix('s').unwrap().parse::<u64>();
+    assert!(secs.is_ok(), "{reset}");
     let reply = ask_json(&server, body);
     assert_eq!(reply.status, 429);
     assert_eq!(reply.json()["overallCode"], "OVER_LIMIT");
@@ -587,37 +474,28 @@ fn json_has_the_spellings_of_proto3() {
         {"entries": [{"key": "PATH", "value": "/d"}], "limit": {"requests_per_unit": 9, "unit": 6}}]}"#;
     let answer = ask_json(&server, body).json();
     let statuses = answer["statuses"].as_array().unwrap();
-    let remaining: Vec<_> = statuses
-        .iter()
-        .map(|status| status["limitRemaining"].as_u64().unwrap())
-        .collect();
-    assert_eq!(remaining, [98, 95, 7, 7]);
+    let remaining = statuses.iter().map(|one| &one["limitRemaining"]);
+    assert_eq!(remaining.collect::<Vec<_>>(), [98, 95, 7, 7]);
 }
 
 #[test]
 fn json_that_cannot_be_answered_is_a_bad_request() {
     let server = tollgate::with_rules(RULES).start();
     let long = format!(r#"{{"{}": 1}}"#, "a".repeat(10_000));
+    let odd = r#"{"a\nb\u001b[31m\u202e": 1}"#;
+    let shown = r"'a\nb\u{1b}[31m\u{202e}'";
+    let no_unit = r#"{"domain": "d", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#;
     for (body, reason) in [
         ("", "EOF"),
         ("{", "EOF"),
         ("[]", "invalid type"),
-        (r#"{"domain": "echo-ratelimit"}"#, "descriptor"),
+        (r#"{"domain": "d"}"#, "descriptor"),
         (r#"{"domain": "", "descriptors": [{}]}"#, "domain"),
-        (
-            r#"{"domain": "echo-ratelimit", "descriptors": [{}], "unknown": 1}"#,
-            "'unknown'",
-        ),
+        (r#"{"descriptors": [{}], "unknown": 1}"#, "'unknown'"),
         (r#"{"descriptors": [{"entry": [{"key": "a"}]}]}"#, "'entry'"),
-        (
-            r#"{"a\nb\u001b[31m\u202e": 1}"#,
-            r"'a\nb\u{1b}[31m\u{202e}'",
-        ),
+        (odd, shown),
         (&long, "aaa"),
-        (
-            r#"{"domain": "echo-ratelimit", "descriptors": [{"limit": {"requestsPerUnit": 1}}]}"#,
-            "unit",
-        ),
+        (no_unit, "unit"),
     ] {
         let reply = ask_json(&server, body);
         let said = &reply.body;
@@ -640,22 +518,17 @@ fn json_that_is_too_large_is_not_read() {
     assert_eq!(http::get(server.http, "/healthcheck").body, "OK");
 }
 
-/// The page on improvements names tests: all of them exist, and no weakness is left out.
 #[test]
 fn the_page_of_weaknesses_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("tests/weaknesses.md")).unwrap();
-    let rows: Vec<_> = page
-        .lines()
-        .filter(|line| line.starts_with("| W"))
-        .collect();
-    let names: BTreeSet<_> = rows
-        .iter()
-        .filter_map(|row| row.split(' ').nth(1))
-        .collect();
-    let all: BTreeSet<_> = (1..=45).filter(|&number| number != 40).collect();
-    let all: Vec<_> = all.iter().map(|number| format!("W{number}")).collect();
-    assert_eq!(names, all.iter().map(String::as_str).collect());
+    let lines = page.lines();
+    let rows: Vec<_> = lines.filter(|line| line.starts_with("| W")).collect();
+    let names = rows.iter().filter_map(|row| row.split(' ').nth(1));
+    let names: BTreeSet<_> = names.map(str::to_owned).collect();
+    let numbers = (1..=45).filter(|&number| number != 40);
+    let all = numbers.map(|number| format!("W{number}"));
+    assert_eq!(names, all.collect());
     for row in rows {
         let tests = row.split('`').filter_map(|text| text.split_once(": "));
         // `count: admitted` is a line of a rule file.
@@ -664,11 +537,11 @@ fn the_page_of_weaknesses_names_tests_that_exist() {
             let exists = match place {
                 "golden" => cases().contains_key(name),
                 _ => {
-                    let file = match place.strip_suffix(".rs") {
-                        Some(_) => root.join(place),
-                        None => root.join(format!("tests/it/{place}.rs")),
+                    let file = match place.ends_with(".rs") {
+                        true => place.to_owned(),
+                        false => format!("tests/it/{place}.rs"),
                     };
-                    let text = fs::read_to_string(file).unwrap_or_default();
+                    let text = fs::read_to_string(root.join(file)).unwrap_or_default();
                     text.contains(&format!("fn {name}("))
                 }
             };

@@ -7,131 +7,42 @@ use std::{
 
 use ::tollgate::now;
 use nix::sys::signal::Signal;
-use tempfile::TempDir;
 
 use crate::support::{
-    certificates::{Authority, Secret},
-    clients::{Channel, SERVER_NAME, Served, Transport, is_first_message_compressed},
+    certificates::{self, Authority, Secret},
+    clients::{Channel, SERVER_NAME, Served, Transport},
     envoy::{Envoy, with_upstream},
-    http::{Reply, get, get_with, try_get},
+    http::{Reply, get_with},
     tollgate::{self, Tollgate},
     wait_until,
 };
 
-/// One client address: three requests a second and twenty a minute.
+/// Two requests of each API key but one.
 const RULES: &str = "
 domain: shop
 descriptors:
-  - key: remote_address
-    rate_limits:
-      - { unit: second, requests_per_unit: 3 }
-      - { unit: minute, requests_per_unit: 20 }
+  - {key: api_key, rate_limits: [2/year]}
+  - {key: api_key, value: many, rate_limits: [100000000/year]}
 ";
 
-const TWO_FOR_EACH_KEY: &str = "
+#[test]
+fn a_burst_meets_the_limit_of_the_second_and_a_window_of_several_units_is_shown_in_seconds() {
+    const RULES: &str = "
 domain: shop
 descriptors:
-  - key: api_key
-    rate_limit: { unit: year, requests_per_unit: 2 }
+  - {key: remote_address, rate_limits: [3/second, 20/minute]}
+  - {key: remote_address, value: 10.1.*, rate_limits: [5000/day, 300/30m]}
 ";
-
-#[test]
-fn a_burst_meets_the_limit_of_the_second() {
     let tollgate = tollgate::with_rules(RULES).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let burst = undisturbed(|client| burst(front, client, 5));
-    let expected = [
-        "200 | 3, 3;w=1 | 2 | 1",
-        "200 | 3, 3;w=1 | 1 | 1",
-        "200 | 3, 3;w=1 | 0 | 1",
-        "429 | 3, 3;w=1 | 0 | 1",
-        "429 | 3, 3;w=1 | 0 | 1",
-    ];
-    assert_eq!(burst.replies, expected);
-}
-
-#[test]
-fn a_patient_client_meets_the_limit_of_the_minute() {
-    let tollgate = tollgate::with_rules(RULES).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let mut bursts = undisturbed(|client| bursts(front, client, &[3, 3, 3, 3, 3, 3, 3]));
-    let last = bursts.pop().unwrap();
-    for burst in bursts {
-        let expected = [
-            "200 | 3, 3;w=1 | 2 | 1",
-            "200 | 3, 3;w=1 | 1 | 1",
-            "200 | 3, 3;w=1 | 0 | 1",
-        ];
-        assert_eq!(burst.replies, expected);
-    }
-    let reset = 60 - last.second % 60;
-    let expected = [
-        format!("200 | 20, 20;w=60 | 1 | {reset}"),
-        format!("200 | 20, 20;w=60 | 0 | {reset}"),
-        format!("429 | 20, 20;w=60 | 0 | {reset}"),
-    ];
-    assert_eq!(last.replies, expected);
-}
-
-#[test]
-fn requests_refused_in_one_second_count_for_the_minute() {
-    let tollgate = tollgate::with_rules(RULES).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let bursts = undisturbed(|client| bursts(front, client, &[10, 9, 2]));
-    let codes: Vec<_> = bursts
-        .iter()
-        .map(|burst| {
-            let codes: Vec<_> = burst.replies.iter().map(|reply| &reply[..3]).collect();
-            codes.join(" ")
-        })
-        .collect();
-    let expected = [
-        "200 200 200 429 429 429 429 429 429 429",
-        "200 200 200 429 429 429 429 429 429",
-        "200 429",
-    ];
-    assert_eq!(codes, expected);
-    let reset = 60 - bursts[2].second % 60;
-    assert_eq!(
-        bursts[2].replies[1],
-        format!("429 | 20, 20;w=60 | 0 | {reset}")
-    );
-}
-
-#[test]
-fn a_window_of_several_units_is_shown_in_seconds() {
-    let rules = "
-domain: shop
-descriptors:
-  - key: remote_address
-    rate_limits: [5000/day, 300/30m]
-";
-    let tollgate = tollgate::with_rules(rules).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let burst = undisturbed(|client| burst(front, client, 2));
-    let reset = 1800 - burst.second % 1800;
-    let expected = [
-        format!("200 | 300, 300;w=1800 | 299 | {reset}"),
-        format!("200 | 300, 300;w=1800 | 298 | {reset}"),
-    ];
-    assert_eq!(burst.replies, expected);
-}
-
-/// Envoy sends header bytes unchanged, in a field that should be UTF-8. A server that refused the call would let the
-/// request pass.
-#[test]
-fn a_header_that_is_no_text_does_not_get_through() {
-    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let codes = |key: &[u8]| [(); 3].map(|()| ask(front, key).status);
-    assert_eq!(codes(b"\xff"), [200, 200, 429]);
-    assert_eq!(codes(b"\xfe"), [200, 200, 429], "has a counter of its own");
-    assert_eq!(codes(b"a\xc3(b"), [200, 200, 429]);
+    let envoy = front(tollgate.grpc);
+    let (_, replies) = burst(&envoy, "10.0.0", 5);
+    let expected = [(200, 2), (200, 1), (200, 0), (429, 0), (429, 0)];
+    let expected = expected.map(|(status, left)| format!("{status} | 3, 3;w=1 | {left} | 1"));
+    assert_eq!(replies, expected);
+    let (second, replies) = burst(&envoy, "10.1.0", 2);
+    let reset = 1800 - second % 1800;
+    let expected = [299, 298].map(|left| format!("200 | 300, 300;w=1800 | {left} | {reset}"));
+    assert_eq!(replies, expected);
 }
 
 /// Bodies of two types for two values of one key; the name of a limit has what JSON and HTML escape.
@@ -147,10 +58,12 @@ descriptors:
     refusal: { content_type: text/html, body: "<p>{limit}</p>{{limit}}", headers: { X-Should-Retry: "false" } }
 "#;
 
+/// Envoy sends header bytes unchanged, in a field that should be UTF-8. A server that refused the call would let the
+/// request pass.
 #[test]
 fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
     let tollgate = tollgate::with_rules(BODIES).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
+    let envoy = front(tollgate.grpc);
     let front = envoy.listener("front");
     let refused = |key: &[u8]| {
         let first = ask(front, key);
@@ -164,52 +77,40 @@ fn a_refused_client_gets_the_body_of_the_rule_whatever_it_sends() {
         refused
     };
     let long = [b'<'; 16 << 10];
-    let hostile: [&[u8]; 5] = [
-        b"k",
-        b"\"}],{<script>",
-        b"\xff\xfe\xc3(",
+    let hostile = [
+        &b"\"}],{<script>"[..],
         b"{limit}\t\\u0000",
+        b"\xff",
+        b"\xfe",
+        b"a\xc3(",
         &long,
     ];
     for key in hostile {
         let refused = refused(key);
-        assert_eq!(
-            refused.header("content-type"),
-            Some("application/problem+json")
-        );
+        let content_type = refused.header("content-type");
+        assert_eq!(content_type, Some("application/problem+json"));
         let problem: serde_json::Value = serde_json::from_str(&refused.body).unwrap();
         assert_eq!(problem["status"], 429);
-        assert_eq!(
-            problem["violated-policies"],
-            serde_json::json!(["a \"name\" & <b>"])
-        );
-        let detail = problem["detail"].as_str().unwrap();
-        assert!(
-            detail.starts_with("The limit a \"name\" & <b> (1/year) is used up; try again in ")
-        );
+        let policies = serde_json::json!(["a \"name\" & <b>"]);
+        assert_eq!(problem["violated-policies"], policies);
+        let expected = "The limit a \"name\" & <b> (1/year) is used up; try again in ";
+        assert!(problem["detail"].as_str().unwrap().starts_with(expected));
         assert_eq!(problem.as_object().unwrap().len(), 5, "{problem}");
     }
-    for key in [&b"page-1"[..], b"page-<script>"] {
-        let refused = refused(key);
-        let content_type = refused.header("content-type");
-        assert_eq!(content_type, Some("text/html; charset=utf-8"));
-        assert_eq!(refused.header("x-should-retry"), Some("false"));
-        let name = "a &quot;name&quot; &amp; &lt;b&gt;";
-        assert_eq!(refused.body, format!("<p>{name}</p>{{{name}}}"));
-    }
-}
-
-#[test]
-fn a_refused_call_of_grpc_gets_the_body_as_its_message() {
-    let tollgate = tollgate::with_rules(BODIES).start();
-    let envoy = Front::of(&[tollgate.grpc]).start();
-    let front = envoy.listener("front");
-    let headers: [(&str, &[u8]); 2] = [
-        ("x-api-key", b"page-1"),
-        ("content-type", b"application/grpc"),
-    ];
-    assert_eq!(get_with(front, "/", &headers).status, 200);
-    let refused = get_with(front, "/", &headers);
+    let name = "a &quot;name&quot; &amp; &lt;b&gt;";
+    let refused = refused(b"page-<script>");
+    let content_type = refused.header("content-type");
+    assert_eq!(content_type, Some("text/html; charset=utf-8"));
+    assert_eq!(refused.header("x-should-retry"), Some("false"));
+    assert_eq!(refused.body, format!("<p>{name}</p>{{{name}}}"));
+    // A call of gRPC gets it as its message.
+    let grpc = ("content-type", &b"application/grpc"[..]);
+    let call = || {
+        let headers = [("x-api-key", &b"page-1"[..]), grpc];
+        get_with(front, "/", &headers)
+    };
+    assert_eq!(call().status, 200);
+    let refused = call();
     assert_eq!((refused.status, &*refused.body), (200, ""));
     assert_eq!(refused.header("content-type"), Some("application/grpc"));
     assert_eq!(refused.header("grpc-status"), Some("14"));
@@ -219,347 +120,169 @@ fn a_refused_call_of_grpc_gets_the_body_as_its_message() {
 
 const ISTIO: &str = "outbound|8081||tollgate.tollgate.svc.cluster.local";
 
-#[test]
-fn with_an_authority_the_cluster_may_have_any_name() {
-    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-    let envoy = Front {
-        cluster: ISTIO,
-        ..Front::of(&[tollgate.grpc])
-    }
-    .start();
-    let front = envoy.listener("front");
-    let codes = [(); 3].map(|()| ask(front, b"k").status);
-    assert_eq!(codes, [200, 200, 429]);
-}
-
 /// Envoy sends the name of the cluster as authority, and HTTP/2 libraries reset such calls. tollgate replaces it by a
-/// valid one, also in calls that only refer to an earlier header.
-#[test]
-fn without_an_authority_a_mesh_s_cluster_is_limited_too() {
-    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-    let envoy = Front {
-        cluster: ISTIO,
-        authority: None,
-        ..Front::of(&[tollgate.grpc])
-    }
-    .start();
-    let front = envoy.listener("front");
-    for key in 0..20 {
-        let key = format!("k{key}");
-        let codes = [(); 3].map(|()| ask(front, key.as_bytes()).status);
-        assert_eq!(codes, [200, 200, 429]);
-    }
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
-    assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
-    assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
-    let reported = "set `authority` in Envoy's `envoy_grpc`";
-    let said = tollgate.log().with(reported);
-    assert_eq!(said.matches(reported).count(), 1, "once a minute: {said}");
-    assert!(said.contains(ISTIO), "{said}");
-}
-
-/// Characters that no authority may contain; for some of them no valid character has a code of equal length.
+/// valid one, also in calls that only refer to an earlier header, and where no valid character has a code of equal
+/// length.
 #[test]
 fn without_an_authority_a_cluster_of_any_name_is_limited() {
-    for cluster in ["<tollgate>", "{a:b}#c`^", "a@"] {
-        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-        let envoy = Front {
-            cluster,
-            authority: None,
-            ..Front::of(&[tollgate.grpc])
-        }
-        .start();
-        let front = envoy.listener("front");
-        let codes = [(); 3].map(|()| ask(front, b"k").status);
-        assert_eq!(codes, [200, 200, 429], "{cluster}");
-        assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+    for cluster in [ISTIO, "<tollgate>", "{a:b}#c`^", "a@"] {
+        let tollgate = tollgate::with_rules(RULES).start();
+        let mut front = Front::of(&[tollgate.grpc]);
+        (front.cluster, front.authority) = (cluster, None);
+        check_limited(&front.start(), 20, cluster);
         assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
         assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
+        if cluster == ISTIO {
+            let reported = "set `authority` in Envoy's `envoy_grpc`";
+            let said = tollgate.log().with(reported);
+            assert_eq!(said.matches(reported).count(), 1, "once a minute: {said}");
+            assert!(said.contains(ISTIO), "{said}");
+        }
     }
 }
 
 #[test]
 fn over_a_unix_socket_it_limits() {
-    let folder = TempDir::new().unwrap();
-    let socket = folder.path().join("tollgate.sock").display().to_string();
-    let _tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
-        .args(["--grpc-uds", &socket])
-        .start();
-    let envoy = Front {
-        pipe: Some(&socket),
-        ..Front::of(&[])
-    }
-    .start();
-    let front = envoy.listener("front");
-    let codes = [(); 3].map(|()| ask(front, b"k").status);
-    assert_eq!(codes, [200, 200, 429]);
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+    let served = Served::with_rules(Transport::Unix, RULES);
+    let mut front = Front::of(&[]);
+    front.pipe = served.channel.target.strip_prefix("unix:");
+    check_limited(&front.start(), 1, "Unix");
 }
 
-/// Envoy's other client, gRPC's C-core, sends the path of the socket as authority, and writes the name of that header
-/// out.
+/// Envoy's other client, gRPC's C-core.
 #[test]
-fn over_a_unix_socket_google_grpc_is_limited() {
-    let folder = TempDir::new().unwrap();
-    let socket = folder.path().join("tollgate.sock").display().to_string();
-    let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY)
-        .args(["--grpc-uds", &socket])
-        .start();
-    check_google_grpc(&tollgate, GoogleGrpc::to(format!("unix:{socket}")), None);
-    assert!(tollgate.metric("tollgate_authorities_replaced_total") > 0);
-}
-
-#[test]
-fn over_tcp_google_grpc_is_limited() {
-    for authority in [None, Some("tollgate"), Some(ISTIO)] {
-        let tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-        check_google_grpc(&tollgate, GoogleGrpc::to(&tollgate.grpc), authority);
-    }
-}
-
-#[test]
-fn google_grpc_that_compresses_is_limited_over_every_transport() {
-    for transport in Transport::ALL {
-        let served = Served::with_rules(transport, TWO_FOR_EACH_KEY);
-        for is_gzip in [false, true] {
-            let Channel { target, ca, .. } = served.channel.clone();
-            let to = GoogleGrpc {
-                target,
-                ca,
-                is_gzip,
-            };
-            // Another value than before.
-            check_google_grpc_with(&served.server, to, None, |key| {
-                format!("{is_gzip}{key}").repeat(100)
-            });
-        }
-    }
-}
-
-/// Makes sure that the case above tests compression at all.
-#[test]
-fn google_grpc_that_is_to_compress_does() {
-    for is_gzip in [false, true] {
-        let compresses = is_first_message_compressed(|target| {
-            let to = GoogleGrpc {
-                is_gzip,
-                ..GoogleGrpc::to(target)
-            };
-            let envoy = Front {
-                google_grpc: Some(to),
-                ..Front::of(&[])
-            }
-            .start();
-            let front = envoy.listener("front");
-            // The request has no answer until Envoy ends.
-            let key = "k".repeat(500);
-            std::thread::spawn(move || try_get(front, "/", &[("x-api-key", key.as_bytes())]));
-            envoy
+fn google_grpc_is_limited_over_every_transport_under_any_authority_and_compressed() {
+    for (transport, authority, is_gzip) in [
+        (Transport::Tcp, None, true),
+        (Transport::Tcp, Some(ISTIO), false),
+        (Transport::Unix, None, false),
+        (Transport::Tls, None, true),
+    ] {
+        let served = Served::with_rules(transport, RULES);
+        let Channel { target, ca, .. } = served.channel;
+        let mut front = Front::of(&[]);
+        front.authority = authority;
+        front.google_grpc = Some(GoogleGrpc {
+            target,
+            ca,
+            is_gzip,
         });
-        assert_eq!(compresses, is_gzip);
+        check_limited(&front.start(), 20, &format!("{transport:?} {authority:?}"));
+        let refused = served.server.metric("tollgate_authorities_refused_total");
+        assert_eq!(refused, 0, "{transport:?} {authority:?}");
     }
 }
 
+/// Of four requests for each key two pass, and no call fails. Keys are long enough to be worth compressing.
 #[track_caller]
-fn check_google_grpc(tollgate: &Tollgate, to: GoogleGrpc, authority: Option<&str>) {
-    check_google_grpc_with(tollgate, to, authority, |key| format!("k{key}"));
-}
-
-#[track_caller]
-fn check_google_grpc_with(
-    tollgate: &Tollgate,
-    to: GoogleGrpc,
-    authority: Option<&str>,
-    key: impl Fn(usize) -> String,
-) {
-    let envoy = Front {
-        google_grpc: Some(to),
-        authority,
-        ..Front::of(&[])
-    }
-    .start();
+fn check_limited(envoy: &Envoy, keys: usize, what: &str) {
     let front = envoy.listener("front");
-    for key in (0..20).map(key) {
+    for key in 0..keys {
+        let key = format!("k{key}").repeat(100);
         let codes = [(); 4].map(|()| ask(front, key.as_bytes()).status);
-        assert_eq!(codes, [200, 200, 429, 429], "{authority:?}");
+        assert_eq!(codes, [200, 200, 429, 429], "{what}");
     }
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
-    assert_eq!(
-        envoy.stat("cluster.service.ratelimit.failure_mode_allowed"),
-        0
-    );
-    assert_eq!(tollgate.metric("tollgate_authorities_refused_total"), 0);
+    for failure in ["error", "failure_mode_allowed"] {
+        let failures = envoy.stat(&format!("cluster.service.ratelimit.{failure}"));
+        assert_eq!(failures, 0, "{what}: {failure}");
+    }
 }
 
-/// Sixty-four clients send requests through an Envoy that refuses requests without a decision, while its connections
-/// get a GOAWAY again and again and, over TLS, the certificate changes.
-#[track_caller]
-fn check_no_call_is_lost(age: &str, goaways: u64, is_tls: bool) {
-    const CLIENTS: usize = 64;
-    let rules = "
-domain: shop
-descriptors:
-  - key: api_key
-    rate_limit: { unit: year, requests_per_unit: 100000000 }
-";
-    let authority = Authority::new("ours");
-    let issue = || authority.issue("*.envoy-gateway-system");
-    let pair = issue();
-    let mut secret = Secret::mount(&[
-        ("tls.crt", &pair.certificate),
-        ("tls.key", &pair.key),
-        ("ca.crt", &authority.certificate),
-    ]);
-    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
-    let mut builder = tollgate::with_rules(rules).args(["--max-connection-age", age]);
-    if is_tls {
-        builder = builder
-            .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
-            .args(["--grpc-tls-key", &key]);
-    }
-    let tollgate = builder.start();
-    let envoy = Front {
-        failure_mode_deny: true,
-        transport_socket: is_tls.then(|| upstream_tls("{}", None, &ca)),
-        ..Front::of(&[tollgate.grpc])
-    }
-    .start();
+/// Lets so many clients send requests until `work` is done. Each has to pass; an Envoy that refuses requests without a
+/// decision shows every lost call.
+fn check_none_is_lost(envoy: &Envoy, clients: usize, work: impl FnOnce()) {
     let front = envoy.listener("front");
     let is_over = AtomicBool::new(false);
     let codes: Vec<_> = std::thread::scope(|scope| {
         let ask_on = || {
             let mut codes = Vec::new();
             while !is_over.load(Relaxed) {
-                codes.push(ask(front, b"k").status);
+                codes.push(ask(front, b"many").status);
             }
             codes
         };
-        let clients = [(); CLIENTS].map(|()| scope.spawn(ask_on));
-        let told_to_go = || envoy.stat("cluster.tollgate.upstream_cx_close_notify");
-        for round in 1..=4 {
-            wait_until("connections are told to go", || {
-                told_to_go() >= goaways * round / 4
-            });
-            if is_tls {
-                let pair = issue();
-                secret.update(&[
-                    ("tls.crt", &pair.certificate),
-                    ("tls.key", &pair.key),
-                    ("ca.crt", &authority.certificate),
-                ]);
-                let count = usize::try_from(round).unwrap();
-                wait_until("the new certificate is taken", || {
-                    tollgate.log().text().matches("read again").count() >= count
-                });
-            }
-        }
+        let clients: Vec<_> = (0..clients).map(|_| scope.spawn(ask_on)).collect();
+        work();
         is_over.store(true, Relaxed);
-        clients
-            .into_iter()
-            .flat_map(|client| client.join().unwrap())
-            .collect()
+        let clients = clients.into_iter();
+        clients.flat_map(|asked| asked.join().unwrap()).collect()
     });
     let lost = codes.iter().filter(|&&code| code != 200).count();
     assert_eq!(lost, 0, "of {} requests", codes.len());
-    assert!(codes.len() > CLIENTS, "{}", codes.len());
+    assert!(codes.len() > clients, "{}", codes.len());
     assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }
 
 #[test]
 fn certificates_change_and_connections_age_and_no_call_is_lost() {
-    check_no_call_is_lost("300ms", 20, true);
-}
-
-#[test]
-fn connections_of_one_second_lose_no_call() {
-    check_no_call_is_lost("1s", 6, false);
+    const GOAWAYS: u64 = 20;
+    let authority = Authority::new("ours");
+    let issue = || authority.issue("*.envoy-gateway-system");
+    let mut secret = certificates::mount(&issue(), &authority);
+    let tollgate = certificates::serving(tollgate::with_rules(RULES), &secret)
+        .args(["--max-connection-age", "300ms"])
+        .start();
+    let mut front = Front::of(&[tollgate.grpc]);
+    front.failure_mode_deny = true;
+    front.transport_socket = upstream_tls("{}", &secret, false);
+    let envoy = front.start();
+    check_none_is_lost(&envoy, 64, || {
+        for round in 1..=4 {
+            wait_until("connections are told to go", || {
+                envoy.stat("cluster.tollgate.upstream_cx_close_notify") >= GOAWAYS * round / 4
+            });
+            secret.update(&certificates::files(&issue(), &authority));
+            let count = usize::try_from(round).unwrap();
+            wait_until("the new certificate is taken", || {
+                tollgate.log().text().matches("read again").count() >= count
+            });
+        }
+    });
 }
 
 #[test]
 fn without_tollgate_requests_pass_or_fail_as_envoy_was_told() {
     for (failure_mode_deny, expected) in [(false, 200), (true, 500)] {
-        let mut tollgate = tollgate::with_rules(TWO_FOR_EACH_KEY).start();
-        let envoy = Front {
-            failure_mode_deny,
-            ..Front::of(&[tollgate.grpc])
-        }
-        .start();
-        let front = envoy.listener("front");
-        let codes = || [(); 3].map(|()| ask(front, b"k").status);
-        assert_eq!(codes(), [200, 200, 429]);
+        let mut tollgate = tollgate::with_rules(RULES).start();
+        let mut front = Front::of(&[tollgate.grpc]);
+        front.failure_mode_deny = failure_mode_deny;
+        let envoy = front.start();
+        check_limited(&envoy, 1, "with tollgate");
         tollgate.signal(Signal::SIGKILL);
         tollgate.wait();
-        assert_eq!(codes(), [expected; 3], "deny: {failure_mode_deny}");
+        let front = envoy.listener("front");
+        let codes = [(); 3].map(|()| ask(front, b"k").status);
+        assert_eq!(codes, [expected; 3], "deny: {failure_mode_deny}");
     }
 }
 
-/// One of two servers gets a stop signal while Envoy calls both. Envoy refuses requests without a decision, so a
-/// single lost call would be visible.
+/// With the default drain delay.
 #[test]
 fn one_of_two_stops_and_no_call_is_lost() {
-    let rules = "
-domain: shop
-descriptors:
-  - key: api_key
-    rate_limit: { unit: year, requests_per_unit: 1000000 }
-";
     let start = || {
-        let builder = tollgate::bare().file("rules.yaml", rules);
+        let builder = tollgate::bare().file("rules.yaml", RULES);
         let folder = builder.rules().display().to_string();
-        // The default drain delay, which this test checks.
         builder
             .args(["--config-dir", &folder, "--log-format", "json"])
             .args(["--grpc-host", "127.0.0.1", "--grpc-port", "0"])
             .args(["--port", "0", "--debug-port", "0"])
             .start()
     };
-    let mut going = start();
-    let staying = start();
-    let envoy = Front {
-        failure_mode_deny: true,
-        is_health_checked: true,
-        ..Front::of(&[going.grpc, staying.grpc])
-    }
-    .start();
-    let front = envoy.listener("front");
-    let decisions = |debug: SocketAddr| {
-        let page = get(debug, "/metrics").body;
-        let mut lines = page.lines();
-        let count = lines.find_map(|line| {
-            line.strip_prefix("tollgate_decisions_total{code=\"ok\"} ")?
-                .parse::<u64>()
-                .ok()
-        });
-        count.expect("decisions are counted")
-    };
-    let is_over = AtomicBool::new(false);
-    let codes: Vec<_> = std::thread::scope(|scope| {
-        let ask_on = || {
-            let mut codes = Vec::new();
-            while !is_over.load(Relaxed) {
-                codes.push(ask(front, b"k").status);
-            }
-            codes
-        };
-        let clients = [(); 4].map(|()| scope.spawn(ask_on));
+    let (mut going, staying) = (start(), start());
+    let mut front = Front::of(&[going.grpc, staying.grpc]);
+    (front.failure_mode_deny, front.health_checks) = (true, HEALTH_CHECKS);
+    let decisions = |server: &Tollgate| server.metric("tollgate_decisions_total{code=\"ok\"}");
+    check_none_is_lost(&front.start(), 4, || {
         wait_until("both are asked", || {
-            decisions(going.debug) > 100 && decisions(staying.debug) > 100
+            decisions(&going) > 100 && decisions(&staying) > 100
         });
         going.signal(Signal::SIGTERM);
         assert_eq!(going.wait().code(), Some(0));
-        let so_far = decisions(staying.debug);
+        let so_far = decisions(&staying);
         wait_until("the other one answers alone", || {
-            decisions(staying.debug) > so_far + 100
+            decisions(&staying) > so_far + 100
         });
-        is_over.store(true, Relaxed);
-        clients
-            .into_iter()
-            .flat_map(|client| client.join().unwrap())
-            .collect()
     });
-    let lost = codes.iter().filter(|&&code| code != 200).count();
-    assert_eq!(lost, 0, "of {} requests", codes.len());
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
 }
 
 /// As Envoy Gateway configures it: each side verifies the other by the authority alone. By default Envoy uses TLS
@@ -567,50 +290,35 @@ descriptors:
 #[test]
 fn over_tls_of_either_version_both_know_each_other() {
     let authority = Authority::new("ours");
-    let pair = authority.issue("*.envoy-gateway-system");
-    let secret = Secret::mount(&[
-        ("tls.crt", &pair.certificate),
-        ("tls.key", &pair.key),
-        ("ca.crt", &authority.certificate),
-    ]);
-    let [certificate, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name));
-    for (params, version) in [
-        ("{}", "TLSv1.2"),
-        ("{ tls_maximum_protocol_version: TLSv1_3 }", "TLSv1.3"),
-    ] {
-        for is_mutual in [false, true] {
-            let mut builder = tollgate::with_rules(TWO_FOR_EACH_KEY)
-                .args(["--grpc-tls", "--grpc-tls-cert", &certificate])
-                .args(["--grpc-tls-key", &key]);
-            if is_mutual {
-                builder = builder.args(["--grpc-client-ca", &ca]);
-            }
-            let tollgate = builder.start();
-            let own = is_mutual.then_some((certificate.as_str(), key.as_str()));
-            let envoy = Front {
-                transport_socket: Some(upstream_tls(params, own, &ca)),
-                ..Front::of(&[tollgate.grpc])
-            }
-            .start();
-            let front = envoy.listener("front");
-            let codes = [(); 3].map(|()| ask(front, b"k").status);
-            assert_eq!(codes, [200, 200, 429], "{version}, mutual: {is_mutual}");
-            let spoken = envoy.stat(&format!("cluster.tollgate.ssl.versions.{version}"));
-            assert!(spoken > 0, "{version}");
+    let secret = certificates::mount(&authority.issue("*.envoy-gateway-system"), &authority);
+    for (params, version, is_mutual) in [("{}", "TLSv1.2", true), (TLS13, "TLSv1.3", false)] {
+        let builder = tollgate::with_rules(RULES);
+        let tollgate = match is_mutual {
+            true => certificates::serving_known(builder, &secret),
+            false => certificates::serving(builder, &secret),
         }
+        .start();
+        let mut front = Front::of(&[tollgate.grpc]);
+        front.transport_socket = upstream_tls(params, &secret, is_mutual);
+        let envoy = front.start();
+        check_limited(&envoy, 1, &format!("{version}, mutual: {is_mutual}"));
+        let spoken = envoy.stat(&format!("cluster.tollgate.ssl.versions.{version}"));
+        assert!(spoken > 0, "{version}");
     }
 }
 
-/// The TLS settings of Envoy's connections: its own certificate, if any, and the authority that it trusts.
-fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
-    let own = own.map_or_else(String::new, |(certificate, key)| {
-        format!(
-            "tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, \
-             private_key: {{ filename: {key} }} }}],"
-        )
-    });
+pub(crate) const TLS13: &str = "{ tls_maximum_protocol_version: TLSv1_3 }";
+
+/// The TLS settings of Envoy's connections, which shows the certificate of `secret` if it has to.
+pub(crate) fn upstream_tls(params: &str, secret: &Secret, is_mutual: bool) -> String {
+    let [certificate, key, ca] = certificates::paths(secret);
+    let own = format!(
+        "tls_certificates: [{{ certificate_chain: {{ filename: {certificate} }}, \
+         private_key: {{ filename: {key} }} }}],"
+    );
+    let own = if is_mutual { &*own } else { "" };
     format!(
-        "{{ name: tls, typed_config: {{ \
+        "transport_socket: {{ name: tls, typed_config: {{ \
          \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext, \
          common_tls_context: {{ tls_params: {params}, {own} \
          validation_context: {{ trusted_ca: {{ filename: {ca} }} }} }} }} }}"
@@ -618,7 +326,7 @@ fn upstream_tls(params: &str, own: Option<(&str, &str)>, ca: &str) -> String {
 }
 
 /// The connection settings of gRPC's C-core.
-struct GoogleGrpc {
+pub(crate) struct GoogleGrpc {
     target: String,
     /// Uses TLS and trusts this certificate: a file in PEM.
     ca: Option<String>,
@@ -626,14 +334,6 @@ struct GoogleGrpc {
 }
 
 impl GoogleGrpc {
-    fn to(target: impl ToString) -> Self {
-        Self {
-            target: target.to_string(),
-            ca: None,
-            is_gzip: false,
-        }
-    }
-
     fn service(&self, authority: Option<&str>) -> String {
         const GZIP: u32 = 2;
         let Self { target, ca, .. } = self;
@@ -655,21 +355,26 @@ impl GoogleGrpc {
     }
 }
 
-/// An Envoy that calls tollgate for every request: with the client's address, the last one in `x-forwarded-for`, and
-/// with the header `x-api-key` if there is one.
-struct Front<'a> {
-    tollgates: &'a [SocketAddr],
+/// An Envoy that calls tollgate for every request; by default with the client's address, the last one in
+/// `x-forwarded-for`, and with the header `x-api-key` if there is one.
+pub(crate) struct Front<'a> {
+    pub(crate) tollgates: Vec<SocketAddr>,
     /// A Unix socket, used instead of `tollgates`.
-    pipe: Option<&'a str>,
+    pub(crate) pipe: Option<&'a str>,
     /// The name of the cluster.
-    cluster: &'a str,
-    authority: Option<&'a str>,
+    pub(crate) cluster: &'a str,
+    pub(crate) authority: Option<&'a str>,
+    pub(crate) domain: &'a str,
+    /// The `rate_limits` of the only route.
+    pub(crate) rate_limits: &'a str,
+    /// Filters before the one for rate limits.
+    pub(crate) filters: &'a str,
     /// Settings of gRPC's C-core, used instead of Envoy's own client.
-    google_grpc: Option<GoogleGrpc>,
-    failure_mode_deny: bool,
-    is_health_checked: bool,
-    /// Envoy's TLS settings; `None` means without TLS.
-    transport_socket: Option<String>,
+    pub(crate) google_grpc: Option<GoogleGrpc>,
+    pub(crate) failure_mode_deny: bool,
+    pub(crate) health_checks: &'a str,
+    /// Envoy's TLS settings; empty means without TLS.
+    pub(crate) transport_socket: String,
 }
 
 /// An Envoy in front of a service, which asks the tollgate at `grpc` about each request.
@@ -704,72 +409,70 @@ pub(crate) fn traced_front(grpc: SocketAddr, collector: u64) -> Envoy {
     })
 }
 
-impl<'a> Front<'a> {
-    fn of(tollgates: &'a [SocketAddr]) -> Self {
+impl Front<'_> {
+    pub(crate) fn of(tollgates: &[SocketAddr]) -> Self {
         Self {
-            tollgates,
+            tollgates: tollgates.to_vec(),
             pipe: None,
             cluster: "tollgate",
             authority: Some("tollgate"),
+            domain: "shop",
+            rate_limits: RATE_LIMITS,
+            filters: "",
             google_grpc: None,
             failure_mode_deny: false,
-            is_health_checked: false,
-            transport_socket: None,
+            health_checks: "[]",
+            transport_socket: String::new(),
         }
     }
 
     #[track_caller]
-    fn start(&self) -> Envoy {
+    pub(crate) fn start(&self) -> Envoy {
         Envoy::start(|| self.bootstrap())
     }
 
     fn bootstrap(&self) -> String {
-        let service = match (&self.google_grpc, self.authority) {
-            (None, None) => format!("{{ envoy_grpc: {{ cluster_name: \"{}\" }} }}", self.cluster),
-            (None, Some(authority)) => format!(
-                "{{ envoy_grpc: {{ cluster_name: \"{}\", authority: \"{authority}\" }} }}",
-                self.cluster
-            ),
-            (Some(to), authority) => to.service(authority),
+        let cluster = self.cluster;
+        let authority = self
+            .authority
+            .map(|name| format!(", authority: \"{name}\""));
+        let authority = authority.unwrap_or_default();
+        let service = match &self.google_grpc {
+            None => format!("{{ envoy_grpc: {{ cluster_name: \"{cluster}\"{authority} }} }}"),
+            Some(to) => to.service(self.authority),
         };
-        let transport_socket = match &self.transport_socket {
-            Some(socket) => format!("transport_socket: {socket}"),
-            None => String::new(),
-        };
-        let health_checks = if self.is_health_checked {
-            "[{ timeout: 5s, interval: 0.2s, no_traffic_interval: 0.2s, healthy_threshold: 1, unhealthy_threshold: 1, \
-             grpc_health_check: { service_name: ratelimit, authority: tollgate } }]"
-        } else {
-            "[]"
-        };
-        let endpoints: Vec<_> = self
-            .tollgates
-            .iter()
-            .map(|address| {
-                let (ip, port) = (address.ip(), address.port());
-                format!(
-                    "{{ endpoint: {{ address: {{ socket_address: \
-                     {{ address: {ip}, port_value: {port} }} }} }} }}"
-                )
-            })
-            .chain(self.pipe.map(|path| {
-                format!("{{ endpoint: {{ address: {{ pipe: {{ path: {path} }} }} }} }}")
-            }))
+        let addresses = self.tollgates.iter().map(|address| {
+            let (ip, port) = (address.ip(), address.port());
+            format!("socket_address: {{ address: {ip}, port_value: {port} }}")
+        });
+        let pipe = self.pipe.map(|path| format!("pipe: {{ path: {path} }}"));
+        let endpoints = addresses.chain(pipe);
+        let endpoints: Vec<_> = endpoints
+            .map(|address| format!("{{ endpoint: {{ address: {{ {address} }} }} }}"))
             .collect();
         with_upstream(BOOTSTRAP)
-            .replace("$CLUSTER", self.cluster)
+            .replace("$RATE_LIMITS", self.rate_limits)
+            .replace("$FILTERS", self.filters)
+            .replace("$DOMAIN", self.domain)
+            .replace("$CLUSTER", cluster)
             .replace("$SERVICE", &service)
             .replace("$DENY", &self.failure_mode_deny.to_string())
-            .replace("$HEALTH_CHECKS", health_checks)
-            .replace("$TRANSPORT_SOCKET", &transport_socket)
+            .replace("$HEALTH_CHECKS", self.health_checks)
+            .replace("$TRANSPORT_SOCKET", &self.transport_socket)
             .replace("$ENDPOINTS", &endpoints.join(", "))
     }
 }
 
+const HEALTH_CHECKS: &str = "[{ timeout: 5s, interval: 0.2s, no_traffic_interval: 0.2s, healthy_threshold: 1, \
+     unhealthy_threshold: 1, grpc_health_check: { service_name: ratelimit, authority: tollgate } }]";
+
+const RATE_LIMITS: &str = "
+                              - actions: [{ remote_address: {} }]
+                              - actions: [{ request_headers: { header_name: x-api-key, descriptor_key: api_key } }]";
+
 /// With a long timeout: a busy machine must not look like a broken service.
 const BOOTSTRAP: &str = r#"
-admin:
-  address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
+admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }
 static_resources:
   listeners:
     - name: front
@@ -790,16 +493,12 @@ static_resources:
                         - match: { prefix: / }
                           route:
                             cluster: service
-                            rate_limits:
-                              - actions:
-                                  - remote_address: {}
-                              - actions:
-                                  - request_headers: { header_name: x-api-key, descriptor_key: api_key }
-                http_filters:
+                            rate_limits:$RATE_LIMITS
+                http_filters:$FILTERS
                   - name: envoy.filters.http.ratelimit
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
-                      domain: shop
+                      domain: $DOMAIN
                       timeout: 10s
                       failure_mode_deny: $DENY
                       enable_x_ratelimit_headers: DRAFT_VERSION_03
@@ -831,54 +530,27 @@ fn ask(front: SocketAddr, key: &[u8]) -> Reply {
     get_with(front, "/", &[("x-api-key", key)])
 }
 
-/// Requests of one client within one second.
-struct Burst {
-    second: u64,
-    /// `status | X-RateLimit-Limit | -Remaining | -Reset`
-    replies: Vec<String>,
-}
-
-/// Sends `count` requests at the beginning of a second; `None` if they took longer than that second.
+/// Sends `count` requests within one second, which is returned too: `status | X-RateLimit-Limit | -Remaining | -Reset`.
+/// Tries again as another client of the network if the machine was too busy for that.
 #[track_caller]
-fn burst(front: SocketAddr, client: &str, count: usize) -> Option<Burst> {
-    let before = now().secs();
-    wait_until("a second begins", || now().secs() > before);
-    let second = now().secs();
-    let replies = (0..count)
-        .map(|_| {
+fn burst(envoy: &Envoy, network: &str, count: usize) -> (u64, Vec<String>) {
+    let front = envoy.listener("front");
+    let attempt = |host: u32| {
+        let client = format!("{network}.{host}");
+        let before = now().secs();
+        wait_until("a second begins", || now().secs() > before);
+        let second = now().secs();
+        let shown = |_| {
             let reply = get_with(front, "/", &[("x-forwarded-for", client.as_bytes())]);
-            let header = |name| reply.header(name).unwrap_or("none");
-            format!(
-                "{} | {} | {} | {}",
-                reply.status,
-                header("x-ratelimit-limit"),
-                header("x-ratelimit-remaining"),
-                header("x-ratelimit-reset")
-            )
-        })
-        .collect();
-    (now().secs() == second).then_some(Burst { second, replies })
-}
-
-/// Several bursts of one client, all within one minute.
-#[track_caller]
-fn bursts(front: SocketAddr, client: &str, counts: &[usize]) -> Option<Vec<Burst>> {
-    let is_time_left = || now().secs() % 60 + (counts.len() as u64) < 59;
-    wait_until("enough is left of this minute", is_time_left);
-    let bursts: Vec<_> = counts
-        .iter()
-        .map(|&count| burst(front, client, count))
-        .collect::<Option<_>>()?;
-    let is_one_minute = bursts
-        .iter()
-        .all(|burst| burst.second / 60 == bursts[0].second / 60);
-    is_one_minute.then_some(bursts)
-}
-
-/// Retries with another client if the machine was too busy to meet the time.
-#[track_caller]
-fn undisturbed<T>(mut attempt: impl FnMut(&str) -> Option<T>) -> T {
-    (1..=10)
-        .find_map(|host| attempt(&format!("10.0.0.{host}")))
-        .expect("ten requests take less than a second")
+            let [limit, left, reset] = ["limit", "remaining", "reset"].map(|name| {
+                let value = reply.header(&format!("x-ratelimit-{name}"));
+                value.unwrap_or("none").to_owned()
+            });
+            format!("{} | {limit} | {left} | {reset}", reply.status)
+        };
+        let replies = (0..count).map(shown).collect();
+        (now().secs() == second).then_some((second, replies))
+    };
+    let undisturbed = (1..=10).find_map(attempt);
+    undisturbed.expect("ten requests take less than a second")
 }

@@ -3,15 +3,18 @@
 
 use ::tollgate::rls_conf::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 
-use crate::support::{
-    ads::{Ads, snapshot},
-    certificates::{Authority, Pair, Secret},
-    envoy::{Envoy, with_upstream},
-    free_port,
-    http::{self, get_with},
-    ratelimit::{self, Ratelimit},
-    redis::Redis,
-    wait_until,
+use crate::{
+    envoy::{Front, TLS13, upstream_tls},
+    support::{
+        ads::{Ads, snapshot},
+        certificates::{self, Authority, Secret},
+        envoy::Envoy,
+        free_port,
+        http::{self, get_with},
+        ratelimit::{self, Ratelimit},
+        redis::Redis,
+        wait_until,
+    },
 };
 
 /// The variables that Envoy Gateway sets, with Prometheus on. Ports and paths are adapted below.
@@ -45,29 +48,6 @@ const ENVOY_GATEWAY: &[(&str, &str)] = &[
 const DOMAIN: &str = "default/eg/http";
 const ROUTE: &str = "httproute/default/shop/rule/0/match/0/www_example_com";
 
-/// A certificate in the form of Envoy Gateway's `certgen`; here the control plane's host is `localhost`.
-fn certificate(authority: &Authority, of_control_plane: bool) -> Pair {
-    if of_control_plane {
-        authority.issue_rsa(&[
-            "envoy-gateway",
-            "envoy-gateway.envoy-gateway-system",
-            "envoy-gateway.envoy-gateway-system.svc",
-            "envoy-gateway.envoy-gateway-system.svc.cluster.local",
-            "localhost",
-        ])
-    } else {
-        authority.issue_rsa(&["*.envoy-gateway-system"])
-    }
-}
-
-fn mounted<'a>(pair: &'a Pair, authority: &'a Authority) -> [(&'static str, &'a str); 3] {
-    [
-        ("tls.crt", &pair.certificate),
-        ("tls.key", &pair.key),
-        ("ca.crt", &authority.certificate),
-    ]
-}
-
 /// Envoy Gateway, as a rate limit service and its Envoys see it.
 struct Gateway {
     ads: Ads,
@@ -81,18 +61,16 @@ struct Gateway {
 impl Gateway {
     fn new() -> Self {
         let authority = Authority::rsa("envoy-gateway");
-        let mount = |of_control_plane| {
-            Secret::mount(&mounted(
-                &certificate(&authority, of_control_plane),
-                &authority,
-            ))
-        };
-        let control = mount(true);
+        // In the form of its `certgen`; here the control plane's host is `localhost`.
+        let host = "envoy-gateway.envoy-gateway-system.svc.cluster.local";
+        let mount = |names: &[&str]| certificates::mount(&authority.issue_rsa(names), &authority);
+        let control = mount(&["envoy-gateway", host, "localhost"]);
+        let [service, envoy] = [(); 2].map(|()| mount(&["*.envoy-gateway-system"]));
         Self {
             ads: Ads::with_tls(&control),
             _control: control,
-            service: mount(false),
-            envoy: mount(false),
+            service,
+            envoy,
             prometheus: free_port(),
         }
     }
@@ -118,80 +96,56 @@ impl Gateway {
     /// An Envoy in front of a service that always answers 200; it calls `server`.
     #[track_caller]
     fn envoy(&self, server: &Ratelimit) -> Envoy {
-        let [certificate, key, ca] =
-            ["tls.crt", "tls.key", "ca.crt"].map(|name| self.envoy.at(name));
-        Envoy::start(|| {
-            with_upstream(BOOTSTRAP)
-                .replace("$DOMAIN", DOMAIN)
-                .replace("$ROUTE", ROUTE)
-                .replace("$PORT", &server.grpc.port().to_string())
-                .replace("$CERTIFICATE", &certificate)
-                .replace("$KEY", &key)
-                .replace("$CA", &ca)
-        })
+        let envoy = Front {
+            cluster: "ratelimit_cluster",
+            authority: None,
+            domain: DOMAIN,
+            rate_limits: &RATE_LIMITS.replace("$ROUTE", ROUTE),
+            filters: SET_METADATA,
+            transport_socket: upstream_tls(TLS13, &self.envoy, true),
+            ..Front::of(&[server.grpc])
+        };
+        envoy.start()
     }
 }
 
-fn per_year(requests_per_unit: u32) -> Option<RateLimitPolicy> {
-    Some(RateLimitPolicy {
-        unit: RateLimitUnit::Year.into(),
-        requests_per_unit,
-        ..RateLimitPolicy::default()
-    })
-}
-
-/// A descriptor for a match by name only.
-fn matched(name: &str) -> RateLimitDescriptor {
-    of(name, name)
-}
-
-fn of(key: &str, value: &str) -> RateLimitDescriptor {
+fn of(key: &str, value: &str, descriptors: Vec<RateLimitDescriptor>) -> RateLimitDescriptor {
     RateLimitDescriptor {
         key: key.to_owned(),
         value: value.to_owned(),
+        descriptors,
         ..RateLimitDescriptor::default()
     }
 }
 
-/// `outer` with one more level.
-fn around(outer: RateLimitDescriptor, inner: RateLimitDescriptor) -> RateLimitDescriptor {
+/// A descriptor with so many requests a year.
+fn limited(key: &str, value: &str, requests_per_unit: u32) -> RateLimitDescriptor {
+    let limit = RateLimitPolicy {
+        unit: RateLimitUnit::Year.into(),
+        requests_per_unit,
+        ..RateLimitPolicy::default()
+    };
     RateLimitDescriptor {
-        descriptors: vec![inner],
-        ..outer
+        rate_limit: Some(limit),
+        ..of(key, value, vec![])
     }
 }
 
-/// The rules that Envoy Gateway makes of a policy with four rules.
+/// The rules that Envoy Gateway makes of a policy with four rules. A match by name only has its name as its value.
 fn rules(distinct: u32) -> RateLimitConfig {
     // For free plans, each user from each address of a network: five levels.
-    let address = RateLimitDescriptor {
-        rate_limit: per_year(distinct),
-        ..of("remote_address", "")
-    };
-    let network = around(of("masked_remote_address", "127.0.0.0/8"), address);
-    let user = around(of("rule-0-match-1", ""), network);
-    let plan = around(matched("rule-0-match-0"), user);
-    let shadowed = RateLimitDescriptor {
-        rate_limit: per_year(1),
-        shadow_mode: true,
-        ..matched("rule-1-match-0")
-    };
-    let cost = RateLimitDescriptor {
-        rate_limit: per_year(3),
-        ..matched("rule-2-match-0")
-    };
-    let overridden = RateLimitDescriptor {
-        rate_limit: per_year(1),
-        ..matched("rule-3-match-0")
-    };
-    let route = RateLimitDescriptor {
-        descriptors: vec![plan, shadowed, cost, overridden],
-        ..matched(ROUTE)
-    };
+    let address = limited("remote_address", "", distinct);
+    let network = of("masked_remote_address", "127.0.0.0/8", vec![address]);
+    let user = of("rule-0-match-1", "", vec![network]);
+    let plan = of("rule-0-match-0", "rule-0-match-0", vec![user]);
+    let mut shadowed = limited("rule-1-match-0", "rule-1-match-0", 1);
+    shadowed.shadow_mode = true;
+    let cost = limited("rule-2-match-0", "rule-2-match-0", 3);
+    let overridden = limited("rule-3-match-0", "rule-3-match-0", 1);
     RateLimitConfig {
         name: DOMAIN.to_owned(),
         domain: DOMAIN.to_owned(),
-        descriptors: vec![route],
+        descriptors: vec![of(ROUTE, ROUTE, vec![plan, shadowed, cost, overridden])],
         ..RateLimitConfig::default()
     }
 }
@@ -202,24 +156,25 @@ fn codes<const N: usize>(envoy: &Envoy, headers: &[(&str, &[u8])]) -> [u16; N] {
     [(); N].map(|()| get_with(front, "/", headers).status)
 }
 
+/// As after an installation, the pod is ready before any policy exists, and Envoy lets requests pass.
 #[test]
 fn its_variables_alone_limit_its_envoys() {
     let redis = Redis::start();
     let gateway = Gateway::new();
-    gateway.ads.set(snapshot("1", &[rules(2)]));
     let server = gateway.deploy(&redis);
     let first = gateway.ads.next();
     assert_eq!(first.request.node.unwrap().id, "envoy-ratelimit");
-    gateway.ads.wait_for_ack("1");
     let envoy = gateway.envoy(&server);
-
     let user = |name: &'static [u8]| [("x-plan", b"free".as_slice()), ("x-user", name)];
+    assert_eq!(codes(&envoy, &user(b"ann")), [200; 4]);
+    let errors = || envoy.stat("cluster.service.ratelimit.error");
+    let errors_before = errors();
+    gateway.ads.set(snapshot("1", &[rules(2)]));
+    gateway.ads.wait_for_ack("1");
+
     assert_eq!(codes(&envoy, &user(b"ann")), [200, 200, 429]);
-    assert_eq!(
-        codes(&envoy, &user(b"bob")),
-        [200, 200, 429],
-        "counts apart"
-    );
+    // Each user counts apart.
+    assert_eq!(codes(&envoy, &user(b"bob")), [200, 200, 429]);
     assert_eq!(codes(&envoy, &[]), [200; 3], "no rule matches");
     assert_eq!(codes(&envoy, &[("x-shadow", b"1")]), [200; 3]);
     // Each request reads without counting, and its response costs two hits once Envoy has finished it: after the
@@ -231,7 +186,7 @@ fn its_variables_alone_limit_its_envoys() {
     // The rule allows one; the request overrides it with three.
     assert_eq!(codes(&envoy, &[("x-override", b"1")]), [200, 200, 200, 429]);
 
-    assert_eq!(envoy.stat("cluster.service.ratelimit.error"), 0);
+    assert_eq!(errors(), errors_before);
     assert!(envoy.stat("cluster.ratelimit_cluster.ssl.handshake") > 0);
     let rlconfig = server.rlconfig();
     assert_eq!(rlconfig.lines().count(), 4, "{rlconfig}");
@@ -251,59 +206,18 @@ fn its_variables_alone_limit_its_envoys() {
     assert_eq!(codes(&envoy, &user(b"ann")), [200; 3]);
 
     let prometheus = ([127, 0, 0, 1], gateway.prometheus).into();
-    let page = http::get(prometheus, "/metrics").body;
-    assert!(
-        page.contains("ratelimit_service_config_load_success 3"),
-        "{page}"
-    );
-    assert!(page.contains("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}"));
+    let page = || http::get(prometheus, "/metrics").body;
+    wait_until("the loads are counted", || {
+        page().contains("ratelimit_service_config_load_success 3")
+    });
+    assert!(page().contains("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}"));
     let log = server.log().text();
     assert!(!log.contains("no effect"), "{log}");
 }
 
-/// As after an installation: the pod exists before any policy does.
-#[test]
-fn it_is_ready_before_there_are_rules_and_envoy_lets_requests_pass() {
-    let redis = Redis::start();
-    let gateway = Gateway::new();
-    let server = gateway.deploy(&redis);
-    let envoy = gateway.envoy(&server);
-    let ann = [("x-plan", b"free".as_slice()), ("x-user", b"ann")];
-    assert_eq!(codes(&envoy, &ann), [200; 4]);
-    gateway.ads.set(snapshot("1", &[rules(2)]));
-    gateway.ads.wait_for_ack("1");
-    assert_eq!(codes(&envoy, &ann), [200, 200, 429]);
-    wait_until("the load is counted", || {
-        let prometheus = ([127, 0, 0, 1], gateway.prometheus).into();
-        let page = http::get(prometheus, "/metrics").body;
-        page.contains("ratelimit_service_config_load_success 1")
-    });
-}
-
-/// With a long timeout: a busy machine must not look like a broken service.
-const BOOTSTRAP: &str = r#"
-admin:
-  address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
-static_resources:
-  listeners:
-    - name: front
-      address: { socket_address: { address: 127.0.0.1, port_value: 0 } }
-      filter_chains:
-        - filters:
-            - name: envoy.filters.network.http_connection_manager
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
-                stat_prefix: front
-                use_remote_address: true
-                route_config:
-                  virtual_hosts:
-                    - name: shop
-                      domains: ["*"]
-                      routes:
-                        - match: { prefix: / }
-                          route:
-                            cluster: service
-                            rate_limits:
+/// As Envoy Gateway writes them for the four rules: the third reads before the request and costs two hits after it, and
+/// the fourth has its limit from metadata.
+const RATE_LIMITS: &str = "
                               - actions:
                                   - generic_key: { descriptor_key: $ROUTE, descriptor_value: $ROUTE }
                                   - header_value_match:
@@ -337,45 +251,12 @@ static_resources:
                                       headers: [{ name: x-override, present_match: true }]
                                 limit:
                                   dynamic_metadata:
-                                    metadata_key: { key: shop, path: [{ key: limit }] }
-                http_filters:
+                                    metadata_key: { key: shop, path: [{ key: limit }] }";
+
+const SET_METADATA: &str = r#"
                   - name: envoy.filters.http.set_metadata
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config
                       metadata:
                         - metadata_namespace: shop
-                          value: { limit: { requests_per_unit: 3, unit: YEAR } }
-                  - name: envoy.filters.http.ratelimit/$DOMAIN
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit
-                      domain: $DOMAIN
-                      timeout: 10s
-                      enable_x_ratelimit_headers: DRAFT_VERSION_03
-                      rate_limit_service:
-                        transport_api_version: V3
-                        grpc_service: { envoy_grpc: { cluster_name: ratelimit_cluster } }
-                  - name: envoy.filters.http.router
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-    $UPSTREAM_LISTENER
-  clusters:
-    - name: ratelimit_cluster
-      type: STATIC
-      typed_extension_protocol_options:
-        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-          explicit_http_config: { http2_protocol_options: {} }
-      transport_socket:
-        name: envoy.transport_sockets.tls
-        typed_config:
-          "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
-          common_tls_context:
-            tls_params: { tls_maximum_protocol_version: TLSv1_3 }
-            tls_certificates:
-              - { certificate_chain: { filename: $CERTIFICATE }, private_key: { filename: $KEY } }
-            validation_context: { trusted_ca: { filename: $CA } }
-      load_assignment:
-        cluster_name: ratelimit_cluster
-        endpoints: [{ lb_endpoints: [{ endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: $PORT } } } }] }]
-    $UPSTREAM_CLUSTER
-"#;
+                          value: { limit: { requests_per_unit: 3, unit: YEAR } }"#;

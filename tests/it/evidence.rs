@@ -13,8 +13,6 @@ fn every_name_in_the_list_of_evidence_begins_the_names_of_tests() {
     let tests: Vec<_> = tests
         .lines()
         .filter_map(|line| line.strip_suffix(": test"))
-        // The unit test of a checker goes with the tests that use it.
-        .map(|test| test.strip_prefix("support::").unwrap_or(test))
         .collect();
     assert!(tests.len() > 100, "{tests:?}");
     let list = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/evidence.txt");

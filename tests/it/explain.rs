@@ -1,10 +1,9 @@
 //! `tollgate explain`, offline and with a server: its account and the decision agree, and asking costs nothing.
 
 use std::{
-    fmt::Write as _,
     fs,
     net::SocketAddr,
-    process::Output,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
@@ -20,14 +19,15 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use crate::{
+    cli::{files, run, run_in, url},
     papers,
     support::{
-        ask::{ask, connect, descriptor, is_ok, request, send},
-        eventually, finish, free_port,
+        ask::{self, ask, connect, descriptor, is_ok, request, send},
+        eventually, free_port,
         http::get,
         json,
         redis::Redis,
-        tollgate::{self, Tollgate, program},
+        tollgate::{self, Builder},
     },
 };
 
@@ -52,80 +52,53 @@ descriptors:
 /// Keys of [`RULES`], one of each algorithm; each lets two hits pass.
 const KEYS: [&str; 6] = ["few", "log", "sliding", "bucket", "first", "strict"];
 
-/// Runs `explain` with these arguments; returns its exit code, its output and its errors.
-#[track_caller]
-fn run(folder: &TempDir, args: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = program();
-    command.current_dir(folder.path()).arg("explain").args(args);
-    let Output {
-        status,
-        stdout,
-        stderr,
-    } = finish(&mut command);
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code(), text(stdout), text(stderr))
-}
-
 /// The server's account of a request in JSON.
 #[track_caller]
 fn explain(debug: SocketAddr, request: &RateLimitRequest) -> Value {
-    let reply = json::send(debug, "POST", "/explain", body(request).as_bytes());
+    let Explained(reply) = Explained::of(debug, request);
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.json()
 }
 
 /// A request in proto3 JSON.
 fn body(request: &RateLimitRequest) -> String {
+    let present = |mut map: Value| {
+        let fields = map.as_object_mut().unwrap();
+        fields.retain(|_, value| !value.is_null());
+        map
+    };
     let descriptor = |descriptor: &RateLimitDescriptor| {
         let entries = descriptor.entries.iter().map(|entry| {
             let text = String::from_utf8_lossy;
             json!({ "key": text(&entry.key), "value": text(&entry.value) })
         });
-        let mut fields = json!({
-            "entries": entries.collect::<Vec<_>>(),
-            "isNegativeHits": descriptor.is_negative_hits,
+        let limit = descriptor.limit.as_ref().map(|limit| {
+            let (requests, multiplier) = (limit.requests_per_unit, limit.unit_multiplier);
+            present(json!({ "requestsPerUnit": requests, "unit": limit.unit, "unitMultiplier": multiplier }))
         });
-        if let Some(hits) = descriptor.hits_addend {
-            fields["hitsAddend"] = hits.into();
-        }
-        if let Some(limit) = &descriptor.limit {
-            fields["limit"] = json!({
-                "requestsPerUnit": limit.requests_per_unit,
-                "unit": limit.unit,
-            });
-            if let Some(multiplier) = limit.unit_multiplier {
-                fields["limit"]["unitMultiplier"] = multiplier.into();
-            }
-        }
-        fields
+        present(json!({
+            "entries": entries.collect::<Vec<_>>(), "isNegativeHits": descriptor.is_negative_hits,
+            "hitsAddend": descriptor.hits_addend, "limit": limit,
+        }))
     };
-    let descriptors = request.descriptors.iter().map(descriptor);
-    json!({
-        "domain": request.domain,
-        "hitsAddend": request.hits_addend,
-        "descriptors": descriptors.collect::<Vec<_>>(),
-    })
-    .to_string()
+    let descriptors: Vec<_> = request.descriptors.iter().map(descriptor).collect();
+    let (domain, hits) = (&request.domain, request.hits_addend);
+    json!({ "domain": domain, "hitsAddend": hits, "descriptors": descriptors }).to_string()
 }
+
+type Decided = Result<RateLimitResponse, tonic::Status>;
 
 /// Explains a request that is asked afterwards.
 pub(crate) struct Explained(json::Reply);
 
 impl Explained {
     pub(crate) fn of(debug: SocketAddr, request: &RateLimitRequest) -> Self {
-        Self(json::send(
-            debug,
-            "POST",
-            "/explain",
-            body(request).as_bytes(),
-        ))
+        let body = body(request);
+        Self(json::send(debug, "POST", "/explain", body.as_bytes()))
     }
 
     /// Compares with the decision.
-    pub(crate) fn agrees(
-        &self,
-        reply: &Result<RateLimitResponse, tonic::Status>,
-    ) -> Result<(), String> {
+    pub(crate) fn agrees(&self, reply: &Decided) -> Result<(), String> {
         let Ok(reply) = reply else {
             return match self.0.status {
                 400 => Ok(()),
@@ -141,96 +114,61 @@ impl Explained {
             expected.push(format!("{} limited: {limited}", seen(status.code)));
         }
         for one in account["descriptors"].as_array().unwrap() {
-            let limited = one["result"] != "no_limit";
-            found.push(format!(
-                "{} limited: {limited}",
-                one["code"].as_str().unwrap()
-            ));
+            let (code, limited) = (one["code"].as_str().unwrap(), one["result"] != "no_limit");
+            found.push(format!("{code} limited: {limited}"));
         }
-        if found == expected {
-            return Ok(());
-        }
-        Err(format!(
-            "explained as {account:#}\n  decided as {expected:?}"
-        ))
+        let unlike = || format!("explained as {account:#}\n  decided as {expected:?}");
+        (found == expected).then_some(()).ok_or_else(unlike)
     }
 }
 
 // --- a server ------------------------------------------------------------------------------------
 
 /// Explains each request before it is sent, until all limits have refused.
-async fn check_agreement(server: &Tollgate) {
-    let mut client = connect(server.grpc).await;
-    for round in 0..4_u64 {
+#[tokio::test]
+async fn an_explanation_agrees_with_the_decision_and_writes_nothing() {
+    let redis = Redis::start();
+    let shared = tollgate::with_rules(RULES).redis(&redis);
+    let shared = shared.args(["--local-cache-bytes", "0"]);
+    for server in [tollgate::with_rules(RULES), shared].map(Builder::start) {
+        let of = |key| request("d", vec![descriptor(&[(key, "x")])]);
         for key in KEYS {
-            let request = request("d", vec![descriptor(&[(key, "x")])]);
+            let account = explain(server.debug, &of(key));
+            assert_eq!(account["counters"], "known", "{account}");
+        }
+        assert_eq!(redis.keys(), [""; 0]);
+        let mut client = connect(server.grpc).await;
+        for (round, key) in (0..4_u64).flat_map(|round| KEYS.map(|key| (round, key))) {
+            // The counters of these two take any number of hits.
+            let is_open = ["few", "first"].contains(&key);
+            let held = if is_open { round } else { round.min(2) };
             for _ in 0..2 {
-                let limit = &explain(server.debug, &request)["descriptors"][0]["limits"][0];
-                assert_eq!(limit["count"], round.min(held(key)), "{key} {limit}");
+                let limit = &explain(server.debug, &of(key))["descriptors"][0]["limits"][0];
+                assert_eq!(limit["count"], held, "{key} {limit}");
                 assert_eq!(limit["over"], round >= 2, "{key} {limit}");
-                let charged = round < 2 || ["few", "first"].contains(&key);
-                assert_eq!(limit["charged"], charged, "{key} {limit}");
+                assert_eq!(limit["charged"], round < 2 || is_open, "{key} {limit}");
             }
-            let explained = Explained::of(server.debug, &request);
-            let reply = send(&mut client, request).await;
+            let explained = Explained::of(server.debug, &of(key));
+            let reply = send(&mut client, of(key)).await;
             explained.agrees(&reply).unwrap();
         }
     }
 }
 
-/// The most hits that a counter of this key takes.
-fn held(key: &str) -> u64 {
-    match key {
-        "few" | "first" => u64::MAX,
-        _ => 2,
-    }
-}
-
-#[tokio::test]
-async fn an_explanation_in_memory_agrees_with_the_decision() {
-    let server = tollgate::with_rules(RULES).start();
-    check_agreement(&server).await;
-}
-
-#[tokio::test]
-async fn an_explanation_in_redis_agrees_with_the_decision_and_writes_nothing() {
-    let redis = Redis::start();
-    let server = tollgate::with_rules(RULES)
-        .args(["--local-cache-bytes", "0"])
-        .redis(&redis)
-        .start();
-    for key in KEYS {
-        let account = explain(server.debug, &request("d", vec![descriptor(&[(key, "x")])]));
-        assert_eq!(account["counters"], "known", "{account}");
-    }
-    assert_eq!(redis.keys(), [""; 0]);
-    check_agreement(&server).await;
-}
-
 #[test]
 fn without_the_store_there_is_no_decision_but_a_path() {
     let redis = format!("redis://127.0.0.1:{}", free_port());
-    let server = tollgate::with_rules(RULES)
-        .args(["--redis-url", &redis])
-        .start();
-    let account = explain(
-        server.debug,
-        &request("d", vec![descriptor(&[("few", "x")])]),
-    );
-    assert_eq!(
-        (&account["code"], &account["counters"]),
-        (&Value::Null, &"unknown".into())
-    );
-    assert!(
-        account["error"].as_str().unwrap().contains("not reachable"),
-        "{account}"
-    );
+    let server = tollgate::with_rules(RULES).redis_by_default(&redis).start();
+    let asked = request("d", vec![descriptor(&[("few", "x")])]);
+    let account = explain(server.debug, &asked);
+    assert!(account["code"].is_null(), "{account}");
+    assert_eq!(account["counters"], "unknown");
+    let error = account["error"].as_str().unwrap();
+    assert!(error.contains("not reachable"), "{account}");
     let one = &account["descriptors"][0];
     assert_eq!(one["rule"]["path"], "d.few");
-    assert_eq!(
-        (&one["code"], &one["limits"][0]["charged"]),
-        (&Value::Null, &Value::Null)
-    );
+    let nothing = [&one["code"], &one["limits"][0]["charged"]];
+    assert_eq!(nothing, [&Value::Null; 2]);
 }
 
 #[test]
@@ -244,29 +182,21 @@ fn a_question_is_asked_by_a_query_or_by_json() {
     assert_eq!(account["code"], "OVER_LIMIT");
     assert_eq!(account["descriptors"][0]["entries"][0]["value"], "a+b");
     assert!(get(debug, "/explain").body.contains("/explain?domain=D"));
-    for query in [
-        "domain=",
-        "domain=d",
-        "domain=d&descriptor=x",
-        "descriptor=a=b",
-        "x=%0a",
-    ] {
+    for query in "domain= domain=d domain=d&descriptor=x descriptor=a=b x=%0a".split(' ') {
         let reply = get(debug, &format!("/explain?{query}"));
-        assert_eq!(
-            (reply.status, reply.body.lines().count()),
-            (400, 1),
-            "{query}"
-        );
+        let lines = reply.body.lines().count();
+        assert_eq!((reply.status, lines), (400, 1), "{query}");
     }
-    for (headers, body, status) in [
-        ("", "{}", 415),
-        ("content-type: application/json\r\n", "{", 400),
-        ("content-type: application/json\r\n", "{\"domain\":5}", 400),
+    let plain = json::send_with(debug, "POST", "/explain", "", b"{}");
+    assert_eq!(plain.status, 415);
+    for (method, body, status) in [
+        ("POST", "{", 400),
+        ("POST", "{\"domain\":5}", 400),
+        ("PUT", "", 405),
     ] {
-        let reply = json::send_with(debug, "POST", "/explain", headers, body.as_bytes());
+        let reply = json::send(debug, method, "/explain", body.as_bytes());
         assert_eq!(reply.status, status, "{body}");
     }
-    assert_eq!(json::send(debug, "PUT", "/explain", b"").status, 405);
 }
 
 /// Rules whose requests hold something until their end.
@@ -285,9 +215,7 @@ descriptors:
 
 /// A request of one descriptor with this number of hits.
 fn with_hits(key: &str, hits: u64) -> RateLimitRequest {
-    let mut one = descriptor(&[(key, "x")]);
-    one.hits_addend = Some(hits);
-    request("d", vec![one])
+    request("d", vec![ask::with_hits(&[(key, "x")], hits)])
 }
 
 /// Envoy sends no number of hits, unless it is told to.
@@ -297,36 +225,32 @@ async fn without_a_number_of_hits_the_estimate_of_the_rule_counts() {
     let mut client = connect(server.grpc).await;
     let used = send(&mut client, with_hits("budget", 900)).await;
     assert!(is_ok(&used));
-    let folder = TempDir::new().unwrap();
-    let (debug, grpc) = (
-        format!("http://{}", server.debug),
-        format!("http://{}", server.grpc),
-    );
-    let of = ["--domain", "d", "-d", "budget=x"];
-    let explained = |more: &[&str]| {
-        let (code, said, errors) = run(&folder, &[&of[..], more].concat());
-        assert_eq!(code, Some(0), "{errors}");
+    let (debug, grpc) = (url(server.debug), url(server.grpc));
+    let explained = |more: &str| {
+        let (code, said) = run(&format!("explain --domain d -d budget=x {more}"));
+        assert_eq!(code, Some(0), "{said}");
         said
     };
-    let said = explained(&["--server", &debug]);
+    let said = explained(&format!("--server {debug}"));
     assert!(said.starts_with("would be refused: "), "{said}");
     assert!(said.contains("budget=x (hits 200)\n"), "{said}");
-    let said = explained(&["--server", &debug, "--hits", "1"]);
+    let said = explained(&format!("--server {debug} --hits 1"));
     assert!(said.starts_with("would pass: "), "{said}");
-    let rules = server.rules().display().to_string();
-    let said = explained(&["--rules", &rules]);
+    let said = explained(&format!("--rules {}", server.rules().display()));
     assert!(said.contains("budget=x (hits 200)\n"), "{said}");
     for (query, code) in [("", "OVER_LIMIT"), ("&hits=100", "OK")] {
         let path = format!("/explain?domain=d&descriptor=budget=x{query}");
         let account: Value = serde_json::from_str(&get(server.debug, &path).body).unwrap();
         assert_eq!(account["code"], code, "{account}");
     }
-    let asked = |more: &[&str]| {
-        let what = [&["ask", "--server", &grpc], &of[..], more].concat();
-        finish(program().args(what)).status.code()
+    let asked = |more: &str| {
+        run(&format!(
+            "ask --server {grpc} --domain d -d budget=x {more}"
+        ))
+        .0
     };
-    assert_eq!(asked(&[]), Some(3));
-    assert_eq!(asked(&["--hits", "1"]), Some(0));
+    assert_eq!(asked(""), Some(3));
+    assert_eq!(asked("--hits 1"), Some(0));
     let reply = ask(&mut client, "d", &[("budget", "x")]).await;
     assert!(!is_ok(&reply));
 }
@@ -335,36 +259,25 @@ async fn without_a_number_of_hits_the_estimate_of_the_rule_counts() {
 #[tokio::test]
 async fn a_slot_is_said_to_be_free_at_the_latest_when_it_leaves_by_itself() {
     let redis = Redis::start();
-    let started = [
-        tollgate::with_rules(LEASES),
-        tollgate::with_rules(LEASES).redis(&redis),
-    ];
-    for builder in started {
+    let memory = tollgate::with_rules(LEASES);
+    for builder in [memory, tollgate::with_rules(LEASES).redis(&redis)] {
         let server = builder.args(["--retry-after"]).start();
         let mut client = connect(server.grpc).await;
         for hits in [1, 2] {
             assert!(is_ok(&send(&mut client, with_hits("slots", hits)).await));
         }
-        let folder = TempDir::new().unwrap();
-        let (debug, grpc) = (
-            format!("http://{}", server.debug),
-            format!("http://{}", server.grpc),
-        );
-        let of = ["--domain", "d", "-d", "slots=x"];
-        let (_, said, errors) = run(&folder, &[&["--server", &debug], &of[..]].concat());
-        assert_eq!(
-            said.matches("would pass at the latest in ").count(),
-            2,
-            "{said}{errors}"
-        );
+        let (debug, grpc) = (url(server.debug), url(server.grpc));
+        let of = "--domain d -d slots=x";
+        let (_, said) = run(&format!("explain --server {debug} {of}"));
+        let latest = "would pass at the latest in ";
+        assert_eq!(said.matches(latest).count(), 2, "{said}");
         assert!(!said.contains("would pass at the latest in 1s"), "{said}");
-        let why = ["--why", "--debug-server", &debug];
-        let asking = ["ask", "--server", &grpc];
-        let output = finish(program().args(asking).args(why).args(of));
-        let said = String::from_utf8(output.stdout).unwrap();
-        let expected = "OVER_LIMIT, 0 of 3 in flight left";
-        assert!(said.contains(expected), "{said}");
-        assert!(said.contains("would pass at the latest in "), "{said}");
+        let (_, said) = run(&format!(
+            "ask --server {grpc} --why --debug-server {debug} {of}"
+        ));
+        for expected in ["OVER_LIMIT, 0 of 3 in flight left", latest] {
+            assert!(said.contains(expected), "{said}");
+        }
         for hits in [1, 3] {
             let account = explain(server.debug, &with_hits("slots", hits));
             let reply = send(&mut client, with_hits("slots", hits)).await.unwrap();
@@ -378,14 +291,11 @@ async fn a_slot_is_said_to_be_free_at_the_latest_when_it_leaves_by_itself() {
     }
 }
 
-/// A process that has charged hits in advance admits requests however full the counter is.
 #[tokio::test]
 async fn hits_that_this_process_has_charged_in_advance_let_a_request_pass() {
     let redis = Redis::start();
-    let server = tollgate::with_rules(LEASES)
-        .args(["--workers", "1"])
-        .redis(&redis)
-        .start();
+    let builder = tollgate::with_rules(LEASES).redis(&redis);
+    let server = builder.args(["--workers", "1"]).start();
     let mut clients = JoinSet::new();
     let has_enough = Arc::new(AtomicBool::new(false));
     for _ in 0..8 {
@@ -405,19 +315,16 @@ async fn hits_that_this_process_has_charged_in_advance_let_a_request_pass() {
     clients.join_all().await;
     // Others use up the rest.
     let key = redis.keys().pop().unwrap();
-    let counted: u64 = redis.cli(&["GET", &key]).trim().parse().unwrap();
+    let counted = redis.number(&["GET", &key]);
     redis.cli(&["INCRBY", &key, &(20_000 - counted).to_string()]);
-    let asked = with_hits("hot", 3);
-    let explained = Explained::of(server.debug, &asked);
     let mut client = connect(server.grpc).await;
-    let reply = send(&mut client, asked).await;
-    explained.agrees(&reply).unwrap();
-    assert!(is_ok(&reply));
-    let all = with_hits("hot", 20_000);
-    let explained = Explained::of(server.debug, &all);
-    let reply = send(&mut client, all).await;
-    explained.agrees(&reply).unwrap();
-    assert!(!is_ok(&reply));
+    for (hits, passes) in [(3, true), (20_000, false)] {
+        let asked = with_hits("hot", hits);
+        let explained = Explained::of(server.debug, &asked);
+        let reply = send(&mut client, asked).await;
+        explained.agrees(&reply).unwrap();
+        assert_eq!(is_ok(&reply), passes);
+    }
 }
 
 // --- the commands --------------------------------------------------------------------------------
@@ -429,371 +336,94 @@ async fn ask_explains_the_decision_that_it_gets() {
     for _ in 0..2 {
         ask(&mut client, "d", &[("few", "x")]).await.unwrap();
     }
-    let (grpc, debug) = (
-        format!("http://{}", server.grpc),
-        format!("http://{}", server.debug),
+    let servers = format!(
+        "--server {} --debug-server {}",
+        url(server.grpc),
+        url(server.debug)
     );
-    let asked = |more: &[&str]| {
-        let what = ["ask", "--server", &grpc, "--debug-server", &debug, "--why"];
-        let what = [&what[..], &["--domain", "d", "-d", "few=x"], more].concat();
-        String::from_utf8(finish(program().args(what)).stdout).unwrap()
-    };
-    let said = asked(&[]);
-    assert!(
-        said.starts_with("OVER_LIMIT\n  few=x: OVER_LIMIT, 0 of 2 per year left"),
-        "{said}"
-    );
-    assert!(
-        said.contains("\n\nexplained: would be refused: descriptor 1 is over the limit; would"),
-        "{said}"
-    );
-    assert!(said.contains("\n    count 2, 0 left, resets in "), "{said}");
-    let said: Value = serde_json::from_str(&asked(&["--json"])).unwrap();
+    let asked = |more: &str| run(&format!("ask {servers} --why --domain d -d few=x {more}")).1;
+    let said = asked("");
+    let decided = "OVER_LIMIT\n  few=x: OVER_LIMIT, 0 of 2 per year left";
+    assert!(said.starts_with(decided), "{said}");
+    for expected in [
+        "\n\nexplained: would be refused: descriptor 1 is over the limit; would",
+        "\n    count 2, 0 left, resets in ",
+    ] {
+        assert!(said.contains(expected), "{said}");
+    }
+    let said: Value = serde_json::from_str(&asked("--json")).unwrap();
     assert_eq!(said["overallCode"], "OVER_LIMIT");
-    assert_eq!(
-        said["explanation"]["descriptors"][0]["limits"][0]["count"],
-        3
-    );
+    let one = &said["explanation"]["descriptors"][0];
+    assert_eq!(one["limits"][0]["count"], 3);
 }
 
 #[test]
 fn the_account_of_a_server_is_that_of_its_files() {
     let server = tollgate::with_rules(RULES).start();
-    let folder = TempDir::new().unwrap();
-    let url = format!("http://{}", server.debug);
-    let rules = server.rules().display().to_string();
-    let what = ["--domain", "d", "-d", "few=x", "-d", "fwe=y", "--json"];
-    let account = |from: [&str; 2]| -> Value {
-        let (code, said, errors) = run(&folder, &[&from[..], &what].concat());
-        assert_eq!(code, Some(0), "{errors}");
+    let account = |from: String| -> Value {
+        let (code, said) = run(&format!(
+            "explain {from} --domain d -d few=x -d fwe=y --json"
+        ));
+        assert_eq!(code, Some(0), "{said}");
         serde_json::from_str(&said).unwrap()
     };
-    let (online, offline) = (account(["--server", &url]), account(["--rules", &rules]));
+    let online = account(format!("--server {}", url(server.debug)));
+    let offline = account(format!("--rules {}", server.rules().display()));
     assert_eq!(online["counters"], "known");
     assert_eq!(offline["counters"], "empty");
     for at in [0, 1] {
         let [online, offline] = [&online, &offline].map(|account| &account["descriptors"][at]);
         assert_eq!(online["path"], offline["path"]);
         assert_eq!(online["rule"], offline["rule"]);
-        assert_eq!(
-            online["limits"][0]["counter"],
-            offline["limits"][0]["counter"]
-        );
+        let counters = [online, offline].map(|one| &one["limits"][0]["counter"]);
+        assert_eq!(counters[0], counters[1]);
     }
     assert_eq!(online["descriptors"][1]["nearest"]["path"], "d.few");
 }
 
 #[test]
 fn without_an_explanation_the_reason_is_given() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("bad.yaml"), "domain: d\nnonsense: 1\n").unwrap();
+    let folder = files(&[("bad.yaml", "domain: d\nnonsense: 1\n")]);
     let server = tollgate::with_rules(RULES).start();
-    let health = format!("http://{}", server.http);
-    let none = format!("http://127.0.0.1:{}", free_port());
+    let explain = |from: &str| run_in(folder.path(), &format!("explain {from} --domain d -d a=b"));
+    let nowhere = format!("--server http://127.0.0.1:{}", free_port());
+    let health = format!("--server {}", url(server.http));
+    let answered = "is this the debug port of a tollgate? It answered 404";
     for (from, expected) in [
-        (["--rules", "bad.yaml"], "bad.yaml:2:1: "),
-        (["--rules", "missing"], "missing: "),
-        (["--server", &none], "cannot ask http://127.0.0.1:"),
-        (
-            ["--server", &health],
-            "is this the debug port of a tollgate? It answered 404",
-        ),
+        ("--rules bad.yaml", "bad.yaml:2:1: "),
+        ("--rules missing", "missing: "),
+        (&nowhere, "cannot ask http://127.0.0.1:"),
+        (&health, answered),
     ] {
-        let (code, said, errors) = run(
-            &folder,
-            &[&from[..], &["--domain", "d", "-d", "a=b"]].concat(),
-        );
+        let (code, said, errors) = explain(from);
         assert_eq!((code, said.as_str()), (Some(1), ""), "{errors}");
         assert!(errors.contains(expected), "{errors}");
     }
-    let both = [
-        "--rules", "x", "--server", "y", "--domain", "d", "-d", "a=b",
-    ];
-    assert_eq!(run(&folder, &both).0, Some(2));
+    assert_eq!(explain("--rules x --server y").0, Some(2));
 }
 
-#[test]
-fn hostile_values_do_not_reach_the_terminal() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
-    let value = format!("few=<b>\u{1b}[31m\r\nOK: \u{202e}{}", "v".repeat(16 << 10));
-    for json in [&[][..], &["--json"]] {
-        let args = ["--rules", "rules.yaml", "--domain", "d", "-d", &value];
-        let (_, said, _) = run(&folder, &[&args[..], json].concat());
-        assert!(said.len() < 4_000, "{} bytes", said.len());
-        let is_plain = |shown: char| shown == '\n' || shown == '…' || (' '..='~').contains(&shown);
-        assert!(said.chars().all(is_plain), "{said}");
-        assert!(
-            !said.contains("\nOK: \u{202e}") && !said.contains("\nOK: v"),
-            "{said}"
-        );
-        assert!(said.contains("bytes more"), "{said}");
-    }
-}
-
-// --- tests/it/explain/examples.md -----------------------------------------------------------------
-
-/// The rules of examples that show no others.
-const SHOP: &str = "\
-domain: shop
-descriptors:
-  - key: remote_address
-    rate_limit: { name: per_address, unit: minute, requests_per_unit: 10, algorithm: sliding_window }
-  - key: plan
-    value: free
-    descriptors:
-      - key: user
-        rate_limit: { unit: hour, requests_per_unit: 100, algorithm: sliding_window }
-  - key: plan
-    value: gold
-    rate_limit: { unlimited: true }
-  - key: office
-    rate_limit: { unit: minute, requests_per_unit: 500, algorithm: sliding_window, replaces: [{ name: per_address }] }
-  - key: forgotten
-";
-
-/// A heading, the rules unless they are [`SHOP`], the domain, the descriptors, and further arguments.
-type Example = (
-    &'static str,
-    Option<&'static str>,
-    &'static str,
-    &'static [&'static str],
-    &'static [&'static str],
-);
-
-const CAUSES: [Example; 10] = [
-    (
-        "`unknown_domain`",
-        None,
-        "shpo",
-        &["remote_address=192.0.2.1"],
-        &[],
-    ),
-    (
-        "`empty_domain`",
-        Some("domain: shop\n"),
-        "shop",
-        &["remote_address=192.0.2.1"],
-        &[],
-    ),
-    (
-        "`unknown_key`: a typing error",
-        None,
-        "shop",
-        &["remote_adress=192.0.2.1"],
-        &[],
-    ),
-    (
-        "`unknown_key`: the order of entries",
-        None,
-        "shop",
-        &["user=ann,plan=free"],
-        &[],
-    ),
-    (
-        "`unknown_value`",
-        None,
-        "shop",
-        &["plan=silver,user=ann"],
-        &[],
-    ),
-    (
-        "`too_many_entries`",
-        None,
-        "shop",
-        &["remote_address=192.0.2.1,path=/"],
-        &[],
-    ),
-    ("`too_few_entries`", None, "shop", &["plan=free"], &[]),
-    ("`without_limit`", None, "shop", &["forgotten=x"], &[]),
-    ("`unlimited`", None, "shop", &["plan=gold"], &[]),
-    (
-        "`replaced`",
-        None,
-        "shop",
-        &["remote_address=192.0.2.1", "office=berlin"],
-        &[],
-    ),
-];
-
-const NO_WAY_BACK: &str = "\
-domain: shop
-descriptors:
-  - key: path
-    value: /login
-    descriptors:
-      - key: user
-        rate_limit: { unit: minute, requests_per_unit: 3, algorithm: sliding_window }
-  - key: path
-    descriptors:
-      - key: remote_address
-        rate_limit: { unit: minute, requests_per_unit: 60, algorithm: sliding_window }
-";
-
-const WILDCARDS: &str = "\
-domain: shop
-descriptors:
-  - key: path
-    value: /api/*
-    rate_limit: { unit: minute, requests_per_unit: 60, algorithm: sliding_window }
-  - key: path
-    value: /api/export/*
-    rate_limit: { unit: minute, requests_per_unit: 1, algorithm: sliding_window }
-  - key: path
-    rate_limit: { unit: minute, requests_per_unit: 600, algorithm: sliding_window }
-";
-
-const JOINED: &str = "\
-domain: shop
-descriptors:
-  - key: plan_free
-    rate_limit: { unit: minute, requests_per_unit: 3, algorithm: sliding_window }
-";
-
-const MODES: &str = "\
-domain: shop
-descriptors:
-  - key: trial
-    shadow_mode: true
-    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
-  - key: first
-    quota_mode: true
-    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
-  - key: second
-    quota_mode: true
-    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window }
-  - key: closed
-    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
-";
-
-const CLOSED: &str = "\
-domain: shop
-descriptors:
-  - key: open
-    rate_limit: { unit: minute, requests_per_unit: 5, algorithm: sliding_window }
-  - key: closed
-    rate_limit: { unit: minute, requests_per_unit: 0, algorithm: sliding_window }
-";
-
-const TRAPS: [Example; 9] = [
-    (
-        "An exact value hides a bare key",
-        Some(NO_WAY_BACK),
-        "shop",
-        &["path=/login,remote_address=192.0.2.1"],
-        &[],
-    ),
-    (
-        "The first wildcard wins",
-        Some(WILDCARDS),
-        "shop",
-        &["path=/api/export/1"],
-        &[],
-    ),
-    (
-        "An entry is read as the joined text",
-        Some(JOINED),
-        "shop",
-        &["plan=free"],
-        &[],
-    ),
-    (
-        "Strict matching keeps keys and values apart",
-        Some(JOINED),
-        "shop",
-        &["plan=free"],
-        &["--strict-matching"],
-    ),
-    (
-        "Only the last entry decides",
-        None,
-        "shop",
-        &["plan=free,user=ann"],
-        &[],
-    ),
-    (
-        "A rule in shadow mode refuses nothing",
-        Some(MODES),
-        "shop",
-        &["trial=x"],
-        &[],
-    ),
-    (
-        "A quota refuses only together with all other quotas",
-        Some(MODES),
-        "shop",
-        &["first=x", "second=x"],
-        &[],
-    ),
-    (
-        "All quotas are over",
-        Some(MODES),
-        "shop",
-        &["first=x"],
-        &[],
-    ),
-    (
-        "One descriptor refuses for all",
-        Some(CLOSED),
-        "shop",
-        &["open=x", "closed=x"],
-        &[],
-    ),
-];
-
-/// Rules as a block of the page. Those in blocks of YAML have to load without a warning, and traps have some.
-fn fenced(folder: &TempDir, rules: &str) -> String {
-    let mut check = program();
-    let output = finish(
-        check
-            .current_dir(folder.path())
-            .args(["check", "shop.yaml"]),
-    );
-    let output = String::from_utf8(output.stdout).unwrap();
-    let language = if output.contains(": warning: ") {
-        "text"
-    } else {
-        "yaml"
-    };
-    format!("```{language}\n{rules}```\n")
-}
-
-/// Writes an example with its output.
-#[track_caller]
-fn show(example: &Example, page: &mut String) {
-    let (heading, rules, domain, descriptors, more) = example;
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("shop.yaml"), rules.unwrap_or(SHOP)).unwrap();
-    let mut args = vec!["--rules", "shop.yaml", "--domain", domain];
-    args.extend(descriptors.iter().flat_map(|one| ["-d", one]));
-    args.extend(*more);
-    let (code, said, errors) = run(&folder, &args);
-    assert_eq!(code, Some(0), "{errors}");
-    let _ = write!(page, "\n### {heading}\n\n");
-    if let Some(rules) = rules {
-        let rules = fenced(&folder, rules);
-        if page.contains(&rules) {
-            page.push_str("The rules are those of an example above.\n\n");
-        } else {
-            page.push_str(&rules);
-            page.push('\n');
-        }
-    }
-    let _ = write!(
-        page,
-        "```console\n$ tollgate explain {}\n{said}```\n",
-        args.join(" ")
-    );
-}
-
+/// Runs each command of tests/it/explain/examples.txt on the rules above it. UPDATE_GOLDEN=1 writes what they print.
 #[test]
 fn each_cause_of_no_limit_and_each_trap_has_an_example() {
-    let mut all =
-        format!("Unless other rules are shown, these are in `shop.yaml`:\n\n```text\n{SHOP}```\n");
-    for example in CAUSES.iter().chain(&TRAPS) {
-        show(example, &mut all);
+    const PAGE: &str = "tests/it/explain/examples.txt";
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE)).unwrap();
+    let folder = TempDir::new().unwrap();
+    let mut all = String::new();
+    for example in page.split("=== ").skip(1) {
+        let (heading, text) = example.split_once('\n').unwrap();
+        if heading == "rules" {
+            fs::write(folder.path().join("shop.yaml"), text).unwrap();
+            all += &format!("=== rules\n{text}");
+            continue;
+        }
+        let (command, _) = text.split_once('\n').unwrap();
+        let args = command.trim_start_matches("$ ");
+        let line = format!("explain --rules shop.yaml {args}");
+        let (code, said, errors) = run_in(folder.path(), &line);
+        assert_eq!(code, Some(0), "{errors}");
+        all += &format!("=== {heading}\n{command}\n{said}");
     }
-    for cause in [
+    for expected in [
         "no rules are for this domain",
         "the domain has no rules",
         "is no key here",
@@ -803,10 +433,6 @@ fn each_cause_of_no_limit_and_each_trap_has_an_example() {
         "the rule has no limit",
         "the rule is `unlimited`",
         "replaces its limits",
-    ] {
-        assert!(all.contains(cause), "no example of: {cause}");
-    }
-    for trap in [
         "matching never goes back",
         "the first wildcard wins",
         "a wildcard wins over a bare key",
@@ -816,7 +442,7 @@ fn each_cause_of_no_limit_and_each_trap_has_an_example() {
         "in shadow mode",
         "all quotas are over",
     ] {
-        assert!(all.contains(trap), "no example of: {trap}");
+        assert!(all.contains(expected), "no example of: {expected}");
     }
-    papers::check("tests/it/explain/examples.md", &all);
+    papers::check(PAGE, &all);
 }

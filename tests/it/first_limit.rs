@@ -17,6 +17,9 @@ use crate::support::{Process, finish, free_port, wait_until};
 /// The ports of the page: gRPC, Envoy's admin page, Envoy, and the service behind it.
 const PORTS: [&str; 4] = ["8081", "9901", "10000", "10001"];
 
+/// Each of them, and the one in its place.
+type Ports = [(&'static str, String); 4];
+
 #[test]
 fn a_newcomer_who_follows_the_page_gets_a_429_from_a_rule_of_their_own() {
     let mut attempts = 0;
@@ -36,62 +39,21 @@ fn a_newcomer_who_follows_the_page_gets_a_429_from_a_rule_of_their_own() {
 fn the_page_ends_with_a_refusal() {
     let steps = steps(&page());
     let last = steps.iter().rev().find_map(|step| match step {
-        Step::Run { printed, .. } => printed.last(),
-        Step::Write { .. } => None,
+        Step::Run(_, printed) => printed.last(),
+        Step::Write(..) => None,
     });
     assert_eq!(last.map(String::as_str), Some("429"));
-    let rules = |step: &&Step| matches!(step, Step::Write { file, .. } if file.contains("rules/"));
-    assert_eq!(
-        steps.iter().filter(rules).count(),
-        2,
-        "one rule, then the reader's own"
-    );
+    let rules = |step: &&Step| matches!(step, Step::Write(file, _) if file.contains("rules/"));
+    // One rule, then the reader's own.
+    assert_eq!(steps.iter().filter(rules).count(), 2);
 }
 
-#[test]
-fn steps_are_found_in_a_page() {
-    let page = "\
-Text on `this` and that. Put it into `a/b.yaml`:
-
-```yaml
-x: 1
-```
-
-```text
-a picture
-```
-
-```console
-$ one
-$ two
-printed
-```
-";
-    let run = |command: &str, printed: &[&str]| Step::Run {
-        command: command.to_owned(),
-        printed: printed.iter().map(|&line| line.to_owned()).collect(),
-    };
-    let write = Step::Write {
-        file: "a/b.yaml".to_owned(),
-        text: "x: 1\n".to_owned(),
-    };
-    assert_eq!(
-        steps(page),
-        [write, run("one", &[]), run("two", &["printed"])]
-    );
-}
-
-/// One thing that the reader does.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 enum Step {
-    Write {
-        file: String,
-        text: String,
-    },
-    Run {
-        command: String,
-        printed: Vec<String>,
-    },
+    /// Writes a file with this text.
+    Write(String, String),
+    /// Runs a command, which prints these lines.
+    Run(String, Vec<String>),
 }
 
 /// The steps of a page in their order. A block of YAML belongs to the file that was named last before it; in a
@@ -108,18 +70,15 @@ fn steps(page: &str) -> Vec<Step> {
         };
         let block: Vec<_> = lines.by_ref().take_while(|line| *line != "```").collect();
         match kind {
-            "yaml" => steps.push(Step::Write {
-                file: file.expect("a file is named before its text").to_owned(),
-                text: block.join("\n") + "\n",
-            }),
+            "yaml" => {
+                let file = file.expect("a file is named before its text");
+                steps.push(Step::Write(file.to_owned(), block.join("\n") + "\n"));
+            }
             "console" => {
                 for line in block {
                     match (line.strip_prefix("$ "), steps.last_mut()) {
-                        (Some(command), _) => steps.push(Step::Run {
-                            command: command.to_owned(),
-                            printed: Vec::new(),
-                        }),
-                        (None, Some(Step::Run { printed, .. })) => printed.push(line.to_owned()),
+                        (Some(command), _) => steps.push(Step::Run(command.to_owned(), vec![])),
+                        (None, Some(Step::Run(_, printed))) => printed.push(line.to_owned()),
                         (None, _) => panic!("printed by no command: {line}"),
                     }
                 }
@@ -130,37 +89,34 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Does what the page says, in a folder that looks like a clone in which `make run` has run.
-///
-/// # Errors
-///
-/// If a command or its output differs from the page.
+/// Does what the page says, in a folder like a clone in which `make run` has run. Fails if a command or its output
+/// differs from the page.
 fn follow(steps: &[Step]) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let clone = TempDir::new().unwrap();
-    fs::create_dir_all(clone.path().join("target/local")).unwrap();
-    symlink(
-        env!("CARGO_BIN_EXE_tollgate"),
-        clone.path().join("target/local/tollgate"),
-    )
-    .unwrap();
-    symlink(root.join("target/try"), clone.path().join("target/try")).unwrap();
+    let target = clone.path().join("target");
+    fs::create_dir_all(target.join("local")).unwrap();
+    let program = env!("CARGO_BIN_EXE_tollgate");
+    symlink(program, target.join("local/tollgate")).unwrap();
+    symlink(root.join("target/try"), target.join("try")).unwrap();
     let ports = PORTS.map(|port| (port, free_port().to_string()));
     let with_ports = |text: &str| with_ports(text, &ports);
-    let mut servers: Vec<Server> = Vec::new();
+    let mut servers: Vec<(Process, PathBuf)> = Vec::new();
     for step in steps {
         match step {
-            Step::Write { file, text } => {
+            Step::Write(file, text) => {
                 let path = clone.path().join(file);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
-                let loads = || servers.iter().map(Server::loads).sum::<usize>();
+                let log = |server: &(Process, PathBuf)| fs::read_to_string(&server.1).unwrap();
+                let logs = || servers.iter().map(log).collect::<String>();
+                let loads = || logs().matches("rules loaded").count();
                 let before = loads();
                 fs::write(path, with_ports(text)).unwrap();
                 if before > 0 && file.contains("rules/") {
                     wait_until("changed rules are loaded", || loads() > before);
                 }
             }
-            Step::Run { command, .. } if command.starts_with("make ") => {
+            Step::Run(command, _) if command.starts_with("make ") => {
                 let makefile = fs::read_to_string(root.join("Makefile")).unwrap();
                 let target = format!("\n{}:", &command["make ".len()..]);
                 assert!(makefile.contains(&target), "{command}");
@@ -169,18 +125,16 @@ fn follow(steps: &[Step]) -> Result<(), String> {
                     assert!(tried.status.success(), "{tried:?}");
                 }
             }
-            Step::Run { command, printed } if is_server(command) => {
+            Step::Run(command, printed) if is_server(command) => {
                 assert!(printed.is_empty(), "a server prints nothing: {command}");
-                servers.push(Server::start(clone.path(), &with_ports(command), &ports)?);
+                servers.push(start(clone.path(), &with_ports(command), &ports)?);
             }
-            Step::Run { command, printed } => {
+            Step::Run(command, printed) => {
                 let output = finish(&mut shell(clone.path(), &with_ports(command)));
                 let said = [output.stdout, output.stderr].concat();
                 let said = String::from_utf8(said).unwrap();
                 if !is_as_printed(&said, printed) {
-                    return Err(format!(
-                        "{command}\nprinted:\n{said}\nand not:\n{printed:#?}"
-                    ));
+                    return Err(format!("{command}\nprinted:\n{said}\nnot:\n{printed:#?}"));
                 }
             }
         }
@@ -189,7 +143,7 @@ fn follow(steps: &[Step]) -> Result<(), String> {
 }
 
 /// Replaces the ports of the page by others, in two steps, because a port may contain the digits of another one.
-fn with_ports(text: &str, ports: &[(&str, String); 4]) -> String {
+fn with_ports(text: &str, ports: &Ports) -> String {
     let mut text = text.to_owned();
     for (index, (there, _)) in ports.iter().enumerate() {
         text = text.replace(there, &format!("<port {index}>"));
@@ -203,13 +157,11 @@ fn with_ports(text: &str, ports: &[(&str, String); 4]) -> String {
 /// Whether a line is that of the page; one with `…` at its end only has to begin so. A command of which the page
 /// shows the first lines may print more.
 fn is_as_printed(said: &str, printed: &[String]) -> bool {
-    let mut lines = said.lines();
-    printed.iter().all(|expected| {
-        let line = lines.next().unwrap_or_default();
-        match expected.strip_suffix('…') {
-            Some(begin) => line.starts_with(begin),
-            None => line == expected,
-        }
+    let lines = said.lines().chain(std::iter::repeat(""));
+    let mut both = printed.iter().zip(lines);
+    both.all(|(expected, line)| match expected.strip_suffix('…') {
+        Some(begin) => line.starts_with(begin),
+        None => line == expected,
     })
 }
 
@@ -227,50 +179,27 @@ fn shell(folder: &Path, command: &str) -> Command {
     shell
 }
 
-/// A server that the reader keeps running in a terminal.
-struct Server {
-    _process: Process,
-    log: PathBuf,
-}
-
-impl Server {
-    /// Starts it and waits until it listens.
-    fn start(folder: &Path, command: &str, ports: &[(&str, String); 4]) -> Result<Self, String> {
-        let is_envoy = command.contains("bin/envoy ");
-        let log = folder.join(if is_envoy {
-            "envoy.log"
-        } else {
-            "tollgate.log"
-        });
-        let mut shell = shell(folder, &format!("exec {command}"));
-        // The ports that the page leaves at their defaults.
-        shell
-            .env("GRPC_PORT", &ports[0].1)
-            .env("PORT", "0")
-            .env("DEBUG_PORT", "0")
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(&log).unwrap());
-        let mut process = Process::start(&mut shell);
-        let (_, port) = &ports[if is_envoy { 2 } else { 0 }];
-        let address = format!("127.0.0.1:{port}");
-        let mut has_ended = false;
-        wait_until("the server listens", || {
-            has_ended = process.has_ended();
-            has_ended || TcpStream::connect(&address).is_ok()
-        });
-        if has_ended {
-            return Err(fs::read_to_string(&log).unwrap());
-        }
-        Ok(Self {
-            _process: process,
-            log,
-        })
-    }
-
-    /// How often it has loaded rules.
-    fn loads(&self) -> usize {
-        let log = fs::read_to_string(&self.log).unwrap();
-        log.matches("rules loaded").count()
+/// Starts a server that the reader keeps running in a terminal, and waits until it listens. Returns it and its log.
+fn start(folder: &Path, command: &str, ports: &Ports) -> Result<(Process, PathBuf), String> {
+    let (_, port) = &ports[if command.contains("bin/envoy ") { 2 } else { 0 }];
+    let log = folder.join(format!("{port}.log"));
+    let mut shell = shell(folder, &format!("exec {command}"));
+    // The ports that the page leaves at their defaults.
+    shell
+        .env("GRPC_PORT", &ports[0].1)
+        .envs([("PORT", "0"), ("DEBUG_PORT", "0")])
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&log).unwrap());
+    let mut process = Process::start(&mut shell);
+    let address = format!("127.0.0.1:{port}");
+    let mut has_ended = false;
+    wait_until("the server listens", || {
+        has_ended = process.has_ended();
+        has_ended || TcpStream::connect(&address).is_ok()
+    });
+    match has_ended {
+        true => Err(fs::read_to_string(&log).unwrap()),
+        false => Ok((process, log)),
     }
 }
 

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::support::{
-    certificates::{Authority, Secret},
+    certificates::{self, Authority},
     finish, free_port,
     tollgate::{self, Tollgate, program},
     wait_until,
@@ -14,24 +14,28 @@ use crate::support::{
 
 const RULES: &str = "domain: d\ndescriptors: [{key: k, rate_limits: [5/y]}]";
 
-/// Runs the probe with these variables. Returns its exit code and its only line.
+/// Runs the probe with these variables. Returns its exit code and its only line. A busy machine needs more than the
+/// default time.
 #[track_caller]
 fn probe(variables: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
+    probe_for("30s", variables, args)
+}
+
+#[track_caller]
+fn probe_for(timeout: &str, variables: &[(&str, &str)], args: &[&str]) -> (Option<i32>, String) {
     let mut command = program();
-    // A busy machine needs more than the default.
-    command.args(["healthcheck", "--timeout", "30s"]).args(args);
+    command
+        .args(["healthcheck", "--timeout", timeout])
+        .args(args);
     let output = finish(command.envs(variables.iter().copied()));
     let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     assert_eq!(said.lines().count(), 1, "{said}");
     (output.status.code(), said.trim_end().to_owned())
 }
 
-/// The ports of a server, as its own variables would name them.
-fn ports(server: &Tollgate) -> [(&'static str, String); 2] {
-    [
-        ("GRPC_PORT", server.grpc.port().to_string()),
-        ("PORT", server.http.port().to_string()),
-    ]
+/// The ports of a server, for its own variables `GRPC_PORT` and `PORT`.
+fn ports(server: &Tollgate) -> [String; 2] {
+    [server.grpc, server.http].map(|address| address.port().to_string())
 }
 
 #[track_caller]
@@ -45,15 +49,11 @@ fn health_is_good_until_the_drain_and_nothing_listens_after_it() {
         .args(["--drain-delay", "1h"])
         .start();
     let (grpc, http) = (server.grpc, server.http);
-    let ports = ports(&server);
-    let variables = [(ports[0].0, &*ports[0].1), (ports[1].0, &*ports[1].1)];
+    let [grpc_port, http_port] = ports(&server);
+    let variables = [("GRPC_PORT", &*grpc_port), ("PORT", &*http_port)];
     check(&variables, &[], 0, &format!("healthy: {grpc} (gRPC)"));
-    check(
-        &variables,
-        &["--http"],
-        0,
-        &format!("healthy: {http} (HTTP)"),
-    );
+    let line = format!("healthy: {http} (HTTP)");
+    check(&variables, &["--http"], 0, &line);
 
     server.signal(Signal::SIGTERM);
     wait_until("health is bad", || probe(&variables, &[]).0 == Some(1));
@@ -88,27 +88,21 @@ fn a_socket_is_asked_where_the_server_has_one() {
 #[test]
 fn a_port_with_tls_is_left_alone() {
     let ours = Authority::new("ours");
-    let pair = ours.issue("tollgate.limits.example");
-    let secret = Secret::mount(&[("tls.crt", &pair.certificate), ("tls.key", &pair.key)]);
-    let tls = ("GRPC_SERVER_USE_TLS", "true");
-    let server = tollgate::with_rules(RULES)
-        .env(tls.0, tls.1)
-        .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
-        .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
-        .start();
-    let ports = ports(&server);
-    let variables = [tls, (ports[0].0, &ports[0].1), (ports[1].0, &ports[1].1)];
+    let secret = certificates::mount(&ours.issue("tollgate.limits.example"), &ours);
+    let server = certificates::serving(tollgate::with_rules(RULES), &secret).start();
+    let [grpc, http] = ports(&server);
+    let ports = [("GRPC_PORT", &*grpc), ("PORT", &*http)];
+    let variables = [("GRPC_SERVER_USE_TLS", "true"), ports[0], ports[1]];
     let line = format!("healthy: {} (HTTP)", server.http);
     check(&variables, &[], 0, &line);
     let page = server.page("/metrics");
-    let mut failed = page
-        .lines()
-        .filter(|line| line.starts_with("tollgate_tls_handshakes_failed_total{"));
+    let name = "tollgate_tls_handshakes_failed_total{";
+    let mut failed = page.lines().filter(|line| line.starts_with(name));
     assert!(failed.all(|line| line.ends_with(" 0")), "{page}");
 }
 
 #[test]
-fn a_server_that_is_silent_or_not_there_is_unhealthy() {
+fn a_server_that_is_silent_or_not_there_is_unhealthy_and_a_bad_variable_is_named() {
     // It accepts, and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port().to_string();
@@ -116,19 +110,13 @@ fn a_server_that_is_silent_or_not_there_is_unhealthy() {
         ("GRPC_PORT", &[][..], "gRPC"),
         ("PORT", &["--http"], "HTTP"),
     ] {
-        let args = [args, &["--timeout", "100ms"]].concat();
-        let mut command = program();
-        let output = finish(command.arg("healthcheck").env(variable, &port).args(args));
-        assert_eq!(output.status.code(), Some(1));
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.starts_with(&format!("unhealthy: 127.0.0.1:{port} ({protocol}) ")));
+        let (code, said) = probe_for("100ms", &[(variable, &port)], args);
+        assert_eq!(code, Some(1));
+        let expected = format!("unhealthy: 127.0.0.1:{port} ({protocol}) ");
+        assert!(said.starts_with(&expected), "{said}");
     }
     let (code, line) = probe(&[("GRPC_PORT", &free_port().to_string())], &[]);
     assert_eq!(code, Some(1), "{line}");
-}
-
-#[test]
-fn a_bad_variable_is_named() {
     let output = finish(program().arg("healthcheck").env("GRPC_PORT", "many"));
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();

@@ -5,8 +5,8 @@ use std::fs;
 
 use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
+use crate::cli::{files, path, run_in, url};
 use crate::support::{
     ask::{connect, descriptor, request, send},
     finish,
@@ -29,16 +29,15 @@ const LONG: usize = 16 << 10;
 
 /// Values that are texts, without the end of a C string: the command line has none.
 fn hostile() -> Vec<String> {
-    let odd = "\u{1b}[31m\u{7}\u{7f}\u{85}\u{2028}\u{2029}\u{202e}\u{feff}\t";
-    vec![
-        "<script>alert(1)</script><img src=x onerror='alert(1)'>".to_owned(),
-        "\"}]}\r\n{\"code\":\"OK\"}\n\"}]".to_owned(),
-        "a\nINFO OK d: few=\"b\" -> d.few\r  limit 1/year".to_owned(),
-        odd.to_owned(),
-        "\\u0000\\n\\\\\"'`$(x)".to_owned(),
-        "<b>\n".repeat(LONG / 4),
-        "\u{202e}".repeat(LONG / 3),
-    ]
+    let short = [
+        "<script>alert(1)</script><img src=x onerror='alert(1)'>",
+        "\"}]}\r\n{\"code\":\"OK\"}\n\"}]",
+        "a\nINFO OK d: few=\"b\" -> d.few\r  limit 1/year",
+        "\u{1b}[31m\u{7}\u{7f}\u{85}\u{2028}\u{2029}\u{202e}\u{feff}\t",
+        "\\u0000\\n\\\\\"'`$(x)",
+    ];
+    let long = ["<b>\n".repeat(LONG / 4), "\u{202e}".repeat(LONG / 3)];
+    short.map(str::to_owned).into_iter().chain(long).collect()
 }
 
 fn one(key: &str, value: &str) -> RateLimitRequest {
@@ -88,23 +87,18 @@ fn run(args: &[&str]) -> String {
 /// An entry as commands take it.
 fn entry(key: &str, value: &str) -> String {
     let escape = |text: &str| {
-        text.replace('\\', "\\\\")
-            .replace(',', "\\,")
-            .replace('=', "\\=")
+        let text = text.replace('\\', "\\\\");
+        text.replace(',', "\\,").replace('=', "\\=")
     };
     format!("{}={}", escape(key), escape(value))
 }
 
 #[test]
 fn an_explanation_has_as_many_lines_for_them_as_for_others() {
-    let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
+    let folder = files(&[("rules.yaml", RULES)]);
     let server = tollgate::with_rules(RULES).start();
-    let url = format!("http://{}", server.debug);
-    for from in [
-        ["--rules", folder.path().to_str().unwrap()],
-        ["--server", &url],
-    ] {
+    let url = url(server.debug);
+    for from in [["--rules", path(&folder)], ["--server", &url]] {
         let explain = |key: &str, value: &str, more: &[&str]| {
             let entry = entry(key, value);
             let asked = ["explain", "--domain", "d", "-d", &entry];
@@ -115,9 +109,8 @@ fn an_explanation_has_as_many_lines_for_them_as_for_others() {
         for value in hostile() {
             assert_eq!(count("few", &value), known, "{value:?}");
             assert_eq!(count(&value, PLAIN), unknown, "{value:?}");
-            let account: Value =
-                serde_json::from_str(&explain("few", &value, &["--json"])).unwrap();
-            check_account(&account, &value);
+            let account = explain("few", &value, &["--json"]);
+            check_account(&serde_json::from_str(&account).unwrap(), &value);
         }
     }
 }
@@ -143,12 +136,8 @@ fn check_account(account: &Value, value: &str) {
 fn the_page_of_explanations_is_json_for_them_and_a_line_for_nonsense() {
     let server = tollgate::with_rules(RULES).start();
     for value in hostile() {
-        let reply = json::send(
-            server.debug,
-            "POST",
-            "/explain",
-            body("few", &value).as_bytes(),
-        );
+        let body = body("few", &value);
+        let reply = json::send(server.debug, "POST", "/explain", body.as_bytes());
         check_account(&reply.json(), &value);
         let nonsense = json!({ &*value: 1 }).to_string();
         let refused = json::send(server.debug, "POST", "/explain", nonsense.as_bytes());
@@ -160,21 +149,21 @@ fn the_page_of_explanations_is_json_for_them_and_a_line_for_nonsense() {
 
 #[tokio::test]
 async fn a_logged_decision_is_one_line_of_the_log() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--log-decisions", "all"])
-        .start();
+    let builder = tollgate::with_rules(RULES);
+    let server = builder.args(["--log-decisions", "all"]).start();
     hit(&server).await;
     let all = 3 * hostile().len() + 1;
     let decisions = || {
         let log = server.log().text();
-        let lines = log
-            .lines()
-            .filter(|line| line.contains("tollgate::decision"));
-        lines.map(str::to_owned).collect::<Vec<_>>()
+        let lines = log.lines().map(str::to_owned);
+        lines
+            .filter(|line| line.contains("tollgate::decision"))
+            .collect::<Vec<_>>()
     };
     wait_until("all decisions are logged", || decisions().len() >= all);
     let decisions = decisions();
     assert_eq!(decisions.len(), all);
+    let mut shown = Vec::new();
     for line in decisions {
         let line: Value = serde_json::from_str(&line).unwrap();
         let text = line["@message"].as_str().unwrap();
@@ -185,6 +174,21 @@ async fn a_logged_decision_is_one_line_of_the_log() {
         let entries = decision["descriptors"][0]["entries"].as_array().unwrap();
         assert_eq!(entries.len(), 1, "{decision}");
         assert!(text.len() < 16 << 10, "{} bytes", text.len());
+        shown.push(entries[0].clone());
+    }
+    for value in hostile() {
+        let is_of_it = |entry: &&Value| match entry["value_bytes"].as_u64() {
+            None => entry["value"] == *value,
+            // Half of a letter may be left at the end.
+            Some(bytes) => {
+                let beginning = entry["value"].as_str().unwrap();
+                let beginning = beginning.trim_end_matches('\u{fffd}');
+                let is_cut = value.starts_with(beginning) && beginning.len() > 1020;
+                is_cut && bytes == value.len() as u64 && bytes > 1024
+            }
+        };
+        let count = shown.iter().filter(is_of_it).count();
+        assert_eq!(count, 2, "{value:?}");
     }
 }
 
@@ -210,20 +214,15 @@ async fn top_talkers_have_a_map_for_each() {
 async fn counters_have_a_line_or_a_map_for_each() {
     let server = tollgate::with_rules(RULES).start();
     hit(&server).await;
-    let url = format!("http://{}", server.debug);
+    let url = url(server.debug);
     for value in hostile() {
         let body = body("few", &value);
         let reply = json::send(server.debug, "POST", "/counters/get", body.as_bytes());
-        assert_eq!(
-            reply.json()["descriptors"][0]["counters"][0]["hits"],
-            2,
-            "{value:?}"
-        );
-        let entry = entry("few", &value);
-        let get = [
-            "counters", "get", "--domain", "d", "-d", &entry, "--server", &url,
-        ];
-        assert_eq!(lines(&run(&get)).len(), 2, "{value:?}");
+        let counter = &reply.json()["descriptors"][0]["counters"][0];
+        assert_eq!(counter["hits"], 2, "{value:?}");
+        let get = ["counters", "get", "--server", &url, "--domain", "d", "-d"];
+        let said = run(&[&get[..], &[&*entry("few", &value)]].concat());
+        assert_eq!(lines(&said).len(), 2, "{value:?}");
     }
 }
 
@@ -248,70 +247,57 @@ fn check_lines(output: &str) {
 
 #[test]
 fn names_of_files_are_shown_and_not_obeyed() {
+    const FAULTY: &str = "domain: e\ndescriptors: [{key: k, rate_limits: [1/fortnight]}]\n";
     for name in NAMES {
-        let folder = TempDir::new().unwrap();
-        let file = folder.path().join(name);
-        fs::write(
-            &file,
-            "domain: e\ndescriptors: [{key: k, rate_limits: [1/fortnight]}]\n",
-        )
-        .unwrap();
+        let folder = files(&[(name, FAULTY)]);
         for arguments in [
-            &["check", "."][..],
-            &["check", "--", name],
-            &["lint-envoy", "."],
-            &["lint-envoy", "--", name],
-            &["explain", "--rules", ".", "--domain", "e", "-d", "k=v"],
-            &["serve", "--config-dir", ".", "--log-format", "text"],
+            "check .",
+            "check -- FILE",
+            "lint-envoy .",
+            "lint-envoy -- FILE",
+            "explain --rules . --domain e -d k=v",
+            "serve --config-dir . --log-format text",
         ] {
-            let output = finish(program().current_dir(folder.path()).args(arguments));
-            let output = [output.stdout, output.stderr].concat();
-            let output = String::from_utf8(output).unwrap();
+            let word = |word: &'static str| if word == "FILE" { name } else { word };
+            let words = arguments.split(' ').map(word);
+            let output = finish(program().current_dir(folder.path()).args(words));
+            let output = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
             // lint-envoy passes over rules in a folder.
-            assert!(
-                output.contains("FORGED") || arguments == ["lint-envoy", "."],
-                "{output:?}"
-            );
+            let is_shown = output.contains("FORGED") || arguments == "lint-envoy .";
+            assert!(is_shown, "{output:?}");
             check_lines(&output);
         }
         // A file that comes while the server runs.
         let server = tollgate::with_rules(RULES).start();
-        fs::copy(&file, server.rules().join(name)).unwrap();
-        wait_until("it is refused", || {
-            server
-                .log()
-                .text()
-                .contains("the last good ones stay in use")
-        });
-        check_lines(&server.log().text());
+        fs::write(server.rules().join(name), FAULTY).unwrap();
+        check_lines(&server.log().with("the last good ones stay in use"));
     }
 }
 
 /// The name of a limit, which a server sends.
 #[tokio::test]
 async fn texts_of_a_server_are_shown_and_not_obeyed() {
-    let name = NAMES[0]
-        .escape_default()
-        .to_string()
-        .replace("\\u{9b}", "\\x9b");
-    let name = name
-        .replace("\\u{202e}", "\\u202e")
-        .replace("\\u{1b}", "\\e")
-        .replace("\\u{7}", "\\a");
+    let mut name = NAMES[0].escape_default().to_string();
+    for (rust, yaml) in [
+        ("u{9b}", "x9b"),
+        ("u{202e}", "u202e"),
+        ("u{1b}", "e"),
+        ("u{7}", "a"),
+    ] {
+        name = name.replace(&format!("\\{rust}"), &format!("\\{yaml}"));
+    }
     let rules = format!(
         "domain: d\ndescriptors:\n  - key: k\n    rate_limits: [{{ name: \"{name}\", unit: day, requests_per_unit: 9 }}, 90/year]\n"
     );
     let server = tollgate::with_rules(&rules).start();
-    let (grpc, debug) = (server.grpc.to_string(), format!("http://{}", server.debug));
+    let debug = url(server.debug);
     for arguments in [
-        &["ask", "--server", &grpc, "--domain", "d", "-d", "k=v"][..],
-        &["explain", "--server", &debug, "--domain", "d", "-d", "k=v"],
-        &[
-            "counters", "get", "--server", &debug, "--domain", "d", "-d", "k=v",
-        ],
+        format!("ask --server {}", server.grpc),
+        format!("explain --server {debug}"),
+        format!("counters get --server {debug}"),
     ] {
-        let output = finish(program().args(arguments));
-        let output = [output.stdout, output.stderr].concat();
-        check_lines(&String::from_utf8(output).unwrap());
+        let line = format!("{arguments} --domain d -d k=v");
+        let (_, said, errors) = run_in(server.rules(), &line);
+        check_lines(&(said + &errors));
     }
 }

@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::{now, proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor};
+use ::tollgate::now;
 use tokio::task::JoinSet;
 
 use crate::support::{
     GRAIN_MILLIS,
-    ask::{Client, connect, descriptor, is_ok, request, send},
+    ask::{Client, connect, descriptor, is_ok, request, send, with_hits},
     redis::Redis,
     tollgate,
 };
@@ -126,10 +126,7 @@ async fn thirty_two_ways_to_one_redis_admit_no_more_than_one_would() {
     };
     let passed = |kind: &str| i64::try_from(logs[kind].admitted.len()).unwrap();
     assert_eq!(charged("two_limits"), passed("two_limits"));
-    let look = RateLimitDescriptor {
-        hits_addend: Some(0),
-        ..descriptor(&[("slow", "v")])
-    };
+    let look = with_hits(&[("slow", "v")], 0);
     let mut client = connect(servers[0].grpc).await;
     let reported = send(&mut client, request("d", vec![look])).await.unwrap();
     let remaining = reported.statuses[0].limit_remaining;

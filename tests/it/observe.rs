@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, request, send},
+    ask::{Client, ask, connect, descriptor, request, send, with_hits},
     http,
     redis::Redis,
     tollgate::{self, Tollgate},
@@ -46,37 +46,36 @@ fn numbers<const N: usize>(parent: &Value, names: [&str; N]) -> [u64; N] {
     })
 }
 
+/// A rule in a snapshot with its hits, those over a limit, and those without room.
+fn in_snapshot(rule: &str, [hits, over, no_room]: [u64; 3]) -> Value {
+    json!({
+        "rule": rule, "hits": hits, "over": over, "withoutRoom": no_room, "withoutStore": 0, "refusedByLoss": 0,
+    })
+}
+
 #[tokio::test]
 async fn a_snapshot_has_each_decision_by_rule() {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
-    for entry in [
-        ("few", "v"),
-        ("few", "v"),
-        ("few", "v"),
-        ("many", "v"),
-        ("other", "v"),
-    ] {
-        ask(&mut client, "d", &[entry]).await.unwrap();
+    for key in ["few", "few", "few", "many", "other"] {
+        ask(&mut client, "d", &[(key, "v")]).await.unwrap();
     }
     let snapshot = page(&server, "/snapshot");
     let totals = &snapshot["totals"];
     assert_eq!(numbers(totals, ["calls", "ok", "overLimit"]), [5, 4, 1]);
     let others = ["badRequests", "storeFailures", "degraded", "late"];
     assert_eq!(numbers(totals, others), [0; 4]);
-    let [length, p50, p99] = numbers(
-        &snapshot["latency"],
-        ["lengthMillis", "p50Micros", "p99Micros"],
-    );
+    let names = ["lengthMillis", "p50Micros", "p99Micros"];
+    let [length, p50, p99] = numbers(&snapshot["latency"], names);
     let [up, resident, counters] = numbers(&snapshot, ["upMillis", "residentBytes", "counters"]);
     assert!(0 < p50 && p50 <= p99 && length == up, "{snapshot}");
     assert!(resident > 1 << 20);
     assert_eq!(counters, 3);
-    let rules = json!([
-        {"rule": "d.few", "hits": 3, "over": 1, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 0},
-        {"rule": "d.many", "hits": 1, "over": 0, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 0},
-    ]);
-    assert_eq!(snapshot["rules"], rules);
+    let (few, many) = (
+        in_snapshot("d.few", [3, 1, 0]),
+        in_snapshot("d.many", [1, 0, 0]),
+    );
+    assert_eq!(snapshot["rules"], json!([few, many]));
     assert_eq!(snapshot["omittedRules"], 0);
     assert_eq!(snapshot["loads"]["inUse"]["rules"], 4);
     assert_eq!(snapshot["loads"]["refused"], Value::Null);
@@ -116,17 +115,16 @@ async fn a_snapshot_is_written_once_a_second_for_all_readers() {
 async fn a_snapshot_of_a_thousand_rules_is_small_and_the_most_hit_ones_have_room() {
     for (rules, padding, omits) in [(1000, 40, false), (2000, 160, true)] {
         let name = |rule: usize| format!("{rule:04}{}", "x".repeat(padding));
-        let lines = (0..rules)
-            .map(|rule| format!("  - {{ key: {}, rate_limits: [9/year] }}\n", name(rule)));
+        let line = |rule| format!("  - {{ key: {}, rate_limits: [9/year] }}\n", name(rule));
+        let lines = (0..rules).map(line);
         let text = format!("domain: d\ndescriptors:\n{}", lines.collect::<String>());
         let server = tollgate::with_rules(&text).start();
         let mut client = connect(server.grpc).await;
         let most = name(rules - 1);
         for part in (0..rules).collect::<Vec<_>>().chunks(500) {
             let all = part.iter().map(|rule| descriptor(&[(&name(*rule), "v")]));
-            send(&mut client, request("d", all.collect()))
-                .await
-                .unwrap();
+            let reply = send(&mut client, request("d", all.collect())).await;
+            reply.unwrap();
         }
         ask(&mut client, "d", &[(&most, "v")]).await.unwrap();
         let reply = http::get(server.debug, "/snapshot");
@@ -136,19 +134,15 @@ async fn a_snapshot_of_a_thousand_rules_is_small_and_the_most_hit_ones_have_room
         let [omitted] = numbers(&snapshot, ["omittedRules"]);
         assert_eq!(shown.len() as u64 + omitted, rules as u64);
         assert_eq!(omitted > 0, omits, "{omitted}");
-        let rule = format!("d.{most}");
-        let first = json!({"rule": rule, "hits": 2, "over": 0, "withoutStore": 0, "refusedByLoss": 0,
-            "withoutRoom": 0});
-        assert_eq!(shown[0], first);
+        assert_eq!(shown[0], in_snapshot(&format!("d.{most}"), [2, 0, 0]));
     }
 }
 
 #[tokio::test]
 async fn a_snapshot_shows_a_redis_that_is_gone_and_decisions_without_it() {
     let mut redis = Redis::start();
-    let rules = "domain: d
-descriptors: [{ key: k, rate_limits: [9/year], on_store_loss: allow }]
-";
+    let rules =
+        "domain: d\ndescriptors: [{ key: k, rate_limits: [9/year], on_store_loss: allow }]\n";
     let server = tollgate::with_rules(rules).redis(&redis).start();
     let mut client = connect(server.grpc).await;
     ask(&mut client, "d", &[("k", "v")]).await.unwrap();
@@ -209,12 +203,8 @@ fn talkers(top: &Value) -> Vec<(String, u64, u64)> {
         let [least, most] = ["atLeast", "atMost"].map(|name| talker[name].as_u64().unwrap());
         (value, least, most)
     };
-    rules[0]["talkers"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(each)
-        .collect()
+    let talkers = rules[0]["talkers"].as_array().unwrap();
+    talkers.iter().map(each).collect()
 }
 
 fn exact(value: &str, hits: u64) -> (String, u64, u64) {
@@ -241,15 +231,13 @@ async fn top_talkers_are_counted_since_the_start_whatever_the_clock_of_redis_say
 }
 
 #[tokio::test]
-async fn the_values_that_are_refused_most_come_first_those_near_their_limit_next_and_others_not_at_all()
- {
+async fn the_values_that_are_refused_most_come_first_then_those_near_their_limit_and_no_others() {
     let server = tollgate::with_rules(RULES).start();
     hit(&server, &[("a", 4), ("b", 9), ("c", 2)]).await;
     let mut client = connect(server.grpc).await;
     ask(&mut client, "d", &[("many", "x")]).await.unwrap();
     // It uses up its limit by itself.
-    let mut alone = descriptor(&[("few", "alone")]);
-    alone.hits_addend = Some(2);
+    let alone = with_hits(&[("few", "alone")], 2);
     send(&mut client, request("d", vec![alone])).await.unwrap();
     let top = page(&server, "/top");
     assert_eq!(talkers(&top), [exact("b", 7), exact("a", 2), exact("c", 0)]);
@@ -277,17 +265,14 @@ async fn requests_without_a_limit_are_counted_and_logged_once_in_a_short_line() 
 /// A full store refuses values together, whatever each of them has used.
 #[tokio::test]
 async fn a_value_without_room_for_a_counter_is_not_blamed() {
-    let server = tollgate::with_rules(RULES)
-        .args(["--max-counters", "1"])
-        .start();
+    let builder = tollgate::with_rules(RULES);
+    let server = builder.args(["--max-counters", "1"]).start();
     hit(&server, &[("a", 3), ("b", 2), ("c", 2)]).await;
     let top = page(&server, "/top");
     assert_eq!(talkers(&top), [exact("a", 1)]);
     let snapshot = page(&server, "/snapshot");
-    let rules = json!([
-        {"rule": "d.few", "hits": 7, "over": 1, "withoutStore": 0, "refusedByLoss": 0, "withoutRoom": 2},
-    ]);
-    assert_eq!(snapshot["rules"], rules);
+    let rules = [in_snapshot("d.few", [7, 1, 2])];
+    assert_eq!(snapshot["rules"], json!(rules));
     let metric = "tollgate_rule_refused_hits_total{cause=\"no_room\",domain=\"d\",rule=\"few\"}";
     assert_eq!(server.metric(metric), 2);
     let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"few\"}";
@@ -301,8 +286,7 @@ async fn shadow_mode_shows_which_values_would_be_refused_and_peeks_are_no_hits()
     for _ in 0..3 {
         ask(&mut client, "d", &[("shadow", "v")]).await.unwrap();
     }
-    let mut peek = descriptor(&[("shadow", "peek")]);
-    peek.hits_addend = Some(0);
+    let peek = with_hits(&[("shadow", "peek")], 0);
     send(&mut client, request("d", vec![peek])).await.unwrap();
     let top = page(&server, "/top");
     let rules = top["rules"].as_array().unwrap();
@@ -331,27 +315,27 @@ async fn hostile_values_stay_values() {
     let mut bytes = descriptor(&[("few", "")]);
     bytes.entries[0].value = vec![0xff, b'<', 0xc3].into();
     for _ in 0..3 {
-        send(&mut client, request("d", vec![bytes.clone()]))
-            .await
-            .unwrap();
+        let reply = send(&mut client, request("d", vec![bytes.clone()])).await;
+        reply.unwrap();
     }
     let top = page(&server, "/top");
     let mut shown: Vec<_> = talkers(&top).into_iter().map(|(value, ..)| value).collect();
-    let mut expected: Vec<_> = hostile[..3]
+    let mut expected = hostile[..3]
         .iter()
         .map(|value| (*value).to_owned())
-        .collect();
+        .collect::<Vec<_>>();
     expected.extend([long[..128].to_owned(), "\u{fffd}<\u{fffd}".to_owned()]);
     shown.sort();
     expected.sort();
     assert_eq!(shown, expected);
     let all = top["rules"][0]["talkers"].as_array().unwrap();
-    let has =
-        |name: &str, value: Value| all.iter().any(|talker| talker["entries"][0][name] == value);
-    assert!(
-        has("omittedBytes", (16_000 - 128).into()) && has("hex", "ff3cc3".into()),
-        "{top}"
-    );
+    for (name, value) in [
+        ("omittedBytes", json!(16_000 - 128)),
+        ("hex", json!("ff3cc3")),
+    ] {
+        let has = all.iter().any(|talker| talker["entries"][0][name] == value);
+        assert!(has, "{top}");
+    }
 }
 
 #[test]
@@ -371,17 +355,13 @@ descriptors:
     assert_eq!(domains.len(), 1);
     assert_eq!(domains[0]["domain"], "<d>");
     let nodes = domains[0]["nodes"].as_array().unwrap();
-    let summary: Vec<_> = nodes
-        .iter()
-        .map(|node| {
-            let text = |name: &str| node[name].as_str().unwrap_or("-").to_owned();
-            let [key, value, rule] = ["key", "value", "rule"].map(text);
-            format!(
-                "{} {} {key}={value:?} {rule:?}",
-                node["depth"], node["line"]
-            )
-        })
-        .collect();
+    let summary = nodes.iter().map(|node| {
+        let text = |name: &str| node[name].as_str().unwrap_or("-").to_owned();
+        let [key, value, rule] = ["key", "value", "rule"].map(text);
+        let (depth, line) = (&node["depth"], &node["line"]);
+        format!("{depth} {line} {key}={value:?} {rule:?}")
+    });
+    let summary: Vec<_> = summary.collect();
     let expected = [
         r#"1 4 z="-" "-""#,
         r#"2 6 user="é\n" "<d>.z.user_é\n""#,
@@ -391,35 +371,32 @@ descriptors:
     assert_eq!(summary, expected);
     assert!(nodes[0]["file"].as_str().unwrap().ends_with("rules.yaml"));
     assert_eq!(nodes[3]["unlimited"], true);
-    let options = ["shadowMode", "count", "onStoreLoss"].map(|name| nodes[2][name].clone());
-    let expected: [Value; 3] = [true.into(), "admitted".into(), "allow".into()];
-    assert_eq!(options, expected);
+    let options = ["shadowMode", "count", "onStoreLoss"].map(|name| &nodes[2][name]);
+    assert_eq!(json!(options), json!([true, "admitted", "allow"]));
     let limits = nodes[2]["limits"].as_array().unwrap();
     let rates = limits.iter().map(|limit| limit["rate"].as_str().unwrap());
     assert_eq!(rates.collect::<Vec<_>>(), ["9/hour", "5/2days"]);
-    assert_eq!(
-        (&limits[0]["burst"], &limits[0]["name"]),
-        (&4.into(), &"n".into())
-    );
+    assert_eq!(limits[0]["burst"], 4);
+    assert_eq!(limits[0]["name"], "n");
 }
 
 #[test]
 fn settings_are_shown_with_their_origin_and_without_secrets() {
-    let server = tollgate::with_rules(RULES)
-        .env(
-            "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
-            "authorization:sesame",
-        )
-        .start();
+    let headers = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
+    let builder = tollgate::with_rules(RULES).env(headers, "authorization:sesame");
+    let server = builder.start();
     let page = page(&server, "/settings");
     assert!(!page.to_string().contains("sesame"));
     let settings = page["settings"].as_array().unwrap();
     let find = |flag: &str| settings.iter().find(|one| one["flag"] == flag).unwrap();
-    assert_eq!(find("--port")["source"], "flag");
-    assert_eq!(find("--workers")["source"], "variable");
-    assert_eq!(find("--workers")["value"], "2");
-    assert_eq!(find("--strict-matching")["source"], "default");
-    let secret = find("--xds-headers");
-    assert_eq!(secret["secret"], true);
-    assert_eq!(secret["value"], Value::Null);
+    for (flag, field, value) in [
+        ("--port", "source", json!("flag")),
+        ("--workers", "source", json!("variable")),
+        ("--workers", "value", json!("2")),
+        ("--strict-matching", "source", json!("default")),
+        ("--xds-headers", "secret", json!(true)),
+        ("--xds-headers", "value", Value::Null),
+    ] {
+        assert_eq!(find(flag)[field], value, "{flag}");
+    }
 }

@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path, process::Command};
 
 use serde_json::Value;
+use tempfile::TempDir;
 
+use crate::cli::{files, path};
 use crate::support::{
     json::{self, Reply},
     tollgate::{self, Tollgate},
@@ -32,8 +34,8 @@ fn operations(document: &Value) -> Vec<Operation<'_>> {
     let mut found = Vec::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, about) in methods.as_object().unwrap() {
-            if method != "servers" {
-                let method = method.to_ascii_uppercase();
+            let method = method.to_ascii_uppercase();
+            if method != "SERVERS" {
                 found.push(Operation {
                     path,
                     method,
@@ -80,10 +82,7 @@ impl Operation<'_> {
 
     /// The example of its body.
     fn body(&self, document: &Value) -> String {
-        let mut body = &self.about["requestBody"];
-        if let Some(name) = body["$ref"].as_str() {
-            body = document.pointer(name.strip_prefix('#').unwrap()).unwrap();
-        }
+        let body = resolved(document, &self.about["requestBody"]);
         match &body["content"]["application/json"]["example"] {
             Value::Null => String::new(),
             example => example.to_string(),
@@ -93,17 +92,10 @@ impl Operation<'_> {
     /// The media types that a reply with this status may have; none if it has no body.
     #[track_caller]
     fn media_types<'d>(&'d self, document: &'d Value, status: u16) -> Vec<&'d str> {
-        let mut reply = &self.about["responses"][status.to_string()];
-        assert!(
-            !reply.is_null(),
-            "{} {} may not be {status}",
-            self.method,
-            self.path
-        );
-        if let Some(name) = reply["$ref"].as_str() {
-            reply = document.pointer(name.strip_prefix('#').unwrap()).unwrap();
-        }
-        let content = reply.get("content").and_then(Value::as_object);
+        let reply = &self.about["responses"][status.to_string()];
+        assert!(!reply.is_null(), "{} may not be {status}", self.path);
+        let content = resolved(document, reply).get("content");
+        let content = content.and_then(Value::as_object);
         let types = content.into_iter().flat_map(serde_json::Map::keys);
         types.map(String::as_str).collect()
     }
@@ -113,23 +105,30 @@ impl Operation<'_> {
         let found = reply.content_type.split(';').next().unwrap();
         let expected = self.media_types(document, reply.status);
         let is_known = expected.contains(&found) || (expected.is_empty() && found.is_empty());
-        assert!(
-            is_known,
-            "{} {}: {expected:?} {reply:?}",
-            self.method, self.path
-        );
+        assert!(is_known, "{}: {expected:?} {reply:?}", self.path);
     }
+}
+
+/// A part of the document, or what it refers to.
+fn resolved<'d>(document: &'d Value, part: &'d Value) -> &'d Value {
+    let Some(name) = part["$ref"].as_str() else {
+        return part;
+    };
+    document.pointer(name.strip_prefix('#').unwrap()).unwrap()
+}
+
+/// A server that needs the token `sesame` for changes, and the folder of the token.
+fn with_token() -> (Tollgate, TempDir) {
+    let folder = files(&[("token", "sesame")]);
+    let token = format!("{}/token", path(&folder));
+    let builder = tollgate::with_rules(RULES);
+    (builder.args(["--admin-token-file", &token]).start(), folder)
 }
 
 #[test]
 fn every_operation_replies_as_the_document_says() {
     let document = document();
-    let folder = tempfile::TempDir::new().unwrap();
-    let token = folder.path().join("token");
-    fs::write(&token, "sesame").unwrap();
-    let server = tollgate::with_rules(RULES)
-        .args(["--admin-token-file", token.to_str().unwrap()])
-        .start();
+    let (server, _folder) = with_token();
     let headers = "content-type: application/json\r\nauthorization: Bearer sesame\r\n";
     for operation in operations(&document) {
         let port = operation.port(&server);
@@ -145,14 +144,9 @@ fn every_operation_replies_as_the_document_says() {
 /// requests are accepted and invalid ones refused. The seed is fixed, so that every run sends the same requests.
 #[track_caller]
 fn check_port(tag: &str, port: fn(&Tollgate) -> SocketAddr) {
-    let token = tempfile::NamedTempFile::new().unwrap();
-    fs::write(token.path(), "sesame").unwrap();
-    let server = tollgate::with_rules(RULES)
-        .args(["--admin-token-file", token.path().to_str().unwrap()])
-        .start();
+    let (server, folder) = with_token();
     let port = port(&server);
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = tempfile::TempDir::new().unwrap();
     let output = Command::new(tool("schemathesis"))
         .arg("--config-file")
         .arg(root.join("tests/it/openapi_checks.toml"))
@@ -168,17 +162,12 @@ fn check_port(tag: &str, port: fn(&Tollgate) -> SocketAddr) {
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{tag}:\n{text}{errors}");
-    let all = format!("Tested: {}\n", tagged(&document(), tag));
+    let document = document();
+    let operations = operations(&document).into_iter();
+    let tagged = operations.filter(|operation| operation.tag() == tag);
+    let all = format!("Tested: {}\n", tagged.count());
     assert!(text.contains(&all), "not all of {tag}:\n{text}");
     assert!(server.page("/").contains("/metrics"), "it is still there");
-}
-
-/// The number of operations with this tag.
-fn tagged(document: &Value, tag: &str) -> usize {
-    let operations = operations(document).into_iter();
-    operations
-        .filter(|operation| operation.tag() == tag)
-        .count()
 }
 
 #[test]
@@ -195,10 +184,8 @@ fn requests_made_of_the_document_are_answered_by_the_debug_port_as_it_says() {
 fn every_refusal_of_json_is_in_the_document() {
     let document = document();
     let operations = operations(&document);
-    let json = operations
-        .iter()
-        .find(|operation| operation.path == "/json")
-        .unwrap();
+    let mut all = operations.iter();
+    let json = all.find(|operation| operation.path == "/json").unwrap();
     let server = tollgate::with_rules(RULES).start();
     let good = json.body(&document);
     let long = " ".repeat(300_000);
@@ -221,18 +208,14 @@ fn every_refusal_of_json_is_in_the_document() {
 fn the_debug_port_lists_the_paths_of_the_document() {
     let document = document();
     let operations = operations(&document);
-    let documented: BTreeSet<_> = operations
-        .iter()
-        .filter(|operation| operation.tag() == "debug")
-        .map(|operation| operation.path)
-        .collect();
+    let documented = operations.iter().filter(|one| one.tag() == "debug");
+    let documented: BTreeSet<_> = documented.map(|operation| operation.path).collect();
     let server = tollgate::with_rules(RULES).start();
     let page = server.page("/");
-    let listed: BTreeSet<_> = page
-        .lines()
-        .map(|line| line.split_once(": ").unwrap().0)
-        .map(|page| page.trim_start_matches("POST "))
-        .map(|page| page.split_once('?').map_or(page, |(path, _)| path))
-        .collect();
+    let listed = page.lines().map(|line| {
+        let (page, _) = line.split_once(": ").unwrap();
+        page.trim_start_matches("POST ").split('?').next().unwrap()
+    });
+    let listed: BTreeSet<_> = listed.collect();
     assert_eq!(listed, documented);
 }

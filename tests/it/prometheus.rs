@@ -3,14 +3,13 @@
 use std::{
     fs::{self, File},
     net::SocketAddr,
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use tempfile::TempDir;
 
 use crate::support::{
-    ask::{ask, connect, is_ok},
-    finish, http,
+    ask::{self, connect},
     prometheus::Prometheus,
     tollgate, tool, wait_until,
 };
@@ -18,18 +17,15 @@ use crate::support::{
 const RULES: &str = "
 domain: shop
 descriptors:
-  - key: address
-    rate_limit: { unit: year, requests_per_unit: 2 }
+  - {key: address, rate_limits: [2/year]}
 ";
 
 /// A server that has admitted two requests and refused one.
 async fn asked_three_times() -> tollgate::Tollgate {
     let server = tollgate::with_rules(RULES).start();
     let mut client = connect(server.grpc).await;
-    for admitted in [true, true, false] {
-        let answer = ask(&mut client, "shop", &[("address", "v")]).await;
-        assert_eq!(is_ok(&answer), admitted);
-    }
+    let passing = ask::passing(&mut client, "shop", &[("address", "v")], 3).await;
+    assert_eq!(passing, 2);
     server
 }
 
@@ -37,15 +33,15 @@ async fn asked_three_times() -> tollgate::Tollgate {
 async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
     let server = asked_three_times().await;
     let folder = TempDir::new().unwrap();
-    let page = folder.path().join("page");
-    fs::write(&page, http::get(server.debug, "/metrics").body).unwrap();
-    let mut promtool = Command::new(tool("promtool"));
-    promtool.args(["check", "metrics"]);
-    // `finish` gives every program an empty input.
-    let output = promtool
-        .stdin(Stdio::from(File::open(&page).unwrap()))
-        .output()
-        .unwrap();
+    let file = folder.path().join("page");
+    let check = |page: &str| {
+        fs::write(&file, page).unwrap();
+        let mut promtool = Command::new(tool("promtool"));
+        promtool.args(["check", "metrics"]);
+        // `finish` gives every program an empty input.
+        promtool.stdin(File::open(&file).unwrap()).output().unwrap()
+    };
+    let output = check(&server.page("/metrics"));
     // 3 means that promtool objects to names only; 1 would be an unreadable page.
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = String::from_utf8(output.stderr).unwrap();
@@ -55,13 +51,7 @@ async fn promtool_finds_no_fault_but_the_names_of_the_reference() {
         let is_theirs = line.starts_with("ratelimit_") || line.starts_with("runtime_");
         assert!(is_theirs && is_about_a_name, "{line}");
     }
-    let broken = folder.path().join("broken");
-    fs::write(&broken, "this is no metric\n").unwrap();
-    let output = Command::new(tool("promtool"))
-        .args(["check", "metrics"])
-        .stdin(Stdio::from(File::open(&broken).unwrap()))
-        .output()
-        .unwrap();
+    let output = check("this is no metric\n");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
 
@@ -71,14 +61,6 @@ fn prometheus(target: SocketAddr) -> Prometheus {
     let config = format!(
         "global: {{scrape_interval: 200ms}}\nscrape_configs: [{{job_name: tollgate, \
          static_configs: [{{targets: ['{target}']}}]}}]\n"
-    );
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("prometheus.yml");
-    fs::write(&file, &config).unwrap();
-    finish(
-        Command::new(tool("promtool"))
-            .args(["check", "config"])
-            .arg(&file),
     );
     Prometheus::start(&config)
 }
@@ -94,19 +76,16 @@ fn value(prometheus: &Prometheus, expression: &str) -> Option<f64> {
 #[tokio::test]
 async fn a_real_prometheus_scrapes_what_dashboards_ask_for() {
     let server = asked_three_times().await;
+    const HITS: &str = "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"address\"}";
+    const SLOWEST: &str =
+        "histogram_quantile(1,ratelimit_service_response_time_seconds_bucket)<=10";
     let prometheus = prometheus(server.debug);
     for (expression, expected) in [
         ("up", 1.0),
-        (
-            "ratelimit_service_rate_limit_total_hits{domain=\"shop\",key1=\"address\"}",
-            3.0,
-        ),
+        (HITS, 3.0),
         ("ratelimit_service_rate_limit_over_limit", 1.0),
         ("ratelimit_service_response_time_seconds_count", 3.0),
-        (
-            "histogram_quantile(1,ratelimit_service_response_time_seconds_bucket)<=10",
-            0.0,
-        ),
+        (SLOWEST, 0.0),
         ("tollgate_decisions_total{code=\"over_limit\"}", 1.0),
         ("process_resident_memory_bytes>0", 0.0),
     ] {

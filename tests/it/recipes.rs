@@ -5,13 +5,13 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::cli::run;
 use crate::lint_envoy::Compared;
 use crate::support::{
     envoy::{Envoy, with_upstream},
-    finish,
     http::{Reply, get_with},
     json,
-    tollgate::{self, Tollgate, program},
+    tollgate::{self, Tollgate},
 };
 
 /// Tokens of two tenants, signed with the key of [`JWKS`].
@@ -20,8 +20,6 @@ const BLUE: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRw
 const RED: &str = "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUuY29tIiwidGVuYW50Ijo\
     icmVkIn0.Nd2f4TeTGtPSAz6dfqNErFTaYrLq1KuddYN3Vjr840c";
 const JWKS: &str = r#"{"keys": [{"kty": "oct", "alg": "HS256", "k": "YSBrZXkgb2YgYW4gZXhhbXBsZSwgMzIgYnl0ZXMgdXA"}]}"#;
-
-const LOGS_DECISIONS: [&str; 2] = ["--log-decisions", "all"];
 
 /// The file that the recipe for claims names.
 const JWKS_FILE: &str = "/etc/envoy/jwks.json";
@@ -35,10 +33,9 @@ fn log_ins_are_limited_for_each_user_and_for_each_address() {
     const ELSEWHERE: (&str, &str) = ("x-forwarded-for", "192.0.2.2");
     check("Log-ins per user and address", |shop| {
         let log_in = |user: &str, from| shop.status(("/login", &[("x-user", user), from]));
-        let guesses: Vec<_> = (0..6).map(|_| log_in("ann", HOME)).collect();
-        let names: Vec<_> = (0..21)
-            .map(|name| log_in(&format!("user{name}"), ELSEWHERE))
-            .collect();
+        let guesses = [(); 6].map(|()| log_in("ann", HOME));
+        let name = |n: u32| log_in(&format!("user{n}"), ELSEWHERE);
+        let names: Vec<u16> = (0..21).map(name).collect();
         guesses == [200, 200, 200, 200, 200, 429]
             && log_in("ann", ELSEWHERE) == 429
             && log_in("bob", HOME) == 200
@@ -52,14 +49,8 @@ fn log_ins_are_limited_for_each_user_and_for_each_address() {
 fn each_plan_has_its_limit_for_each_key() {
     check("A plan for each API key", |shop| {
         let ask = |plan, key| shop.status(("/", &[("x-plan", plan), ("x-api-key", key)]));
-        shop.use_up(
-            json!([{"key": "plan", "value": "free"}, {"key": "api_key", "value": "k"}]),
-            59,
-        );
-        shop.use_up(
-            json!([{"key": "plan", "value": "other"}, {"key": "api_key", "value": "k"}]),
-            10,
-        );
+        shop.use_up(&[("plan", "free"), ("api_key", "k")], 59);
+        shop.use_up(&[("plan", "other"), ("api_key", "k")], 10);
         [ask("free", "k"), ask("free", "k"), ask("free", "l")] == [200, 429, 200]
             && [ask("pro", "k"), ask("other", "k"), ask("other", "l")] == [200, 429, 200]
     });
@@ -69,7 +60,7 @@ fn each_plan_has_its_limit_for_each_key() {
 fn a_claim_of_a_verified_token_is_limited() {
     check("A limit by a claim of a token", |shop| {
         let ask = |token| shop.status(("/", &[("authorization", token)]));
-        shop.use_up(json!([{"key": "tenant", "value": "blue"}]), 999);
+        shop.use_up(&[("tenant", "blue")], 999);
         [ask(BLUE), ask(BLUE), ask(RED), ask("Bearer forged")] == [200, 429, 200, 401]
     });
 }
@@ -78,10 +69,13 @@ fn a_claim_of_a_verified_token_is_limited() {
 fn addresses_of_a_range_share_a_counter() {
     check("An address range", |shop| {
         let ask = |from| shop.status(("/", &[("x-forwarded-for", from)]));
-        let range = |value| json!([{"key": "masked_remote_address", "value": value}]);
-        shop.use_up(range("192.0.2.0/24"), 299);
-        shop.use_up(range("198.51.100.0/24"), 300);
-        shop.use_up(range("2001:db8::/64"), 299);
+        for (range, hits) in [
+            ("192.0.2.0/24", 299),
+            ("198.51.100.0/24", 300),
+            ("2001:db8::/64", 299),
+        ] {
+            shop.use_up(&[("masked_remote_address", range)], hits);
+        }
         [ask("192.0.2.7"), ask("192.0.2.200"), ask("192.0.3.7")] == [200, 429, 200]
             && [ask("2001:db8::1"), ask("2001:db8::2"), ask("198.51.100.7")] == [200, 429, 200]
     });
@@ -90,7 +84,7 @@ fn addresses_of_a_range_share_a_counter() {
 #[test]
 fn all_requests_share_one_cap() {
     check("One cap for all", |shop| {
-        shop.use_up(json!([{"key": "cap", "value": "all"}]), 499);
+        shop.use_up(&[("cap", "all")], 499);
         [shop.status(("/", &[])), shop.status(("/other", &[]))] == [200, 429]
     });
 }
@@ -108,10 +102,9 @@ fn health_checks_are_not_limited() {
 #[test]
 fn shadow_mode_counts_and_refuses_nothing() {
     check("Try a limit first: shadow mode", |shop| {
+        let counted = "ratelimit.service.rate_limit.shop.remote_address.shadow_mode: 2\n";
         let passes = (0..12).all(|_| shop.status(("/", &[])) == 200);
-        let stats = shop.tollgate.page("/stats");
-        passes
-            && stats.contains("ratelimit.service.rate_limit.shop.remote_address.shadow_mode: 2\n")
+        passes && shop.tollgate.page("/stats").contains(counted)
     });
 }
 
@@ -119,7 +112,7 @@ fn shadow_mode_counts_and_refuses_nothing() {
 fn a_used_up_quota_is_explained_by_a_body() {
     check("A monthly quota, with a body", |shop| {
         let ask = || shop.ask(("/", &[("x-api-key", "k")]));
-        shop.use_up(json!([{"key": "api_key", "value": "k"}]), 99_999);
+        shop.use_up(&[("api_key", "k")], 99_999);
         let (first, second) = (ask(), ask());
         let problem: Value = serde_json::from_str(&second.body).unwrap_or_default();
         [first.status, second.status] == [200, 429]
@@ -150,13 +143,9 @@ fn the_front_page_s_envoy_obeys_the_front_page_s_rule() {
         let (_, block) = section.split_once("```yaml\n").unwrap();
         block.split_once("```").unwrap().0
     });
-    let parts = envoy
-        .split("---\n")
-        .map(|part| serde_yaml::from_str(part).unwrap());
-    let parts: Vec<Value> = parts.collect();
-    let [filter, cluster, actions] = &parts[..] else {
-        panic!("{envoy}");
-    };
+    let parts: Vec<_> = envoy.split("---\n").collect();
+    let parts: [&str; 3] = parts.try_into().unwrap();
+    let [filter, cluster, actions] = parts.map(|part| serde_yaml::from_str::<Value>(part).unwrap());
     let recipe = Recipe {
         rules: rules.to_owned(),
         envoy: json!({"filter": filter, "cluster": cluster, "rate_limits": actions["rate_limits"]}),
@@ -169,79 +158,52 @@ fn the_front_page_s_envoy_obeys_the_front_page_s_rule() {
     assert!((0..9).any(|_| holds(&Shop::open(&recipe))));
 }
 
-/// Requests of each recipe; `lint-envoy --request` shows the descriptors that Envoy sends for them.
-const SHOWN: &[(&str, &[Request<'_>])] = &[
-    (
-        "Log-ins per user and address",
-        &[
-            ("/login", &[("x-user", "ann")]),
-            ("/login", &[]),
-            ("/", &[]),
-        ],
-    ),
-    (
-        "A plan for each API key",
-        &[
-            ("/", &[("x-plan", "free"), ("x-api-key", "k")]),
-            ("/", &[("x-plan", "pro")]),
-        ],
-    ),
-    (
-        "A limit by a claim of a token",
-        &[("/", &[("authorization", BLUE)])],
-    ),
-    (
-        "An address range",
-        &[("/", &[("x-forwarded-for", "192.0.2.7")]), ("/", &[])],
-    ),
-    ("One cap for all", &[("/", &[]), ("/other", &[])]),
-    ("Exempt health checks", &[("/", &[]), ("/healthz", &[])]),
-    ("Try a limit first: shadow mode", &[("/", &[])]),
-    (
-        "A monthly quota, with a body",
-        &[("/", &[("x-api-key", "k")]), ("/", &[])],
-    ),
-    (
-        "A cost for each path",
-        &[
-            ("/search?q=x", &[("x-api-key", "k")]),
-            ("/", &[("x-api-key", "k")]),
-        ],
-    ),
-];
+/// Requests of each recipe with their headers; `lint-envoy --request` shows the descriptors that Envoy sends for them.
+const SHOWN: &str = "
+Log-ins per user and address => /login x-user=ann; /login; /
+A plan for each API key => / x-plan=free x-api-key=k; / x-plan=pro
+A limit by a claim of a token => / authorization=BLUE
+An address range => / x-forwarded-for=192.0.2.7; /
+One cap for all => /; /other
+Exempt health checks => /; /healthz
+Try a limit first: shadow mode => /
+A monthly quota, with a body => / x-api-key=k; /
+A cost for each path => /search?q=x x-api-key=k; / x-api-key=k
+";
 
 #[test]
 fn the_descriptors_of_each_recipe_are_shown() {
-    for (heading, requests) in SHOWN {
+    let shown: Vec<_> = SHOWN.trim().lines().collect();
+    for line in &shown {
+        let (heading, requests) = line.split_once(" => ").unwrap();
         let shop = Shop::open(&Recipe::of(&page(), heading));
         let file = shop.files.path().join("envoy.json").display().to_string();
         let rules = shop.tollgate.rules().display().to_string();
         let mut compared = Compared::new(&shop.envoy, &shop.tollgate);
-        for (path, headers) in *requests {
-            compared.check(
-                "front",
-                [&file, &rules],
-                &format!("GET shop.example.com{path}"),
-                headers,
-            );
+        for request in requests.split("; ") {
+            let (path, headers) = request.split_once(' ').unwrap_or((request, ""));
+            let headers = headers.split_whitespace().map(|header| {
+                let (name, value) = header.split_once('=').unwrap();
+                (name, if value == "BLUE" { BLUE } else { value })
+            });
+            let headers: Vec<_> = headers.collect();
+            let request = format!("GET shop.example.com{path}");
+            compared.check("front", [&file, &rules], &request, &headers);
         }
     }
-    assert_eq!(SHOWN.len(), page().matches("\n## ").count());
+    assert_eq!(shown.len(), page().matches("\n## ").count());
 }
 
 #[test]
 fn every_recipe_of_the_page_has_a_test() {
     let source = include_str!("recipes.rs");
-    let headings: Vec<_> = page()
-        .lines()
-        .filter_map(|line| line.strip_prefix("## ").map(str::to_owned))
-        .collect();
+    let page = page();
+    let lines = page.lines();
+    let headings: Vec<_> = lines.filter_map(|line| line.strip_prefix("## ")).collect();
     assert_eq!(headings.len(), 9, "{headings:?}");
     for heading in headings {
-        assert!(
-            source.contains(&format!("check(\"{heading}\"")),
-            "{heading}"
-        );
+        let is_run = source.contains(&format!("check(\"{heading}\""));
+        assert!(is_run, "{heading}");
     }
 }
 
@@ -262,15 +224,12 @@ struct Recipe {
 impl Recipe {
     #[track_caller]
     fn of(page: &str, heading: &str) -> Self {
-        let (_, rest) = page
-            .split_once(&format!("\n## {heading}\n"))
-            .expect("the page has the section");
+        let title = format!("\n## {heading}\n");
+        let (_, rest) = page.split_once(&title).expect(heading);
         let section = rest.split("\n## ").next().unwrap();
         let blocks = section.split("```yaml\n").skip(1);
-        let blocks: Vec<_> = blocks
-            .map(|block| block.split("```").next().unwrap())
-            .collect();
-        let [envoy, rules] = blocks[..] else {
+        let blocks = blocks.map(|block| block.split("```").next().unwrap());
+        let [envoy, rules] = blocks.collect::<Vec<_>>()[..] else {
             panic!("{heading}: two blocks, Envoy's first");
         };
         Self {
@@ -316,22 +275,17 @@ struct Shop {
 
 impl Shop {
     fn open(recipe: &Recipe) -> Self {
-        let tollgate = tollgate::with_rules(&recipe.rules)
-            .args(LOGS_DECISIONS)
-            .start();
+        let tollgate = tollgate::with_rules(&recipe.rules);
+        let tollgate = tollgate.args(["--log-decisions", "all"]).start();
         let files = TempDir::new().unwrap();
         let jwks = files.path().join("jwks.json");
         fs::write(&jwks, JWKS).unwrap();
-        let bootstrap = recipe
-            .bootstrap(tollgate.grpc.port())
-            .to_string()
-            .replace(JWKS_FILE, jwks.to_str().unwrap());
+        let bootstrap = recipe.bootstrap(tollgate.grpc.port()).to_string();
+        let bootstrap = bootstrap.replace(JWKS_FILE, jwks.to_str().unwrap());
         let file = files.path().join("envoy.json");
         fs::write(&file, &bootstrap).unwrap();
-        let rules = tollgate.rules().to_str().unwrap();
-        let mut lint = program();
-        lint.args(["lint-envoy", "--rules", rules]).arg(&file);
-        let said = String::from_utf8(finish(&mut lint).stdout).unwrap();
+        let rules = tollgate.rules().display();
+        let (_, said) = run(&format!("lint-envoy --rules {rules} {}", file.display()));
         assert!(!said.contains(": error: "), "{said}");
         Self {
             envoy: Envoy::start(|| bootstrap.clone()),
@@ -342,10 +296,10 @@ impl Shop {
 
     #[track_caller]
     fn ask(&self, (path, headers): Request<'_>) -> Reply {
-        let headers: Vec<_> = headers
+        let headers = headers
             .iter()
-            .map(|(name, value)| (*name, value.as_bytes()))
-            .collect();
+            .map(|(name, value)| (*name, value.as_bytes()));
+        let headers: Vec<_> = headers.collect();
         get_with(self.envoy.listener("front"), path, &headers)
     }
 
@@ -356,12 +310,11 @@ impl Shop {
 
     /// Counts hits on a descriptor without Envoy.
     #[track_caller]
-    fn use_up(&self, entries: Value, hits: u32) {
-        let request = json!({
-            "domain": "shop",
-            "hitsAddend": hits,
-            "descriptors": [{"entries": entries}],
-        });
+    fn use_up(&self, entries: &[(&str, &str)], hits: u32) {
+        let entry = |(key, value): &(&str, &str)| json!({"key": key, "value": value});
+        let entries: Vec<_> = entries.iter().map(entry).collect();
+        let descriptors = json!([{"entries": entries}]);
+        let request = json!({"domain": "shop", "hitsAddend": hits, "descriptors": descriptors});
         let body = request.to_string();
         let reply = json::send(self.tollgate.http, "POST", "/json", body.as_bytes());
         assert_eq!(reply.status, 200, "{}", reply.body);

@@ -1,14 +1,13 @@
 //! Bodies of refusals: over gRPC, in the replies of `/json`, and as `ask` prints them. `envoy` has what clients get.
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ask::{connect, descriptor, request, send},
+    ask::*,
     finish,
     json::send as send_json,
     redis::Redis,
-    tollgate::{self, Builder, Tollgate, program},
+    tollgate::{self, Builder, program},
 };
 
 const RULES: &str = r#"
@@ -32,24 +31,16 @@ descriptors:
 const HOSTILE: &str = "\"}]\r\nx: y\r\n\r\n<script>\0{limit}";
 
 /// The replies to two requests, the second of which is refused.
-fn replies(server: &Tollgate, key: &str) -> [RateLimitResponse; 2] {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let mut client = connect(server.grpc).await;
-        let descriptors = vec![
-            descriptor(&[("shadow", "x")]),
-            descriptor(&[(key, HOSTILE)]),
-        ];
-        let request = request("d", descriptors);
-        let first = send(&mut client, request.clone()).await.unwrap();
-        [first, send(&mut client, request).await.unwrap()]
-    })
+async fn replies(client: &mut Client, key: &str) -> [RateLimitResponse; 2] {
+    let descriptors = [
+        descriptor(&[("shadow", "x")]),
+        descriptor(&[(key, HOSTILE)]),
+    ];
+    let request = request("d", descriptors.into());
+    let first = send(client, request.clone()).await.unwrap();
+    [first, send(client, request).await.unwrap()]
 }
 
-/// The type and the body of a reply.
 #[track_caller]
 fn body(reply: &RateLimitResponse) -> (&str, &str) {
     let headers = &reply.response_headers_to_add;
@@ -59,9 +50,9 @@ fn body(reply: &RateLimitResponse) -> (&str, &str) {
     (content_type, std::str::from_utf8(&reply.raw_body).unwrap())
 }
 
-#[track_caller]
-fn check(server: fn() -> Builder) {
-    let [first, refused] = replies(&server().start(), "problem");
+async fn check(server: Builder) -> RateLimitResponse {
+    let (_server, mut client) = serve(server).await;
+    let [first, refused] = replies(&mut client, "problem").await;
     assert_eq!((first.overall_code, body(&first)), (1, ("", "")));
     let (content_type, text) = body(&refused);
     assert_eq!(content_type, "application/problem+json");
@@ -69,63 +60,45 @@ fn check(server: fn() -> Builder) {
     assert_eq!(problem["status"], 429);
     assert_eq!(problem["violated-policies"], json!(["of \"one\""]));
     assert!(!text.contains("script"), "{text}");
-    let [first, refused] = replies(&server().start(), "text");
+    let [_, refused] = replies(&mut client, "none").await;
+    assert_eq!((refused.overall_code, body(&refused)), (2, ("", "")));
+    let [_, passed] = replies(&mut client, "unknown").await;
+    assert_eq!((passed.overall_code, body(&passed)), (1, ("", "")));
+    let [first, refused] = replies(&mut client, "text").await;
     assert_eq!((first.overall_code, body(&first)), (1, ("", "")));
     let expected = ("text/plain; charset=utf-8", "1/year\n1 of 31536000");
     assert_eq!(body(&refused), expected);
-    let [_, refused] = replies(&server().start(), "none");
-    assert_eq!((refused.overall_code, body(&refused)), (2, ("", "")));
-    let [_, passed] = replies(&server().start(), "unknown");
-    assert_eq!((passed.overall_code, body(&passed)), (1, ("", "")));
+    refused
 }
 
-#[test]
-fn only_refusals_have_the_body_of_their_rule() {
-    check(|| tollgate::with_rules(RULES));
+#[tokio::test]
+async fn only_refusals_have_the_body_of_their_rule_and_other_headers_do_not_change_it() {
+    check(tollgate::with_rules(RULES)).await;
+    let server = tollgate::with_rules(RULES).env("TOLLGATE_RETRY_AFTER", "true");
+    let refused = check(server.args(["--ratelimit-fields", "all"])).await;
+    let headers = refused.response_headers_to_add.iter();
+    let names: Vec<_> = headers.map(|header| &*header.key).collect();
+    let expected = "Retry-After RateLimit-Policy RateLimit x-should-retry content-type";
+    assert_eq!(names.join(" "), expected);
 }
 
-#[test]
-fn other_headers_do_not_change_the_body() {
-    let server = || {
-        tollgate::with_rules(RULES)
-            .env("TOLLGATE_RETRY_AFTER", "true")
-            .args(["--ratelimit-fields", "all"])
-    };
-    check(server);
-    let [_, refused] = replies(&server().start(), "text");
-    let names: Vec<_> = refused
-        .response_headers_to_add
-        .iter()
-        .map(|header| &*header.key)
-        .collect();
-    let expected = [
-        "Retry-After",
-        "RateLimit-Policy",
-        "RateLimit",
-        "x-should-retry",
-        "content-type",
-    ];
-    assert_eq!(names, expected);
-}
-
-#[test]
-fn a_rule_that_denies_without_its_store_sends_its_body() {
+#[tokio::test]
+async fn a_rule_that_denies_without_its_store_sends_its_body() {
     let mut redis = Redis::start();
     let rules = format!("{RULES}on_store_loss: deny\n");
-    let server = tollgate::with_rules(&rules).redis(&redis).start();
+    let (_server, mut client) = serve(tollgate::with_rules(&rules).redis(&redis)).await;
     redis.kill();
-    let [_, refused] = replies(&server, "text");
+    let [_, refused] = replies(&mut client, "text").await;
     assert_eq!(refused.overall_code, 2);
-    assert!(refused.dynamic_metadata.is_some(), "it is degraded");
+    assert!(is_degraded(&refused));
     assert_eq!(body(&refused).0, "text/plain; charset=utf-8");
 }
 
 #[test]
 fn json_and_ask_show_the_body() {
     let server = tollgate::with_rules(RULES).start();
-    let body =
-        json!({"domain": "d", "descriptors": [{"entries": [{"key": "text", "value": "v"}]}]});
-    let reply = || send_json(server.http, "POST", "/json", body.to_string().as_bytes());
+    let body = br#"{"domain":"d","descriptors":[{"entries":[{"key":"text","value":"v"}]}]}"#;
+    let reply = || send_json(server.http, "POST", "/json", body);
     assert_eq!(reply().json().get("rawBody"), None);
     let refused = reply();
     assert_eq!(refused.status, 429);

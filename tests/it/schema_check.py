@@ -1,7 +1,7 @@
 """Validates rule files by the JSON Schema of `tollgate schema`, with PyYAML and jsonschema.
 
-Reads a JSON map from its input, with the `schema` and a list of `texts`, and writes a JSON list: for each text a map with the
-first `fault`, or null, and with its `documents` for another validator. They are null for a text that JSON cannot express.
+Reads a JSON map from its input, with the `schema` and a list of `texts`, and writes a JSON list: for each text its first fault,
+or null.
 """
 
 import json
@@ -48,29 +48,23 @@ def first_fault(validator, documents):
 
 
 def judge(validator, text):
-    """The fault of a text, and its documents."""
+    """The fault of a text."""
     try:
         documents = [document for document in yaml.load_all(text, Loader=Loader) if document is not None]
     except (yaml.YAMLError, ValueError) as error:
-        return f"YAML: {error}", None
+        return f"YAML: {error}"
     if not documents:
-        return "nothing", None
+        return "nothing"
     if found := next(filter(None, map(wrong_key, documents)), None):
-        return found, None
-    fault = first_fault(validator, documents)
-    try:
-        json.dumps(documents, allow_nan=False)
-    except (TypeError, ValueError):
-        return fault, None
-    return fault, documents
+        return found
+    return first_fault(validator, documents)
 
 
 def main():
     asked = json.load(sys.stdin)
     jsonschema.Draft7Validator.check_schema(asked["schema"])
     validator = jsonschema.Draft7Validator(asked["schema"])
-    judged = (judge(validator, text) for text in asked["texts"])
-    json.dump([{"fault": fault, "documents": documents} for fault, documents in judged], sys.stdout)
+    json.dump([judge(validator, text) for text in asked["texts"]], sys.stdout)
 
 
 main()

@@ -1,31 +1,24 @@
-//! Cases with one counter in two places, and with one request on two stores: what each worker knows, a
-//! Redis for limits per second, the slots of a cluster.
+//! One counter in two places, one request on two stores: workers, a Redis for limits per second, slots of a cluster.
 
-use ::tollgate::proto::envoy::{
-    extensions::common::ratelimit::v3::RateLimitDescriptor,
-    service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
 use tokio::task::JoinSet;
 use tonic::Code as Grpc;
 
 use crate::support::{
-    ask::{Client, ask, connect, descriptor, is_ok, request, send},
+    ask::*,
     cluster::Cluster,
     eventually,
     redis::Redis,
-    tollgate::{self, Tollgate},
+    tollgate::{self, Builder, Tollgate},
 };
 
 async fn one(client: &mut Client, key: &str) -> bool {
-    is_ok(&ask(client, "d", &[(key, "v")]).await)
+    passes(client, "d", &[(key, "v")]).await
 }
 
-/// One hit on each of the keys.
 async fn all(client: &mut Client, keys: &[&str]) -> RateLimitResponse {
     let descriptors = keys.iter().map(|key| descriptor(&[(key, "v")]));
-    send(client, request("d", descriptors.collect()))
-        .await
-        .unwrap()
+    let all = request("d", descriptors.collect());
+    send(client, all).await.unwrap()
 }
 
 /// A descriptor with these hits; a negative number gives hits back.
@@ -43,7 +36,15 @@ async fn remaining(client: &mut Client, key: &str, count: i64) -> u32 {
     send(client, request).await.unwrap().statuses[0].limit_remaining
 }
 
-/// How many of `calls` for the keys pass.
+/// Waits until a look at these keys is answered.
+async fn looks(client: &mut Client, keys: &[&str]) {
+    eventually("it answers", async || {
+        let looks = keys.iter().map(|key| hits(key, 0)).collect();
+        send(client, request("d", looks)).await.is_ok()
+    })
+    .await;
+}
+
 async fn passing(client: &mut Client, keys: &[&str], calls: usize) -> usize {
     let mut passing = 0;
     for _ in 0..calls {
@@ -54,12 +55,10 @@ async fn passing(client: &mut Client, keys: &[&str], calls: usize) -> usize {
 
 /// A server with two workers and one connection to each.
 async fn two_workers(rules: &str, redis: &Redis) -> (Tollgate, [Client; 2]) {
-    let server = tollgate::with_rules(rules)
-        .redis_at(&redis.url(), "10s")
-        .args(["--workers", "2"])
-        .start();
-    let clients = [connect(server.grpc).await, connect(server.grpc).await];
-    (server, clients)
+    let server = tollgate::with_rules(rules).redis(redis);
+    let (server, client) = serve(server.args(["--workers", "2"])).await;
+    let other = connect(server.grpc).await;
+    (server, [client, other])
 }
 
 const GIVEN_BACK: &str = "
@@ -75,15 +74,9 @@ descriptors:
 async fn hits_given_back_through_one_worker_make_room_at_the_other_at_once() {
     let redis = Redis::start();
     let (_server, [mut here, mut there]) = two_workers(GIVEN_BACK, &redis).await;
-    for (key, refused_count) in [
-        ("fixed", true),
-        ("admitted", false),
-        ("log", false),
-        ("first", true),
-    ] {
+    // Including all refused hits that count, from every cache.
+    for (key, held) in [("fixed", 13), ("admitted", 10), ("log", 10), ("first", 13)] {
         assert_eq!(passing(&mut here, &[key], 13).await, 10, "{key}");
-        // Including all refused hits that count, from every cache.
-        let held = if refused_count { 13 } else { 10 };
         assert_eq!(remaining(&mut there, key, -(held - 4)).await, 6, "{key}");
         assert_eq!(passing(&mut here, &[key], 20).await, 6, "{key}");
     }
@@ -105,31 +98,18 @@ async fn hits_given_back_through_another_replica_make_room_before_long() {
     }
 }
 
-#[tokio::test]
-async fn a_counter_that_was_deleted_makes_room_before_long() {
-    let redis = Redis::start();
-    let (_server, [mut here, _]) = two_workers(GIVEN_BACK, &redis).await;
-    assert_eq!(passing(&mut here, &["admitted"], 13).await, 10);
-    redis.cli(&["FLUSHALL"]);
-    eventually("there is room", async || {
-        remaining(&mut here, "fixed", 0).await > 0
-    })
-    .await;
-    assert!(one(&mut here, "fixed").await);
+fn with_two(rules: &str, redis: &Redis, per_second: &Redis) -> Builder {
+    with_seconds(tollgate::with_rules(rules).redis(redis), per_second)
 }
 
-fn with_two(rules: &str, redis: &Redis, per_second: &Redis, more: &[&str]) -> Tollgate {
-    tollgate::with_rules(rules)
-        .redis_at(&redis.url(), "10s")
-        .args(["--redis-per-second"])
-        .args(["--redis-per-second-url", &per_second.url()])
-        .args(more.iter().copied())
-        .start()
+fn in_cluster(rules: &str, cluster: &Cluster) -> Builder {
+    tollgate::with_rules(rules).redis_at(&cluster.url(), "10s")
 }
 
 /// Sends bursts of more calls than a long limit allows, and checks the calls that still pass later.
-async fn check_bursts(server: &Tollgate, keys: &'static [&'static str]) {
-    let client = connect(server.grpc).await;
+async fn check_bursts(server: Builder, keys: &'static [&'static str]) {
+    let (_server, mut client) = serve(server).await;
+    looks(&mut client, keys).await;
     let mut admitted = 0;
     for _ in 0..3 {
         let mut calls = JoinSet::new();
@@ -140,7 +120,6 @@ async fn check_bursts(server: &Tollgate, keys: &'static [&'static str]) {
         admitted += calls.join_all().await.into_iter().sum::<usize>();
         assert!(admitted <= 30);
     }
-    let mut client = client.clone();
     eventually("all of the long limit is admitted", async || {
         admitted += passing(&mut client, keys, 1).await;
         admitted == 30
@@ -156,7 +135,7 @@ domain: d
 descriptors: [{key: k, count: admitted, rate_limits: [5/second, 30/year]}]
 ";
     let (redis, per_second) = (Redis::start(), Redis::start());
-    check_bursts(&with_two(RULES, &redis, &per_second, &[]), &["k"]).await;
+    check_bursts(with_two(RULES, &redis, &per_second), &["k"]).await;
 }
 
 #[tokio::test]
@@ -168,21 +147,7 @@ descriptors:
   - {key: long, count: admitted, rate_limits: [30/year]}
 ";
     let cluster = Cluster::start(0);
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&cluster.url(), "10s")
-        .start();
-    let mut client = connect(server.grpc).await;
-    eventually("the slots are known", async || {
-        ask(&mut client, "d", &[("other", "v")]).await.is_ok()
-            && send(
-                &mut client,
-                request("d", vec![hits("short", 0), hits("long", 0)]),
-            )
-            .await
-            .is_ok()
-    })
-    .await;
-    check_bursts(&server, &["short", "long"]).await;
+    check_bursts(in_cluster(RULES, &cluster), &["short", "long"]).await;
 }
 
 #[tokio::test]
@@ -194,8 +159,7 @@ descriptors:
   - {key: all, rate_limits: [1000/100000000seconds, 100/year]}
 ";
     let (redis, mut per_second) = (Redis::start(), Redis::start());
-    let server = with_two(RULES, &redis, &per_second, &[]);
-    let mut client = connect(server.grpc).await;
+    let (server, mut client) = serve(with_two(RULES, &redis, &per_second)).await;
     assert!(one(&mut client, "admitted").await && one(&mut client, "all").await);
     per_second.kill();
     let fails = async |client: &mut Client, key: &str| {
@@ -203,20 +167,14 @@ descriptors:
         assert_eq!(reported.unwrap_err().code(), Grpc::Unavailable);
     };
     fails(&mut client, "admitted").await;
-    eventually("the loss is known", async || {
-        server.metric("tollgate_stores_lost") == 1
-    })
-    .await;
+    let is_lost = async || server.metric("tollgate_stores_lost") == 1;
+    eventually("the loss is known", is_lost).await;
     for _ in 0..50 {
         fails(&mut client, "admitted").await;
         fails(&mut client, "all").await;
     }
     per_second.restart();
-    eventually("it is back", async || {
-        let look = request("d", vec![hits("admitted", 0)]);
-        send(&mut client, look).await.is_ok()
-    })
-    .await;
+    looks(&mut client, &["admitted"]).await;
     for key in ["admitted", "all"] {
         assert_eq!(remaining(&mut client, key, 1).await, 98, "{key}");
     }
@@ -232,8 +190,8 @@ descriptors:
   - {key: plain, count: admitted, rate_limits: [5/100000000seconds]}
 ";
     let (redis, per_second) = (Redis::start(), Redis::start());
-    let server = with_two(RULES, &redis, &per_second, &["--local-cache-bytes", "0"]);
-    let mut client = connect(server.grpc).await;
+    let server = with_two(RULES, &redis, &per_second).args(["--local-cache-bytes", "0"]);
+    let (_server, mut client) = serve(server).await;
     let admitted = passing(&mut client, &["short", "long", "plain"], 12).await;
     assert_eq!(admitted, 5);
     assert_eq!(remaining(&mut client, "plain", 0).await, 0);
@@ -247,35 +205,18 @@ descriptors:
 ";
 
 /// Twenty requests that one limit refuses do not change the other.
-async fn check_stop(server: &Tollgate) {
-    let mut client = connect(server.grpc).await;
-    eventually("it answers", async || {
-        send(
-            &mut client,
-            request("d", vec![hits("over", 0), hits("other", 0)]),
-        )
-        .await
-        .is_ok()
-    })
-    .await;
+async fn check_stop(server: Builder) {
+    let server = server.args(["--stop-when-over", "--local-cache-bytes", "0"]);
+    let (_server, mut client) = serve(server).await;
+    looks(&mut client, &["over", "other"]).await;
     remaining(&mut client, "over", 1).await;
     assert_eq!(passing(&mut client, &["over", "other"], 20).await, 0);
     assert_eq!(remaining(&mut client, "other", 0).await, 100);
 }
 
 #[tokio::test]
-async fn a_stop_over_two_redis_leaves_out_what_would_have_passed() {
+async fn a_stop_over_two_redis_or_two_slots_leaves_out_what_would_have_passed() {
     let (redis, per_second) = (Redis::start(), Redis::start());
-    let more = ["--stop-when-over", "--local-cache-bytes", "0"];
-    check_stop(&with_two(STOPPED, &redis, &per_second, &more)).await;
-}
-
-#[tokio::test]
-async fn a_stop_over_two_slots_leaves_out_what_would_have_passed() {
-    let cluster = Cluster::start(0);
-    let server = tollgate::with_rules(STOPPED)
-        .redis_at(&cluster.url(), "10s")
-        .args(["--stop-when-over", "--local-cache-bytes", "0"])
-        .start();
-    check_stop(&server).await;
+    check_stop(with_two(STOPPED, &redis, &per_second)).await;
+    check_stop(in_cluster(STOPPED, &Cluster::start(0))).await;
 }

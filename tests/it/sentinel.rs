@@ -1,10 +1,8 @@
 //! tollgate on a Redis with sentinels.
 
-use tonic::Status;
-
 use crate::support::{
-    ask::{Client, ask, connect, is_ok},
-    eventually, http,
+    ask::{self, Client},
+    eventually,
     redis::Redis,
     sentinel::{MASTER, Watched},
     storm::Storm,
@@ -19,48 +17,26 @@ descriptors:
   - {key: k, value: few, rate_limits: [100/10000years]}
 ";
 
-async fn one(client: &mut Client) -> Result<(), Status> {
-    ask(client, "d", &[("k", "v")]).await.map(|_| ())
-}
-
 async fn works(client: &Client) {
-    eventually("calls are answered", async || {
-        one(&mut client.clone()).await.is_ok()
-    })
-    .await;
+    ask::is_answered(client, "d", &[("k", "v")]).await;
 }
 
 /// Of 300 calls as many pass as the limit allows.
 async fn check_exact(client: &mut Client) {
-    let mut admitted = 0;
-    for _ in 0..300 {
-        admitted += usize::from(is_ok(&ask(client, "d", &[("k", "few")]).await));
-    }
+    let admitted = ask::passing(client, "d", &[("k", "few")], 300).await;
     assert_eq!(admitted, 100);
 }
 
-fn start(watched: &Watched) -> Tollgate {
-    tollgate::with_rules(RULES)
-        .redis_at(&watched.url(), "1s")
-        .start()
-}
-
-#[tokio::test]
-async fn counters_are_on_the_master_that_the_sentinels_name() {
-    let watched = Watched::start();
-    let server = start(&watched);
-    let mut client = connect(server.grpc).await;
-    works(&client).await;
-    check_exact(&mut client).await;
-    assert!(!watched.servers[0].keys().is_empty());
-    let page = http::get(server.http, "/healthcheck?verbose").body;
-    let master = format!("redis {}: ok", watched.servers[0].address());
-    assert!(page.contains(&master), "{page}");
+async fn start(watched: &Watched) -> (Tollgate, Client) {
+    let server = tollgate::with_rules(RULES).redis_at(&watched.url(), "1s");
+    let server = server.start();
+    let client = ask::answered(server.grpc, "d", &[("k", "v")]).await;
+    (server, client)
 }
 
 async fn check_counts(builder: Builder) {
-    let server = builder.start();
-    works(&connect(server.grpc).await).await;
+    let server = builder.args(["--log-level", "trace"]).start();
+    ask::answered(server.grpc, "d", &[("k", "v")]).await;
     let log = server.log().text();
     assert!(!log.contains("sesame"), "{log}");
 }
@@ -70,50 +46,26 @@ async fn check_counts(builder: Builder) {
 async fn the_reference_s_variables_and_our_address_mean_the_same() {
     let watched = Watched::with_passwords(Some("data-sesame"), Some("watch-sesame"));
     let url = format!("{MASTER},{}", watched.addresses());
-    let trace = ["--log-level", "trace"];
     let of_the_reference = tollgate::with_rules(RULES)
         .env("REDIS_TYPE", "SENTINEL")
         .env("REDIS_SOCKET_TYPE", "tcp")
         .env("REDIS_URL", &url)
         .env("REDIS_AUTH", "data-sesame")
-        .env("REDIS_SENTINEL_AUTH", "watch-sesame")
-        .args(trace);
+        .env("REDIS_SENTINEL_AUTH", "watch-sesame");
     check_counts(of_the_reference).await;
-    let url = watched.url().replace("://", "://:data-sesame@");
-    let ours = tollgate::with_rules(RULES)
-        .args(["--redis-url", &url, "--redis-sentinel-auth", "watch-sesame"])
-        .args(trace);
-    check_counts(ours).await;
-    let per_second = tollgate::with_rules(
-        "domain: d\ndescriptors: [{key: k, rate_limits: [1000000/1000000seconds]}]",
-    )
-    .env("REDIS_URL", "127.0.0.1:1")
-    .env("REDIS_PERSECOND", "true")
-    .env("REDIS_PERSECOND_TYPE", "sentinel")
-    .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
-    .env(
-        "REDIS_PERSECOND_URL",
-        &format!("{MASTER},{}", watched.addresses()),
-    )
-    .env("REDIS_PERSECOND_AUTH", "data-sesame")
-    .env("REDIS_PERSECOND_SENTINEL_AUTH", "watch-sesame")
-    .args(trace);
+    let own = watched.url().replace("://", "://:data-sesame@");
+    let ours = ["--redis-url", &own, "--redis-sentinel-auth", "watch-sesame"];
+    check_counts(tollgate::with_rules(RULES).args(ours)).await;
+    let rules = "{domain: d, descriptors: [{key: k, rate_limits: [1000000/1000000s]}]}";
+    let per_second = tollgate::with_rules(rules)
+        .env("REDIS_URL", "127.0.0.1:1")
+        .env("REDIS_PERSECOND", "true")
+        .env("REDIS_PERSECOND_TYPE", "sentinel")
+        .env("REDIS_PERSECOND_SOCKET_TYPE", "tcp")
+        .env("REDIS_PERSECOND_URL", &url)
+        .env("REDIS_PERSECOND_AUTH", "data-sesame")
+        .env("REDIS_PERSECOND_SENTINEL_AUTH", "watch-sesame");
     check_counts(per_second).await;
-}
-
-#[test]
-fn a_wrong_password_for_the_sentinels_is_told_without_it() {
-    let watched = Watched::with_passwords(None, Some("watch-sesame"));
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&watched.url(), "100ms")
-        .args(["--redis-sentinel-auth", "not-sesame"])
-        .start();
-    wait_until("the reason is told", || {
-        let page = http::get(server.http, "/healthcheck?verbose").body;
-        assert!(!page.contains("sesame"), "{page}");
-        page.contains("redis sentinels: ") && page.contains("WRONGPASS")
-    });
-    assert!(!server.log().text().contains("sesame"));
 }
 
 /// A server that changes its role breaks connections, including that of redis-cli.
@@ -122,20 +74,22 @@ fn has_role(server: &Redis, role: &str) -> bool {
     info.is_some_and(|info| info.contains(&format!("role:{role}")))
 }
 
-/// Counting continues on the new master, exactly.
+/// Counters are on the master that the sentinels name, and counting continues on the new one, exactly.
 #[tokio::test]
 async fn after_a_failover_the_new_master_counts() {
     let mut watched = Watched::start();
-    let server = start(&watched);
-    let mut client = connect(server.grpc).await;
-    works(&client).await;
+    let (server, mut client) = start(&watched).await;
+    assert!(!watched.servers[0].keys().is_empty());
+    let master = format!("redis {}: ok", watched.servers[0].address());
+    let page = server.page("/healthcheck?verbose");
+    assert!(page.contains(&master), "{page}");
     let storm = Storm::start(&[server.grpc], &["a", "b", "c"]);
     eventually("the load is there", async || {
         server.metric("tollgate_redis_pipelines_total") > 100
     })
     .await;
     watched.servers[0].kill();
-    let is_promoted = || watched.master() == 1 && { has_role(&watched.servers[1], "master") };
+    let is_promoted = || watched.master() == 1 && has_role(&watched.servers[1], "master");
     wait_until("there is a new master", is_promoted);
     works(&client).await;
     let answers = storm.end().await;
@@ -159,9 +113,7 @@ async fn after_a_failover_the_new_master_counts() {
 #[tokio::test]
 async fn a_failover_that_somebody_asked_for_is_followed_too() {
     let watched = Watched::start();
-    let server = start(&watched);
-    let mut client = connect(server.grpc).await;
-    works(&client).await;
+    let (server, mut client) = start(&watched).await;
     let storm = Storm::start(&[server.grpc], &["a", "b", "c"]);
     watched.sentinels[0].cli(&["SENTINEL", "FAILOVER", MASTER]);
     wait_until("there is a new master", || watched.master() == 1);

@@ -9,7 +9,6 @@ use std::{
 
 pub mod ads;
 pub mod ask;
-pub mod attack;
 pub mod busy;
 pub mod caches;
 pub mod certificates;
@@ -17,16 +16,12 @@ pub mod chaos;
 pub mod clients;
 pub mod cluster;
 pub mod demo;
-pub mod doors;
 pub mod envoy;
-pub mod flood;
 pub mod frames;
-pub mod histories;
 pub mod hoard;
 pub mod http;
 pub mod in_flight;
 pub mod json;
-pub mod leases;
 pub mod model;
 pub mod nginx;
 pub mod nutcracker;
@@ -70,6 +65,12 @@ impl Process {
     pub fn start(command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn();
         Self(child.expect("the program is there"))
+    }
+
+    /// Starts a program whose output nobody reads.
+    #[track_caller]
+    pub fn start_quietly(command: &mut Command) -> Self {
+        Self::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
     }
 
     pub fn id(&self) -> u32 {
@@ -134,5 +135,24 @@ pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     while !is_so().await {
         assert!(Instant::now() < deadline, "not so in time: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Random numbers that depend only on their seed: splitmix64 (Steele, Lea and Flood 2014).
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
     }
 }

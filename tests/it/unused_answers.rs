@@ -1,7 +1,7 @@
 //! Answers with a lease that nobody uses: their clients have left, or Redis was late. What they charged is given back.
 
 use std::{
-    env, fs,
+    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     path::Path,
@@ -9,18 +9,17 @@ use std::{
     time::Duration,
 };
 
-use ::tollgate::proto::envoy::service::ratelimit::v3::{
-    RateLimitResponse, rate_limit_response::Code,
-};
+use prost::Message as _;
 use tokio::{io::AsyncWriteExt as _, task::JoinSet, time::timeout};
 
 use crate::support::{
-    ask::{connect, descriptor, request, send},
+    Random,
+    ask::*,
     cluster::Cluster,
     envoy::Envoy,
     eventually,
-    histories::Random,
-    http::post_json,
+    frames::{DATA, PREFACE, SETTINGS, frame, headers},
+    hoard::framed,
     in_flight::InFlight,
     proxy::{Fault, Proxy},
     redis::Redis,
@@ -41,83 +40,62 @@ descriptors:
 
 /// The Envoy of a page, with other ports and this domain.
 fn envoy(page: &str, grpc: SocketAddr, service: SocketAddr) -> Envoy {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("docs")
-        .join(page);
-    let mut page = fs::read_to_string(path).unwrap();
-    for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, service.port())] {
-        let port = |port| format!("port_value: {port}");
-        page = page.replace(&port(known), &port(own.into()));
-    }
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let page = fs::read_to_string(docs.join(page)).unwrap();
     let page = page.replace("domain: llm", "domain: shop");
-    let admin = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n";
-    Envoy::with_workers(2, || format!("{admin}{page}"))
+    Envoy::of_page(&page, grpc, service)
 }
 
 /// The hits that a value holds; `None` while Redis does not answer.
 fn held(server: &Tollgate, key: &str) -> Option<u64> {
-    let asked = format!(
-        r#"{{"domain":"shop","descriptors":[{{"entries":[{{"key":"{key}","value":"a"}}]}}]}}"#
-    );
-    let reply = post_json(server.debug, "/counters/get", &asked).unwrap();
-    let reply: serde_json::Value = serde_json::from_str(&reply.body).ok()?;
-    reply["descriptors"][0]["counters"][0]["hits"].as_u64()
+    Some(counters(server, "get", "shop", (key, "a"))?[0])
 }
 
-fn stat(server: &Tollgate, name: &str) -> u64 {
-    let stats = server.page("/stats");
-    let line = stats
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+fn both_held(server: &Tollgate) -> [Option<u64>; 2] {
+    [held(server, "user"), held(server, "tenant")]
 }
 
 /// Sends requests of user and tenant `a`, each of which leaves within `longest`.
 fn leave(front: SocketAddr, requests: u32, longest: Duration) {
-    let clients = (0..4).map(|seed| {
-        thread::spawn(move || {
-            let mut random = Random::new(seed);
-            for _ in 0..requests / 4 {
-                let mut stream = TcpStream::connect(front).unwrap();
-                let head = "GET /answer/0 HTTP/1.1\r\nhost: h\r\nx-user: a\r\nx-tenant: a\r\n\r\n";
-                stream.write_all(head.as_bytes()).unwrap();
-                let micros = u64::try_from(longest.as_micros()).unwrap();
-                thread::sleep(Duration::from_micros(random.below(micros)));
-            }
-        })
+    const HEAD: &[u8] = b"GET /answer/0 HTTP/1.1\r\nhost: h\r\nx-user: a\r\nx-tenant: a\r\n\r\n";
+    let micros = u64::try_from(longest.as_micros()).unwrap();
+    thread::scope(|clients| {
+        for seed in 0..4 {
+            clients.spawn(move || {
+                let mut random = Random::new(seed);
+                for _ in 0..requests / 4 {
+                    let mut stream = TcpStream::connect(front).unwrap();
+                    stream.write_all(HEAD).unwrap();
+                    thread::sleep(Duration::from_micros(random.below(micros)));
+                }
+            });
+        }
     });
-    let clients: Vec<_> = clients.collect();
-    clients
-        .into_iter()
-        .for_each(|client| client.join().unwrap());
 }
 
-/// The clients of a test.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "more clients are for people, and the program never reads it"
-)]
-fn clients() -> u32 {
-    env::var("CLIENTS").map_or(1_200, |many| many.parse().unwrap())
+const CLIENTS: u32 = 600;
+
+#[track_caller]
+fn check_answered(server: &Tollgate) {
+    let unanswered = stat(server, "tollgate.unanswered_reservations_total");
+    assert_eq!(unanswered, Some(0));
 }
 
 #[track_caller]
 fn check_leaving(start: impl Fn(Builder) -> Builder) {
-    for (page, key) in [
-        ("concurrency.yaml", "user"),
-        ("token-budgets.yaml", "tenant"),
-    ] {
+    let pages = ["concurrency.yaml", "token-budgets.yaml"];
+    for (page, key) in pages.into_iter().zip(["user", "tenant"]) {
         let server = start(tollgate::with_rules(RULES)).start();
         let service = InFlight::start();
         let envoy = envoy(page, server.grpc, service.address);
         let front = envoy.listener("front");
-        for (requests, millis) in [(clients(), 3), (clients() * 2 / 3, 50)] {
+        for (requests, millis) in [(CLIENTS, 3), (CLIENTS * 2 / 3, 50)] {
             leave(front, requests, Duration::from_millis(millis));
             wait_until("nothing is held", || held(&server, key) == Some(0));
         }
-        let unused = stat(&server, "tollgate.unused_answers_total");
+        let unused = stat(&server, "tollgate.unused_answers_total").unwrap();
         eprintln!("{page}: {unused} answers were not used");
-        assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
+        check_answered(&server);
     }
 }
 
@@ -138,24 +116,39 @@ fn clients_that_leave_hold_nothing_in_a_cluster() {
     check_leaving(|server| server.redis_at(&cluster.url(), "10s"));
 }
 
-/// Asks for a slot and tokens at the same time, as often as that, and returns how many calls were answered.
-async fn ask_for_both(server: &Tollgate, calls: usize) -> usize {
-    let mut client = connect(server.grpc).await;
-    let mut asking = JoinSet::new();
-    for key in ["user", "tenant"].into_iter().cycle().take(2 * calls) {
+/// Calls for a slot and for tokens in turns, each of which waits so long for its reply at most.
+fn calls(client: &Client, calls: usize, patience: Duration) -> JoinSet<Option<Reply>> {
+    let keys = ["user", "tenant"].into_iter().cycle().take(calls);
+    let asking = keys.map(|key| {
         let mut client = client.clone();
         let asked = request("shop", vec![descriptor(&[(key, "a")])]);
-        asking.spawn(async move { send(&mut client, asked).await });
-    }
+        async move { timeout(patience, send(&mut client, asked)).await.ok() }
+    });
+    asking.collect()
+}
+
+type Reply = Result<RateLimitResponse, Status>;
+
+/// Asks for a slot and tokens at the same time, as often as that, and returns how many calls passed.
+async fn ask_for_both(server: &Tollgate, times: usize) -> usize {
     // The connection stays open while they wait.
-    let replies = asking.join_all().await;
-    let _ = &mut client;
-    let is_answered = |reply: &Result<RateLimitResponse, _>| {
-        reply
-            .as_ref()
-            .is_ok_and(|reply| reply.overall_code() == Code::Ok)
-    };
-    replies.iter().filter(|reply| is_answered(reply)).count()
+    let client = connect(server.grpc).await;
+    let replies = calls(&client, 2 * times, Duration::MAX).join_all().await;
+    let replies = replies.into_iter().flatten();
+    let passed = replies.filter(|reply| reply.is_ok() && is_ok(reply));
+    passed.count()
+}
+
+/// Waits until both are answered: then the clock of Redis is known. Returns what is held then.
+async fn await_redis(server: &Tollgate) -> [Option<u64>; 2] {
+    let are_answered = async || ask_for_both(server, 1).await == 2;
+    eventually("both are answered", are_answered).await;
+    both_held(server)
+}
+
+async fn await_held(server: &Tollgate, before: [Option<u64>; 2]) {
+    let is_so = async || both_held(server) == before;
+    eventually("nothing more is held", is_so).await;
 }
 
 /// Pauses Redis servers for longer than a call waits, and for less than makes a server count as lost. Together, on open
@@ -174,33 +167,16 @@ fn pause_all(connections: &mut [TcpStream]) {
 /// Redis takes nothing for a caller that has left, by its own clock.
 async fn check_paused(url: &str, servers: &[&Redis]) {
     let server = tollgate::with_rules(RULES).redis_at(url, "100ms").start();
-    // Until the clock of Redis is known.
-    eventually("both are answered", async || {
-        ask_for_both(&server, 1).await == 2
-    })
-    .await;
-    let before = [held(&server, "user"), held(&server, "tenant")];
-    let slots = || {
-        let stats = servers
-            .iter()
-            .map(|redis| redis.cli(&["info", "commandstats"]));
-        stats
-            .filter(|stats| stats.contains("cmdstat_zadd:calls=1,"))
-            .count()
-    };
+    let before = await_redis(&server).await;
+    let slots = || servers.iter().map(|redis| redis.calls("zadd")).sum::<u64>();
     assert_eq!(slots(), 1);
-    let mut connections: Vec<_> = servers
-        .iter()
-        .map(|redis| TcpStream::connect(redis.address()).unwrap())
-        .collect();
+    let connect = |redis: &&Redis| TcpStream::connect(redis.address()).unwrap();
+    let mut connections: Vec<_> = servers.iter().map(connect).collect();
     for _ in 0..10 {
         pause_all(&mut connections);
         assert_eq!(ask_for_both(&server, 4).await, 0);
     }
-    eventually("nothing more is held", async || {
-        [held(&server, "user"), held(&server, "tenant")] == before
-    })
-    .await;
+    await_held(&server, before).await;
     assert_eq!(slots(), 1, "a slot was taken, and freed later");
 }
 
@@ -219,20 +195,19 @@ async fn what_reaches_a_cluster_after_its_caller_has_left_is_not_charged() {
 
 /// While `disturb` goes on nothing is charged for good. Returns the server.
 async fn check_given_back(proxy: &Proxy, disturb: impl AsyncFnOnce(&Tollgate)) -> Tollgate {
-    let server = tollgate::with_rules(RULES)
-        .redis_at(&proxy.url(), "100ms")
-        .start();
-    eventually("both are answered", async || {
-        ask_for_both(&server, 1).await == 2
-    })
-    .await;
-    let before = [held(&server, "user"), held(&server, "tenant")];
+    let server = tollgate::with_rules(RULES).redis_at(&proxy.url(), "100ms");
+    let server = server.start();
+    let before = await_redis(&server).await;
     disturb(&server).await;
-    eventually("nothing more is held", async || {
-        [held(&server, "user"), held(&server, "tenant")] == before
-    })
-    .await;
+    await_held(&server, before).await;
     server
+}
+
+fn late(millis: u64) -> Fault {
+    Fault {
+        latency: Duration::from_millis(millis),
+        ..Fault::default()
+    }
 }
 
 /// The answers come when no caller waits for them any more.
@@ -242,17 +217,14 @@ async fn what_is_answered_too_late_is_given_back() {
     let proxy = Proxy::to(redis.address());
     let server = check_given_back(&proxy, async |server| {
         // Each way takes so long: Redis charges in time, and its answer is late.
-        proxy.set(Fault {
-            latency: Duration::from_millis(70),
-            ..Fault::default()
-        });
+        proxy.set(late(70));
         for _ in 0..20 {
             ask_for_both(server, 4).await;
         }
         proxy.heal();
     })
     .await;
-    assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
+    check_answered(&server);
 }
 
 /// Callers leave a millisecond after they have asked, when Redis cannot have answered yet.
@@ -263,32 +235,18 @@ async fn callers_that_leave_before_redis_answers_hold_nothing() {
     let proxy = Proxy::to(redis.address());
     let mut left = 0;
     let server = check_given_back(&proxy, async |server| {
-        proxy.set(Fault {
-            latency: Duration::from_millis(5),
-            ..Fault::default()
-        });
+        proxy.set(late(5));
         let client = connect(server.grpc).await;
-        for _ in 0..clients() / AT_ONCE {
-            let mut asking = JoinSet::new();
-            for key in ["user", "tenant"]
-                .into_iter()
-                .cycle()
-                .take(AT_ONCE as usize)
-            {
-                let mut client = client.clone();
-                let asked = request("shop", vec![descriptor(&[(key, "a")])]);
-                asking.spawn(async move {
-                    timeout(Duration::from_millis(1), send(&mut client, asked)).await
-                });
-            }
+        for _ in 0..CLIENTS / AT_ONCE {
+            let asking = calls(&client, AT_ONCE as usize, Duration::from_millis(1));
             let ends = asking.join_all().await;
-            left += ends.iter().filter(|end| end.is_err()).count();
+            left += ends.iter().filter(|end| end.is_none()).count();
         }
         proxy.heal();
     })
     .await;
     assert!(left > 0, "each caller was answered");
-    assert_eq!(stat(&server, "tollgate.unanswered_reservations_total"), 0);
+    check_answered(&server);
 }
 
 /// A connection stands still while others work, as after a lost segment.
@@ -309,37 +267,9 @@ async fn a_slot_that_is_taken_after_its_release_is_not_taken() {
 
 /// The bytes of a call over HTTP/2 that asks for a slot.
 fn call() -> Vec<u8> {
-    use prost::Message as _;
-    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
-        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-        [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
-    };
-    let field = |name: &str, value: &str| {
-        let [name, value] = [name, value]
-            .map(|text| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat());
-        [&[0], &*name, &*value].concat()
-    };
-    let headers = [
-        field(":method", "POST"),
-        field(":scheme", "http"),
-        field(
-            ":path",
-            "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
-        ),
-        field(":authority", "a"),
-        field("content-type", "application/grpc"),
-        field("te", "trailers"),
-    ];
     let message = request("shop", vec![descriptor(&[("user", "a")])]).encode_to_vec();
-    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
-    let message = [&[0], &length[..], &message].concat();
-    [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
-        frame(4, 0, 0, &[]),
-        frame(1, 4, 1, &headers.concat()),
-        frame(0, 1, 1, &message),
-    ]
-    .concat()
+    let begin = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    [begin, headers(1), frame(DATA, 1, 1, &framed(&message))].concat()
 }
 
 /// A connection that breaks, as that of an Envoy which is killed, has not used its last answers.

@@ -25,12 +25,9 @@ use crate::support::{
 #[test]
 fn nothing_stops_whatever_is_wrong_with_standard_error() {
     let check = |fault, form| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        let gone_on = runtime
-            .unwrap()
-            .block_on(UnwritableLog { fault, form }.run());
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let gone_on = runtime.block_on(UnwritableLog { fault, form }.run());
         gone_on.unwrap_or_else(|error| panic!("{fault}, {form:?}: {error:#}"));
     };
     thread::scope(|scope| {
@@ -57,16 +54,9 @@ fn a_log_that_can_be_written_again_says_once_how_many_lines_are_lost() {
     let (http, debug) = (free_port(), free_port());
     let mut command = program();
     command
-        .args([
-            "serve",
-            "--log-format",
-            "json",
-            "--drain-delay",
-            "0",
-            "--grpc-port",
-            "0",
-        ])
-        .args(["--host", "127.0.0.1", "--port", &http.to_string()])
+        .args(["serve", "--log-format", "json", "--drain-delay", "0"])
+        .args(["--grpc-port", "0", "--host", "127.0.0.1"])
+        .args(["--port", &http.to_string()])
         .args(["--debug-port", &debug.to_string(), "--config-dir"])
         .arg(&rules)
         .stderr(File::options().write(true).open(&pipe).unwrap());
@@ -91,10 +81,8 @@ fn a_log_that_can_be_written_again_says_once_how_many_lines_are_lost() {
     let text = log.with("lines of the log could not be written and are lost");
     let report = text.lines().find(|line| line.contains("are lost")).unwrap();
     let report: Value = serde_json::from_str(report).unwrap();
-    assert_eq!(
-        (&report["lines"], &report["level"]),
-        (&lost.into(), &"error".into())
-    );
+    assert_eq!(report["lines"], lost);
+    assert_eq!(report["level"], "error");
     write("domain: f\n");
     wait_until("the next load is logged", || {
         log.text().matches("rules loaded").count() == 2
@@ -146,57 +134,49 @@ fn printing(server: &Tollgate) -> Vec<Vec<String>> {
     let rules = server.rules().display().to_string();
     let envoy = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/envoy/envoy.yaml");
     let (grpc, debug) = (server.grpc, server.debug);
+    let http = server.http.port();
     let lines = [
-        format!("ask --server http://{grpc} --domain d -d k=v"),
-        format!("check {rules}"),
-        "completions bash".to_owned(),
-        format!("counters get --server http://{debug} --domain d -d k=v"),
-        format!("explain --rules {rules} --domain d -d k=v"),
-        "help".to_owned(),
-        format!(
-            "healthcheck --http --host 127.0.0.1 --port {}",
-            server.http.port()
-        ),
-        format!("lint-envoy {envoy}"),
-        "man".to_owned(),
-        "schema".to_owned(),
-        "serve --help".to_owned(),
-        "--help".to_owned(),
-        "--version".to_owned(),
+        &*format!("ask --server http://{grpc} --domain d -d k=v"),
+        &*format!("check {rules}"),
+        "completions bash",
+        &*format!("counters get --server http://{debug} --domain d -d k=v"),
+        &*format!("explain --rules {rules} --domain d -d k=v"),
+        "help",
+        &*format!("healthcheck --http --host 127.0.0.1 --port {http}"),
+        &*format!("lint-envoy {envoy}"),
+        "man",
+        "schema",
+        "serve --help",
+        "--help",
+        "--version",
     ];
-    let commands = lines
-        .iter()
-        .map(|line| line.split(' ').map(str::to_owned).collect());
-    commands.collect()
+    lines.map(words).to_vec()
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
 }
 
 #[test]
 fn every_command_whose_output_cannot_be_written_ends_as_other_tools_do() {
-    let server =
-        tollgate::with_rules("domain: d\ndescriptors: [{key: k, rate_limits: [9/year]}]").start();
+    let rules = "{domain: d, descriptors: [{key: k, rate_limits: [9/year]}]}";
+    let server = tollgate::with_rules(rules).start();
     let commands = printing(&server);
     for known in Cli::command().get_subcommands() {
         let name = known.get_name();
-        assert!(
-            commands.iter().any(|command| command[0] == name),
-            "{name} is not tested"
-        );
+        let is_tested = commands.iter().any(|command| command[0] == name);
+        assert!(is_tested, "{name} is not tested");
     }
     for command in &commands {
         let output = finish(program().args(command));
         let own = output.status.code();
-        assert!(
-            own.is_some() && !output.stdout.is_empty(),
-            "{command:?}: {output:?}"
-        );
+        let is_printed = own.is_some() && !output.stdout.is_empty();
+        assert!(is_printed, "{command:?}: {output:?}");
+        let full = "cannot write to standard output: No space left on device";
         for (sink, code, text) in [
             (Sink::ReaderGone, Some(141), ""),
             (Sink::Closed, own, ""),
-            (
-                Sink::Full,
-                None,
-                "cannot write to standard output: No space left on device",
-            ),
+            (Sink::Full, None, full),
         ] {
             let output = run(command, 1, sink);
             let errors = String::from_utf8_lossy(&output.stderr);
@@ -212,21 +192,19 @@ fn every_command_whose_output_cannot_be_written_ends_as_other_tools_do() {
 
 #[test]
 fn every_command_that_fails_has_its_exit_code_even_if_nobody_can_read_why() {
-    let names: Vec<String> = Cli::command()
-        .get_subcommands()
-        .map(|command| command.get_name().to_owned())
-        .collect();
+    let cli = Cli::command();
+    let names: Vec<_> = cli.get_subcommands().map(clap::Command::get_name).collect();
     assert!(names.len() >= 10, "{names:?}");
     let wrong = names
-        .into_iter()
-        .map(|name| vec![name, "--no-such-flag".to_owned()]);
-    let unread = |line: &str| line.split(' ').map(str::to_owned).collect();
+        .iter()
+        .map(|name| words(&format!("{name} --no-such-flag")));
     let failing = [
-        unread("check /nowhere"),
-        unread("lint-envoy /nowhere"),
-        unread("serve --log-format json --port wrong"),
-        unread("serve --config-dir /nowhere"),
+        "check /nowhere",
+        "lint-envoy /nowhere",
+        "serve --log-format json --port wrong",
+        "serve --config-dir /nowhere",
     ];
+    let failing = failing.map(words);
     for command in wrong.chain(failing) {
         let own = finish(program().args(&command)).status.code();
         assert!(matches!(own, Some(1 | 2)), "{command:?}: {own:?}");

@@ -6,7 +6,7 @@ use ::tollgate::rls_conf::RateLimitConfig;
 use crate::{
     support::{
         ads::{Ads, Seen, snapshot},
-        ask::{ask, connect, is_ok},
+        ask::{self, connect},
         caches::Cache,
         tollgate::Tollgate,
     },
@@ -15,13 +15,9 @@ use crate::{
 
 /// Checks that rules whose limit is used up are in use: many calls, and none passes.
 async fn check_rules_in_use(server: &Tollgate, when: &str) {
-    const CALLS: usize = 41;
     let mut client = connect(server.grpc).await;
-    let mut passed = 0;
-    for _ in 0..CALLS {
-        passed += usize::from(is_ok(&ask(&mut client, "a", &[("k", "x")]).await));
-    }
-    assert_eq!(passed, 0, "of {CALLS} calls {when}");
+    let passed = ask::passing(&mut client, "a", &[("k", "x")], 41).await;
+    assert_eq!(passed, 0, "{when}");
 }
 
 /// A control plane with rules, and a server that has used up its limit. Returns the last version too.
@@ -34,8 +30,9 @@ async fn used_up(cache: Cache, settings: &[&str]) -> (Ads, Tollgate, Seen) {
     (ads, server, ack)
 }
 
-/// Waits for the first request of a new call, which names the version in use, and the second, which does not.
-fn both_questions(ads: &Ads, after: &Seen) {
+/// Waits for the first request of a new call, which names the version in use, and the second, which does not; returns
+/// the number of the call.
+fn both_questions(ads: &Ads, after: &Seen) -> usize {
     let first = ads.find(|seen| seen.call > after.call);
     let second = ads.next();
     let versions = [&first, &second].map(|seen| {
@@ -44,6 +41,7 @@ fn both_questions(ads: &Ads, after: &Seen) {
         request.version_info.clone()
     });
     assert_eq!(versions, [after.request.version_info.as_str(), ""]);
+    first.call
 }
 
 const DOUBT: &str = "(push): the rules in use stay";
@@ -59,60 +57,28 @@ fn doubted(ads: &Ads, version: &str) -> Seen {
     seen
 }
 
-/// The control plane restarts with an empty cache, which is filled later.
-async fn check_restart(cache: fn() -> Cache, answers_without_rules: bool) {
-    let (ads, server, ack) = used_up(cache(), &[]).await;
-    ads.restart(cache());
-    both_questions(&ads, &ack);
-    if answers_without_rules {
-        doubted(&ads, "1");
-        server.log().with(WARNING);
+/// The control plane restarts with an empty cache twice, which is filled later.
+#[tokio::test]
+async fn a_restarted_cache_that_is_empty_leaves_the_rules_in_use_and_is_warned_of_once() {
+    for (name, cache) in Cache::all() {
+        let (ads, server, mut last) = used_up(cache(), &[]).await;
+        let answers_without_rules = name.contains("linear");
+        for _ in 0..2 {
+            ads.restart(cache());
+            last.call = both_questions(&ads, &last);
+            if answers_without_rules {
+                doubted(&ads, "1");
+                server.log().with(WARNING);
+            }
+            check_rules_in_use(&server, name).await;
+        }
+        assert_eq!(server.metric(LOADED), 1, "{name}");
+        ads.fill(&[domain("a", 5)]);
+        ads.wait_for_ack("1");
+        assert!(rlconfig(&server).contains("requests_per_unit=5"));
+        let warnings = server.log().text().matches(WARNING).count();
+        assert_eq!(warnings, usize::from(answers_without_rules), "{name}");
     }
-    check_rules_in_use(&server, "while the cache is empty").await;
-    assert_eq!(server.metric(LOADED), 1);
-    ads.fill(&[domain("a", 5)]);
-    ads.wait_for_ack("1");
-    assert!(rlconfig(&server).contains("requests_per_unit=5"));
-    let warnings = server.log().text().matches(WARNING).count();
-    assert_eq!(warnings, usize::from(answers_without_rules));
-}
-
-#[tokio::test]
-async fn a_restarted_snapshot_cache_without_a_snapshot_leaves_the_rules_in_use() {
-    check_restart(Cache::snapshot, false).await;
-}
-
-#[tokio::test]
-async fn a_restarted_ordered_server_without_a_snapshot_leaves_the_rules_in_use() {
-    check_restart(Cache::ordered, false).await;
-}
-
-#[tokio::test]
-async fn a_restarted_linear_cache_that_is_empty_leaves_the_rules_in_use() {
-    check_restart(Cache::linear, true).await;
-}
-
-#[tokio::test]
-async fn a_restarted_mux_of_an_empty_linear_cache_leaves_the_rules_in_use() {
-    check_restart(|| Cache::mux(Cache::linear()), true).await;
-}
-
-#[tokio::test]
-async fn a_restarted_mux_without_a_snapshot_leaves_the_rules_in_use() {
-    check_restart(|| Cache::mux(Cache::snapshot()), false).await;
-}
-
-#[tokio::test]
-async fn a_control_plane_that_restarts_empty_again_and_again_is_warned_of_once() {
-    let (ads, server, mut last) = used_up(Cache::linear(), &[]).await;
-    for _ in 0..2 {
-        ads.restart(Cache::linear());
-        both_questions(&ads, &last);
-        let seen = doubted(&ads, "1");
-        last.call = seen.call;
-    }
-    check_rules_in_use(&server, "after two restarts").await;
-    assert_eq!(server.log().text().matches(WARNING).count(), 1);
 }
 
 /// A snapshot without rules under the version in use: the last rule was deleted during a restart.
@@ -219,24 +185,4 @@ async fn a_push_that_comes_while_a_refusal_is_held_back_takes_its_place() {
     assert_eq!(answer.request.version_info, "unasked");
     assert_eq!(answer.refusal(), None);
     assert_eq!(passing(&server, "a", "y").await, 3);
-}
-
-/// Tells that a LinearCache cannot be used fully: docs/envoy/envoy-gateway.md says so.
-#[tokio::test]
-async fn a_linear_cache_sends_changed_domains_only_so_that_the_others_are_lost() {
-    let ads = Ads::of(Cache::linear());
-    ads.fill(&[domain("a", 1), domain("b", 1)]);
-    let server = builder(&ads).start();
-    ads.wait_for_ack("1");
-    ads.fill(&[domain("b", 2)]);
-    ads.wait_for_ack("2");
-    assert_eq!(passing(&server, "a", "x").await, 3);
-    assert_eq!(passing(&server, "b", "x").await, 2);
-}
-
-#[tokio::test]
-async fn a_mux_without_a_cache_for_rules_ends_the_call_with_its_reason() {
-    let ads = Ads::of(Cache::Mux([].into()));
-    let server = builder(&ads).args(["--start-without-rules"]).start();
-    server.log().with("Unavailable: the watch failed");
 }

@@ -9,10 +9,11 @@ use crate::{
     support::{
         ads::{Ads, SCHEME, snapshot},
         caches::Cache,
-        certificates::{Authority, Secret},
+        certificates::{Authority, Pair, mount},
+        tollgate::Tollgate,
         wait_until,
     },
-    xds::{REFUSED, UP, bad, builder, domain, mounted, of, passing, with_tls},
+    xds::{REFUSED, UP, bad, builder, domain, of, passing, with_tls},
 };
 
 const CONNECTED: &str = " is connected";
@@ -34,16 +35,20 @@ fn a_control_plane_without_rules_is_connected_and_its_end_is_called_so() {
 }
 
 #[test]
-fn a_control_plane_that_refuses_calls_is_never_connected() {
+fn a_control_plane_that_refuses_calls_is_never_connected_and_asked_again_after_the_set_interval() {
     let ads = Ads::start();
     ads.refuse_calls(Some(Status::permission_denied("not you")));
     let server = builder(&ads)
-        .args(["--start-without-rules"])
-        .env("LOG_LEVEL", "debug")
+        .args(["--start-without-rules", "--log-level", "debug"])
+        .env("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "200ms")
         .start();
-    server.log().with("is still away: it refuses the call");
+    let refused = "is still away: it refuses the call with PermissionDenied: not you";
+    server.log().with(refused);
     assert_eq!(server.metric(UP), 0);
     assert!(!server.log().text().contains(CONNECTED));
+    ads.refuse_calls(None);
+    ads.set(snapshot("1", &[domain("a", 1)]));
+    ads.wait_for_ack("1");
 }
 
 /// As a process that is stopped: the kernel accepts connections for it.
@@ -57,61 +62,56 @@ fn a_control_plane_that_never_speaks_is_away() {
     assert_eq!(server.metric(UP), 0);
 }
 
+/// A server without rules whose log says `expected`.
+#[track_caller]
+fn check_away(server: &Tollgate, expected: &str) {
+    server.log().with(&format!(" is away: {expected}"));
+    assert_eq!(server.metric(UP), 0);
+    assert!(!server.log().text().contains(CONNECTED));
+}
+
 #[test]
-fn the_refusal_of_the_client_certificate_names_its_setting_and_the_reason() {
+fn what_is_wrong_with_a_certificate_is_named_with_the_setting_and_the_reason() {
     let (ca, other) = (Authority::new("ours"), Authority::new("another"));
-    let control = Secret::mount(&mounted(&ca.issue("localhost"), &ca));
+    let control = mount(&ca.issue("localhost"), &ca);
     let ads = Ads::with_tls(&control);
-    ads.set(snapshot("1", &[domain("a", 1)]));
+    let check = |pair: Pair, ca: &Authority, expected: &str| {
+        let client = mount(&pair, ca);
+        let server = with_tls(&ads, &client).args(["--start-without-rules"]);
+        check_away(&server.start(), expected);
+    };
     for (pair, reason) in [
         (other.issue("x"), "unknown CA"),
         (ca.issue_expired("x"), "certificate expired"),
     ] {
-        let client = Secret::mount(&mounted(&pair, &ca));
-        let server = with_tls(&ads, &client)
-            .args(["--start-without-rules"])
-            .start();
-        server.log().with(&format!(
-            " is away: it refuses our certificate: {reason}; see CONFIG_GRPC_XDS_CLIENT_TLS_CERT"
-        ));
-        assert_eq!(server.metric(UP), 0);
-        assert!(!server.log().text().contains(CONNECTED));
+        let see = "see CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
+        let expected = format!("it refuses our certificate: {reason}; {see}");
+        check(pair, &ca, &expected);
     }
+    let unknown = "its certificate is not signed by a trusted authority; see CONFIG_GRPC_XDS_SERVER_TLS_CACERT";
+    check(ca.issue("x"), &other, unknown);
     let server = builder(&ads)
         .args(["--xds-tls", "--xds-tls-ca", &control.at("ca.crt")])
         .args(["--start-without-rules"])
         .start();
-    server
-        .log()
-        .with(" is away: it requires a client certificate: set CONFIG_GRPC_XDS_CLIENT_TLS_CERT");
-}
-
-#[test]
-fn an_untrusted_control_plane_is_named_with_the_setting_of_authorities() {
-    let (ca, other) = (Authority::new("ours"), Authority::new("another"));
-    let control = Secret::mount(&mounted(&ca.issue("localhost"), &ca));
+    let required = "it requires a client certificate: set CONFIG_GRPC_XDS_CLIENT_TLS_CERT";
+    check_away(&server, required);
+    let control = mount(&ca.issue("envoy-gateway"), &ca);
     let ads = Ads::with_tls(&control);
-    let client = Secret::mount(&mounted(&ca.issue("x"), &other));
-    let server = with_tls(&ads, &client)
-        .args(["--start-without-rules"])
-        .start();
-    server.log().with(
-        " is away: its certificate is not signed by a trusted authority; see CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
-    );
-}
-
-#[test]
-fn a_wildcard_with_one_label_is_refused_by_its_rule() {
-    let ca = Authority::new("ours");
-    let control = Secret::mount(&mounted(&ca.issue("*.internal"), &ca));
+    ads.set(snapshot("1", &[domain("a", 1)]));
+    let server = with_tls(&ads, &control).args(["--start-without-rules"]);
+    check_away(&server.start(), "its certificate is for another host; ");
+    let san = "CONFIG_GRPC_XDS_SERVER_TLS_SAN";
+    let _server = with_tls(&ads, &control).env(san, "envoy-gateway").start();
+    ads.wait_for_ack("1");
+    let control = mount(&ca.issue("*.internal"), &ca);
     let ads = Ads::with_tls(&control);
     let server = with_tls(&ads, &control)
-        .env("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "gw.internal")
+        .env(san, "gw.internal")
         .args(["--start-without-rules"])
         .start();
-    server
-        .log()
-        .with("a wildcard must have at least two labels after the star; see CONFIG_GRPC_XDS_SERVER_TLS_SAN");
+    let rule = "a wildcard must have at least two labels after the star; see CONFIG_GRPC_XDS_SERVER_TLS_SAN";
+    server.log().with(rule);
 }
 
 #[test]
@@ -126,9 +126,8 @@ fn the_status_of_a_control_plane_that_ends_the_call_is_in_the_log() {
         ads.wait_for_refusal();
     }
     ads.end_calls(&Status::unavailable("dropped by the test"));
-    server
-        .log()
-        .with(" is away: Unavailable: dropped by the test; ");
+    let expected = " is away: Unavailable: dropped by the test; ";
+    server.log().with(expected);
 }
 
 #[tokio::test]
@@ -140,13 +139,10 @@ async fn however_many_errors_a_push_has_it_is_one_line_of_the_log_and_a_short_re
     ads.wait_for_ack("1");
     let mut push = bad("a");
     let rule = push.descriptors.remove(0);
-    push.descriptors = (0..ERRORS)
-        .map(|number| {
-            let mut rule = rule.clone();
-            rule.key = format!("key-{number}");
-            rule
-        })
-        .collect();
+    push.descriptors = vec![rule; ERRORS];
+    for (number, rule) in push.descriptors.iter_mut().enumerate() {
+        rule.key = format!("key-{number}");
+    }
     ads.fill(&[push]);
     let seen = ads.wait_for_refusal();
     let refusal = seen.refusal().unwrap();
@@ -154,9 +150,8 @@ async fn however_many_errors_a_push_has_it_is_one_line_of_the_log_and_a_short_re
     assert!(refusal.lines().count() > 100, "{refusal}");
     assert!(refusal.ends_with(" more"), "{refusal}");
     let log = server.log().with("the push is refused for 2000 errors");
-    let lines = log
-        .lines()
-        .filter(|line| line.contains("invalid rate limit unit"));
+    let lines = log.lines();
+    let lines = lines.filter(|line| line.contains("invalid rate limit unit"));
     assert_eq!(lines.count(), 1, "{log}");
     assert!(log.contains("; and 1990 more"), "{log}");
     assert_eq!(server.metric(REFUSED), 1);
@@ -166,13 +161,13 @@ async fn however_many_errors_a_push_has_it_is_one_line_of_the_log_and_a_short_re
 #[test]
 fn the_scheme_of_the_call_is_that_of_the_connection() {
     let ca = Authority::new("ours");
-    let secret = Secret::mount(&mounted(&ca.issue("localhost"), &ca));
-    let ads = Ads::with_tls(&secret);
-    let _server = with_tls(&ads, &secret)
-        .args(["--start-without-rules"])
-        .start();
-    assert_eq!(ads.next().headers.get(SCHEME).unwrap(), "https");
-    let ads = Ads::start();
-    let _server = builder(&ads).args(["--start-without-rules"]).start();
-    assert_eq!(ads.next().headers.get(SCHEME).unwrap(), "http");
+    let secret = mount(&ca.issue("localhost"), &ca);
+    for (ads, scheme) in [(Ads::with_tls(&secret), "https"), (Ads::start(), "http")] {
+        let server = match scheme {
+            "https" => with_tls(&ads, &secret),
+            _ => builder(&ads),
+        };
+        let _server = server.args(["--start-without-rules"]).start();
+        assert_eq!(ads.next().headers.get(SCHEME).unwrap(), scheme);
+    }
 }

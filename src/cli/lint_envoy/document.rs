@@ -161,7 +161,7 @@ impl<'d> EnvoyValue<'d> {
         let is_key = |text: &str| text == key || text.len() < key.len() && snake_case(text) == key;
         let (_, node) = entries
             .iter()
-            .find(|(name, value)| scalar(name).is_some_and(is_key) && !value.is_null())?;
+            .find(|(name, value)| name.text().is_some_and(is_key) && !value.is_null())?;
         Some(Self { node })
     }
 
@@ -180,7 +180,7 @@ impl<'d> EnvoyValue<'d> {
     }
 
     pub(super) fn text(self) -> Option<&'d str> {
-        scalar(self.node)
+        self.node.text()
     }
 
     /// The text at a key; empty if there is none.
@@ -230,7 +230,7 @@ impl<'d> EnvoyValue<'d> {
             NodeKind::Scalar { .. } | NodeKind::Tagged => (&[], &[]),
         };
         let items = items.iter().map(|node| ("", node));
-        let text = |key| scalar(key).unwrap_or_default();
+        let text = |key: &'d YamlNode<'d>| key.text().unwrap_or_default();
         let entries = entries.iter().map(move |(key, node)| (text(key), node));
         entries.chain(items).map(|(key, node)| (key, Self { node }))
     }
@@ -243,13 +243,6 @@ impl<'d> EnvoyValue<'d> {
             return Some((carried, self.get("value")?));
         }
         (!name.is_empty()).then_some((name, self))
-    }
-}
-
-fn scalar<'n>(node: &'n YamlNode<'_>) -> Option<&'n str> {
-    match &node.kind {
-        NodeKind::Scalar { text, .. } => Some(text),
-        NodeKind::List(_) | NodeKind::Map(_) | NodeKind::Tagged => None,
     }
 }
 

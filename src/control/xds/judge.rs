@@ -55,7 +55,7 @@ impl PushJudge {
     }
 
     /// Takes a push into use, unless it equals the rules in use or the one refused last. `asked_for_all` means that
-    /// it may be the answer to a request that does not name the version in use.
+    /// it may be the answer to a request that does not name the version in use; `digest` is that of the push.
     ///
     /// # Errors
     ///
@@ -63,10 +63,10 @@ impl PushJudge {
     pub(super) async fn judge(
         &mut self,
         push: Push,
+        digest: [u8; 32],
         version: String,
         asked_for_all: bool,
     ) -> Result<(), String> {
-        let digest = push.digest();
         if asked_for_all && self.is_doubtful(&push) {
             if DOUBTED.may_log() {
                 tracing::warn!(

@@ -769,7 +769,7 @@ fn no_number_is_too_large() {
         // The largest bucket that a rule may have; see `MAX_TOKEN_MILLIS` of `config/algorithm.rs`.
         let limit = match method {
             CounterKind::TokenBucket { .. } => (1 << 53) / PERIOD,
-            _ => Limit::MAX_REQUESTS,
+            _ => method.facts().max_requests.min(Limit::MAX_REQUESTS),
         };
         let mut counter = Counter::new(method, limit);
         let many = spec(method, limit, Hits::add(u64::MAX));

@@ -233,7 +233,7 @@ fn what_cannot_be_an_authority_is_counted_and_left_alone() {
 
 #[test]
 fn a_name_whose_code_is_longer_than_itself_is_replaced_without_a_code() {
-    for characters in [1, 2, 50, 62, 63, 126, 127, 128, 200, 254, 255, 256, 1_000] {
+    for characters in [1, 2, 50, 62, 63, 126, 127, 128, 254, 255, 256, 300] {
         for character in ["^", "\u{7f}", "\n"] {
             let long = huffman(character.repeat(characters).as_bytes());
             let instead = plain("-".repeat(characters).as_bytes());

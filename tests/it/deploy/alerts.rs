@@ -1,12 +1,17 @@
 //! Alerts and dashboards.
 
 use std::{
-    collections::BTreeMap, fs, net::SocketAddr, path::Path, process::Command, time::Instant,
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::Path,
+    process::{Command, Output},
+    time::Instant,
 };
 
 use tempfile::TempDir;
 
-use super::{check, copy_all, deploy, path, run, running::with_service, text};
+use super::{check, checked, deploy, path, planted, run, running::with_service, text_of, written};
 use crate::support::{
     PATIENCE, ask,
     certificates::{Authority, Secret},
@@ -22,50 +27,39 @@ use crate::support::{
 #[test]
 fn every_alert_fires_when_it_should_and_only_then() {
     let rules = deploy().join("prometheus/rules.yaml");
-    run(Command::new(tool("promtool"))
-        .args(["check", "rules"])
-        .arg(&rules));
-    let folder = TempDir::new().unwrap();
-    let tests = folder.path().join("tests.yaml");
-    let output = check(&deploy(), &["--unit-tests", path(&tests)]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    run(Command::new(tool("promtool"))
-        .args(["test", "rules"])
-        .arg(&tests));
+    let mut promtool = Command::new(tool("promtool"));
+    run(promtool.args(["check", "rules"]).arg(&rules));
+    let output = promtool_test(&deploy());
+    assert!(output.status.success(), "{output:?}");
 }
 
-/// An alert that never fires, or always does, does not pass these tests.
+/// Runs the unit tests of the alerts in a folder.
+#[track_caller]
+fn promtool_test(deploy: &Path) -> Output {
+    let folder = TempDir::new().unwrap();
+    let tests = folder.path().join("tests.yaml");
+    let output = check(deploy, &["--unit-tests", path(&tests)]);
+    assert!(output.status.success(), "{}", text_of(&output));
+    let mut promtool = Command::new(tool("promtool"));
+    promtool
+        .args(["test", "rules", path(&tests)])
+        .output()
+        .unwrap()
+}
+
 #[test]
 fn the_tests_of_the_alerts_can_fail() {
-    for (right, wrong, alert) in [
-        (
-            "expr: tollgate_control_plane_up == 0",
-            "expr: tollgate_control_plane_up == 2",
-            "TollgateControlPlaneLost fires",
-        ),
-        (
-            "max by (namespace, job, node) (tollgate_redis_node_is_slow) > 0",
-            "max by (namespace, job, node) (tollgate_redis_node_is_slow) >= 0",
-            "TollgateRedisSlow quiet",
-        ),
+    let slow = "max by (namespace, job, node) (tollgate_redis_node_is_slow)";
+    let lost = "expr: tollgate_control_plane_up";
+    for (metric, right, wrong, alert) in [
+        (lost, "== 0", "== 2", "TollgateControlPlaneLost fires"),
+        (slow, "> 0", ">= 0", "TollgateRedisSlow quiet"),
     ] {
-        let copy = TempDir::new().unwrap();
-        let folder = copy.path().join("deploy");
-        copy_all(&deploy(), &folder);
-        let rules = folder.join("prometheus/rules.yaml");
-        let before = fs::read_to_string(&rules).unwrap();
-        assert!(before.contains(right), "{right}");
-        fs::write(&rules, before.replacen(right, wrong, 1)).unwrap();
-        let tests = copy.path().join("tests.yaml");
-        let output = check(&folder, &["--unit-tests", path(&tests)]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let output = Command::new(tool("promtool"))
-            .args(["test", "rules"])
-            .arg(&tests)
-            .output()
-            .unwrap();
+        let mistake = format!("prometheus/rules.yaml => {metric} {right} => {metric} {wrong}");
+        let (_copy, folder) = planted(&mistake);
+        let output = promtool_test(&folder);
         assert!(!output.status.success(), "{wrong}");
-        let printed = text(&output.stdout) + &text(&output.stderr);
+        let printed = text_of(&output);
         assert!(printed.contains(alert), "{alert}: {printed}");
     }
 }
@@ -73,20 +67,17 @@ fn the_tests_of_the_alerts_can_fail() {
 #[test]
 fn every_alert_has_an_entry_in_the_runbook() {
     let rules = fs::read_to_string(deploy().join("prometheus/rules.yaml")).unwrap();
-    let alerts: Vec<_> = rules
-        .lines()
-        .filter_map(|line| line.trim_start().strip_prefix("- alert: "))
-        .collect();
+    let lines = rules.lines().map(str::trim_start);
+    let alerts = lines.filter_map(|line| line.strip_prefix("- alert: "));
+    let alerts: Vec<_> = alerts.collect();
     let runbook = deploy().with_file_name("docs").join("run/runbook.md");
     let runbook = fs::read_to_string(runbook).unwrap();
-    let entries: Vec<_> = runbook
-        .split("\n## ")
+    let entries = runbook.split("\n## ");
+    let entries: Vec<_> = entries
         .filter(|entry| entry.starts_with("Tollgate"))
         .collect();
-    let titles: Vec<_> = entries
-        .iter()
-        .map(|entry| entry.lines().next().unwrap())
-        .collect();
+    let titles = entries.iter().map(|entry| entry.lines().next().unwrap());
+    let titles: Vec<_> = titles.collect();
     assert_eq!(titles, alerts);
     for entry in entries {
         for part in ["**It means**", "**Look at**", "**Do**"] {
@@ -111,16 +102,15 @@ struct Fleet {
 impl Fleet {
     fn start() -> Self {
         let redis = Redis::start();
-        let counts_in_redis = tollgate::with_rules(RULES)
+        let rules = || tollgate::with_rules(RULES);
+        let counts_in_redis = rules()
             .redis(&redis)
             .env("REDIS_PERSECOND", "true")
             .env("REDIS_PERSECOND_URL", &redis.url())
             .start();
-        let counts_in_memory = tollgate::with_rules(RULES)
-            .args(["--max-counters", "1"])
-            .start();
+        let counts_in_memory = rules().args(["--max-counters", "1"]).start();
         let mut gone = Redis::start();
-        let has_lost_its_store = tollgate::with_rules(RULES).redis(&gone).start();
+        let has_lost_its_store = rules().redis(&gone).start();
         gone.kill();
         let nowhere = format!("127.0.0.1:{}", free_port());
         let has_control_plane = tollgate::builder()
@@ -134,7 +124,7 @@ impl Fleet {
             ("tls.key", &pair.key),
             ("ca.crt", &ours.certificate),
         ]);
-        let wants_certificates = tollgate::with_rules(RULES)
+        let wants_certificates = rules()
             .env("GRPC_SERVER_USE_TLS", "true")
             .env("GRPC_SERVER_TLS_CERT", &secret.at("tls.crt"))
             .env("GRPC_SERVER_TLS_KEY", &secret.at("tls.key"))
@@ -170,18 +160,11 @@ impl Fleet {
         for tollgate in self.tollgates() {
             let mut client = ask::connect(tollgate.grpc).await;
             for _ in 0..5 {
-                for (domain, key) in [
-                    ("shop", "few"),
-                    ("shop", "shadow"),
-                    ("shop", "budget"),
-                    ("shop", "slots"),
-                    ("shop", "hot"),
-                    ("shop", "unknown"),
-                    ("shp", "few"),
-                ] {
+                for key in ["few", "shadow", "budget", "slots", "hot", "unknown"] {
                     // That without rules answers with an error.
-                    let _ = ask::ask(&mut client, domain, &[(key, "v")]).await;
+                    let _ = ask::ask(&mut client, "shop", &[(key, "v")]).await;
                 }
+                let _ = ask::ask(&mut client, "shp", &[("few", "v")]).await;
             }
         }
     }
@@ -220,48 +203,36 @@ async fn every_expression_names_metrics_that_are_exported() {
         let line = envoys.lines().find(|line| line.starts_with(counted));
         assert!(line.is_some_and(|line| !line.ends_with(" 0")), "{counted}");
     }
-    let mut names: Vec<_> = fleet
-        .tollgates()
-        .iter()
-        .flat_map(|tollgate| metric_names(&tollgate.page("/metrics")))
-        .chain(metric_names(&envoys))
-        .collect();
+    let pages = fleet.tollgates().map(|tollgate| tollgate.page("/metrics"));
+    let pages = pages.iter().chain([&envoys]);
+    let mut names: Vec<_> = pages.flat_map(|page| metric_names(page)).collect();
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("names");
     fs::write(&file, names.join("\n")).unwrap();
-    let output = check(&deploy(), &["--metrics", path(&file)]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    checked(&["--metrics", path(&file)]);
     // Without one of them it does not pass.
     names.retain(|name| name != "tollgate_stores_lost");
     fs::write(&file, names.join("\n")).unwrap();
-    let output = check(&deploy(), &["--metrics", path(&file)]);
-    let printed = text(&output.stderr);
+    let printed = text_of(&check(&deploy(), &["--metrics", path(&file)]));
     let missing = "rules.yaml TollgateStoreLost: nothing exports tollgate_stores_lost";
     assert!(printed.contains(missing), "{printed}");
 }
 
 fn metric_names(page: &str) -> Vec<String> {
     let lines = page.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()))
-        .collect()
+    let names = lines.map(|line| line.split(['{', ' ']).next().unwrap().to_owned());
+    names.collect()
 }
 
 /// A real Prometheus reads tollgates under traffic and evaluates the rules; each panel of each
 /// dashboard and each recording rule has data.
 #[tokio::test]
 async fn every_panel_shows_something() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("expressions");
-    let output = check(&deploy(), &["--expressions", path(&file)]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let file = fs::read_to_string(&file).unwrap();
-    let expressions: BTreeMap<String, String> = serde_json::from_str(&file).unwrap();
+    let expressions = written("--expressions");
+    let expressions: BTreeMap<String, String> = serde_json::from_str(&expressions).unwrap();
     // Alerts are about series that are not there when all is well; promtool's tests have them.
-    let mut waiting: Vec<_> = expressions
-        .iter()
-        .filter(|(place, _)| !place.starts_with("rules.yaml Tollgate"))
-        .collect();
+    let mut waiting: Vec<_> = expressions.iter().collect();
+    waiting.retain(|(place, _)| !place.starts_with("rules.yaml Tollgate"));
     assert!(waiting.len() > 60, "{waiting:?}");
 
     let fleet = Fleet::start();

@@ -22,14 +22,12 @@ fn read(name: &str) -> String {
 fn files(path: &Path) -> Vec<(PathBuf, String)> {
     if path.is_dir() {
         let entries = fs::read_dir(path).unwrap();
-        return entries
-            .flat_map(|entry| files(&entry.unwrap().path()))
-            .collect();
+        let files = entries.flat_map(|entry| files(&entry.unwrap().path()));
+        return files.collect();
     }
     let text = String::from_utf8(fs::read(path).unwrap());
-    text.into_iter()
-        .map(|text| (path.to_owned(), text))
-        .collect()
+    let files = text.into_iter().map(|text| (path.to_owned(), text));
+    files.collect()
 }
 
 fn is_sha256(hash: &str) -> bool {
@@ -53,10 +51,8 @@ fn listed() -> BTreeSet<String> {
             assert!(entry.get("digest").is_none(), "{image}");
             return image.to_owned();
         };
-        assert!(
-            digest.strip_prefix("sha256:").is_some_and(is_sha256),
-            "{image}"
-        );
+        let hash = digest.strip_prefix("sha256:");
+        assert!(hash.is_some_and(is_sha256), "{image}");
         format!("{image}@{digest}")
     });
     names.collect()
@@ -64,19 +60,12 @@ fn listed() -> BTreeSet<String> {
 
 /// The images of others that a file names with a version, and those that it starts or builds on.
 fn named(text: &str) -> BTreeSet<String> {
-    const REGISTRIES: [&str; 5] = [
-        "docker.io/",
-        "gcr.io/",
-        "ghcr.io/",
-        "quay.io/",
-        "registry.k8s.io/",
-    ];
+    const REGISTRIES: &str = "docker.io/ gcr.io/ ghcr.io/ quay.io/ registry.k8s.io/";
     let is_end = |c: char| c.is_whitespace() || "\"'`(),|".contains(c);
     let with_version = text.split(is_end).filter(|word| {
-        let of_registry = REGISTRIES
-            .iter()
-            .any(|registry| word.starts_with(registry) || word.contains(&format!("={registry}")));
-        of_registry && word.rsplit('/').next().unwrap().contains(':')
+        let has =
+            |registry: &str| word.starts_with(registry) || word.contains(&format!("={registry}"));
+        REGISTRIES.split(' ').any(has) && word.rsplit('/').next().unwrap().contains(':')
     });
     let with_version = with_version.map(|word| word.rsplit('=').next().unwrap());
     let started = text.lines().filter_map(|line| {
@@ -87,11 +76,8 @@ fn named(text: &str) -> BTreeSet<String> {
         });
         from.or_else(|| line.strip_prefix("image: ")?.split(' ').next())
     });
-    with_version
-        .chain(started)
-        .filter(|name| !is_own(name))
-        .map(str::to_owned)
-        .collect()
+    let others = with_version.chain(started).filter(|name| !is_own(name));
+    others.map(str::to_owned).collect()
 }
 
 /// Whether `name` is an image of this project or of its users, or no name but a reference to one.
@@ -123,40 +109,34 @@ fn every_image_of_others_is_listed() {
 
 #[test]
 fn images_are_found_wherever_they_stand() {
-    #[track_caller]
-    fn check(text: &str, expected: &[&str]) {
-        let found = named(text);
-        assert_eq!(found.iter().collect::<Vec<_>>(), expected);
+    for (text, expected) in [
+        ("  - image: redis:7", Some("redis:7")),
+        ("image: quay.io/a/b:1 # why", Some("quay.io/a/b:1")),
+        ("FROM --platform=x rust:1 AS build", Some("rust:1")),
+        ("ARG RUST=quay.io/rust:1", Some("quay.io/rust:1")),
+        (
+            "`run docker.io/a/b:1@sha256:00`",
+            Some("docker.io/a/b:1@sha256:00"),
+        ),
+        ("image: registry.example.com/tollgate:1\nFROM $RUST", None),
+        ("the default is `docker.io/a/b`", None),
+    ] {
+        let expected = expected.into_iter().map(str::to_owned);
+        assert_eq!(named(text), expected.collect());
     }
-    check("  - image: redis:7", &["redis:7"]);
-    check("image: quay.io/a/b:1 # why", &["quay.io/a/b:1"]);
-    check("FROM --platform=x rust:1 AS build", &["rust:1"]);
-    check(
-        "ARG RUST=docker.io/library/rust:1",
-        &["docker.io/library/rust:1"],
-    );
-    check(
-        "`docker run docker.io/a/b:1@sha256:00`",
-        &["docker.io/a/b:1@sha256:00"],
-    );
-    check("image: registry.example.com/tollgate:1\nFROM $RUST", &[]);
-    check("the default is `docker.io/a/b`", &[]);
 }
 
 // --- packages of PyPI ----------------------------------------------------------------------------
 
 #[test]
 fn packages_are_installed_by_hash() {
-    for (program, count) in [("deploy/packaging/install", 1), ("tests/tools/install", 1)] {
+    for program in ["deploy/packaging/install", "tests/tools/install"] {
         let text = read(program).replace("\\\n", " ");
-        let calls: Vec<_> = text
-            .lines()
-            .filter(|line| line.contains("-m pip "))
-            .collect();
-        assert_eq!(calls.len(), count, "{program}");
-        for call in calls {
-            assert!(call.contains(" --require-hashes "), "{program}: {call}");
-            assert!(call.contains(" --only-binary=:all: "), "{program}: {call}");
+        let calls = text.lines().filter(|line| line.contains("-m pip "));
+        let calls: Vec<_> = calls.collect();
+        assert_eq!(calls.len(), 1, "{program}");
+        for flag in [" --require-hashes ", " --only-binary=:all: "] {
+            assert!(calls[0].contains(flag), "{program}: {calls:?}");
         }
     }
 }
@@ -167,12 +147,12 @@ fn every_package_has_its_version_and_hashes() {
         let mut count = 0;
         for (path, text) in files(&root().join(folder)) {
             let shown = path.display();
+            if path.extension().is_none() {
+                continue;
+            }
             let text = text.replace("\\\n", " ");
-            let lines = text
-                .lines()
-                .map(str::trim_start)
-                .filter(|line| !line.starts_with('#'));
-            let lines: Vec<_> = lines.collect();
+            let lines = text.lines().map(str::trim_start);
+            let lines: Vec<_> = lines.filter(|line| !line.starts_with('#')).collect();
             if path.extension().is_some_and(|end| end == "in") {
                 let locked = fs::read_to_string(path.with_extension("txt")).unwrap();
                 for line in lines {
@@ -196,32 +176,39 @@ fn every_package_has_its_version_and_hashes() {
 
 // --- actions -------------------------------------------------------------------------------------
 
-const RELEASE: &str = ".github/workflows/release.yml";
-
-fn release() -> Value {
-    serde_yaml::from_str(&read(RELEASE)).unwrap()
+/// The workflow of this name, without permissions of its own.
+#[track_caller]
+fn workflow(name: &str) -> Value {
+    let text = read(&format!(".github/workflows/{name}.yml"));
+    let workflow: Value = serde_yaml::from_str(&text).unwrap();
+    assert_eq!(workflow["permissions"], json!({}));
+    workflow
 }
 
 /// The steps of a job; of each, the action or the commands.
 fn steps(job: &Value) -> Vec<&str> {
     let steps = job["steps"].as_array().unwrap().iter();
-    steps
-        .map(|step| step["uses"].as_str().or(step["run"].as_str()).unwrap())
-        .collect()
+    let steps = steps.map(|step| step["uses"].as_str().or(step["run"].as_str()));
+    steps.map(Option::unwrap).collect()
+}
+
+/// A job that can only read, and begins with the actions that builds of releases have.
+#[track_caller]
+fn check_reads_only(job: &Value) {
+    assert_eq!(job["permissions"], json!({ "contents": "read" }));
+    let of_releases = workflow("release");
+    assert_eq!(steps(job)[..2], steps(&of_releases["jobs"]["build"])[..2]);
 }
 
 #[test]
 fn the_workflow_of_releases_runs_what_people_run() {
-    let workflow = release();
-    assert_eq!(workflow["permissions"], json!({}));
+    let workflow = workflow("release");
     let jobs = workflow["jobs"].as_object().unwrap();
     let steps: Vec<_> = jobs.values().flat_map(steps).collect();
     let is_release = |step: &&str| step.starts_with("make release VERSION=");
     assert!(steps.iter().any(is_release), "{steps:?}");
-    let actions: Vec<_> = steps
-        .iter()
-        .filter_map(|step| step.split_once('@'))
-        .collect();
+    let actions = steps.iter().filter_map(|step| step.split_once('@'));
+    let actions: Vec<_> = actions.collect();
     assert_eq!(actions.len(), 4, "{actions:?}");
     for (action, hash) in actions {
         // A tag may be moved.
@@ -229,36 +216,26 @@ fn the_workflow_of_releases_runs_what_people_run() {
         assert!(is_hash, "{action}@{hash}");
     }
     // Until it has run, readers have to know.
-    assert!(read(RELEASE).contains("# Never run: "));
+    assert!(read(".github/workflows/release.yml").contains("# Never run: "));
 }
 
 #[test]
 fn the_workflow_of_pull_requests_runs_all_tests_and_can_write_nothing() {
-    let workflow: Value = serde_yaml::from_str(&read(".github/workflows/test.yml")).unwrap();
-    assert_eq!(workflow["permissions"], json!({}));
+    let workflow = workflow("test");
     let job = &workflow["jobs"]["test"];
-    assert_eq!(job["permissions"], json!({ "contents": "read" }));
-    // Of a fork nothing may be trusted: no secret, and the actions that releases have.
+    check_reads_only(job);
+    // Of a fork nothing may be trusted.
     assert!(!job.to_string().contains("secrets."), "{job}");
-    let of_releases = release();
-    let build = steps(&of_releases["jobs"]["build"]);
-    let own = steps(job);
-    assert_eq!(own[..2], [build[0], build[1]]);
-    assert_eq!(own[2..], ["make test"]);
+    assert_eq!(steps(job)[2..], ["make test"]);
 }
 
 #[test]
 fn the_workflow_of_each_night_runs_the_evidence_and_reports_a_failure() {
-    let workflow: Value = serde_yaml::from_str(&read(".github/workflows/evidence.yml")).unwrap();
-    assert_eq!(workflow["permissions"], json!({}));
+    let workflow = workflow("evidence");
     assert!(workflow["on"]["schedule"][0]["cron"].is_string());
     let [evidence, report] = ["evidence", "report"].map(|job| &workflow["jobs"][job]);
-    assert_eq!(evidence["permissions"], json!({ "contents": "read" }));
-    let of_releases = release();
-    let build = steps(&of_releases["jobs"]["build"]);
-    let own = steps(evidence);
-    assert_eq!(own[..2], [build[0], build[1]]);
-    assert_eq!(own.last(), Some(&"make evidence"));
+    check_reads_only(evidence);
+    assert_eq!(steps(evidence).last(), Some(&"make evidence"));
 
     assert_eq!(report["permissions"], json!({ "issues": "write" }));
     assert_eq!(report["needs"], "evidence");
@@ -270,7 +247,7 @@ fn the_workflow_of_each_night_runs_the_evidence_and_reports_a_failure() {
 
 #[test]
 fn the_job_that_builds_a_release_can_write_nothing() {
-    let workflow = release();
+    let workflow = workflow("release");
     let [build, publish] = ["build", "publish"].map(|job| &workflow["jobs"][job]);
     assert_eq!(workflow["jobs"].as_object().unwrap().len(), 2);
     assert_eq!(build["permissions"], json!({ "contents": "read" }));
@@ -278,10 +255,8 @@ fn the_job_that_builds_a_release_can_write_nothing() {
     assert!(!build.to_string().contains("secrets."), "{build}");
     assert_eq!(build["steps"][0]["with"]["persist-credentials"], false);
 
-    assert_eq!(
-        publish["permissions"],
-        json!({ "contents": "write", "id-token": "write", "attestations": "write" })
-    );
+    let permissions = json!({ "contents": "write", "id-token": "write", "attestations": "write" });
+    assert_eq!(publish["permissions"], permissions);
     assert_eq!(publish["needs"], "build");
     let steps = steps(publish);
     let beginnings = [
@@ -296,14 +271,10 @@ fn the_job_that_builds_a_release_can_write_nothing() {
     }
     let attested = &publish["steps"][2]["with"];
     assert_eq!(attested, &json!({ "subject-checksums": "dist/SHA256SUMS" }));
-    let [handed_over, taken] = [&build["steps"], &publish["steps"]].map(|steps| {
-        let mut steps = steps.as_array().unwrap().iter();
-        let step = steps.find(|step| {
-            step["uses"]
-                .as_str()
-                .is_some_and(|uses| uses.contains("load-artifact@"))
-        });
-        step.unwrap()["with"]["name"].clone()
+    let [handed_over, taken] = [build, publish].map(|job| {
+        let is_it = |step: &&str| step.contains("load-artifact@");
+        let at = self::steps(job).iter().position(is_it).unwrap();
+        &job["steps"][at]["with"]["name"]
     });
     assert_eq!(handed_over, taken);
 }

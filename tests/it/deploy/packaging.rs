@@ -49,10 +49,15 @@ fn command_in(deploy: &Path, program: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// Writes the image of the programs in a folder into another.
+fn write_image(programs: &Path, to: &Path) -> Output {
+    let (programs, to) = (path(programs), path(to));
+    run_in(&deploy(), "image.py", &["--programs", programs, "--to", to])
+}
+
 /// All files of the image in `folder`, by their names.
 fn image(programs: &Path, folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let (programs, to) = (path(programs), path(folder));
-    let output = run_in(&deploy(), "image.py", &["--programs", programs, "--to", to]);
+    let output = write_image(programs, folder);
     assert!(output.status.success(), "{}", text_of(&output));
     let files = fs::read_dir(folder).unwrap().map(|entry| {
         let path = entry.unwrap().path();
@@ -81,10 +86,8 @@ impl Layout {
         let digest = descriptor["digest"].as_str().unwrap();
         let hash = digest.strip_prefix("sha256:").unwrap();
         let data = fs::read(self.0.join("blobs/sha256").join(hash)).unwrap();
-        let found: String = Sha256::digest(&data)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let bytes = Sha256::digest(&data);
+        let found: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(found, hash);
         assert_eq!(descriptor["size"], data.len(), "{descriptor}");
         data
@@ -94,6 +97,11 @@ impl Layout {
     fn json(&self, descriptor: &Value) -> Value {
         serde_json::from_slice(&self.blob(descriptor)).unwrap()
     }
+}
+
+#[track_caller]
+fn json_in(folder: &Path, name: &str) -> Value {
+    serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap()
 }
 
 #[test]
@@ -110,8 +118,7 @@ fn the_image_is_a_layout_for_both_processors() {
     }
     let layout = unpacked(&to.join(&names[0]));
     let layout = Layout(layout.path().to_owned());
-    let index = fs::read(layout.0.join("index.json")).unwrap();
-    let index: Value = serde_json::from_slice(&index).unwrap();
+    let index = json_in(&layout.0, "index.json");
     let entry = &index["manifests"][0];
     let annotations = &entry["annotations"];
     assert_eq!(annotations["org.opencontainers.image.ref.name"], version);
@@ -137,19 +144,13 @@ fn the_image_is_a_layout_for_both_processors() {
         assert_eq!(link, Path::new("tollgate"));
         // The archive that an engine loads has the same image.
         let archive = unpacked(&to.join(&names[number + 1]));
-        let listed = fs::read(archive.path().join("manifest.json")).unwrap();
-        let listed: Value = serde_json::from_slice(&listed).unwrap();
-        assert_eq!(
-            listed[0]["RepoTags"],
-            json!([format!("tollgate:{version}")])
-        );
-        let config = format!("blobs/{}", as_path(&manifest["config"]["digest"]));
+        let listed = json_in(archive.path(), "manifest.json");
+        let tags = json!([format!("tollgate:{version}")]);
+        assert_eq!(listed[0]["RepoTags"], tags);
+        let digest = manifest["config"]["digest"].as_str().unwrap();
+        let config = format!("blobs/{}", digest.replace(':', "/"));
         assert_eq!(listed[0]["Config"], config);
     }
-}
-
-fn as_path(digest: &Value) -> String {
-    digest.as_str().unwrap().replace(':', "/")
 }
 
 #[test]
@@ -170,8 +171,7 @@ fn two_images_of_one_program_are_equal() {
 fn programs_that_an_empty_image_cannot_start_are_refused() {
     let folder = TempDir::new().unwrap();
     let check = |problem: &str| {
-        let (programs, to) = (path(folder.path()), path(folder.path()));
-        let output = run_in(&deploy(), "image.py", &["--programs", programs, "--to", to]);
+        let output = write_image(folder.path(), folder.path());
         assert_eq!(output.status.code(), Some(1), "{problem}");
         let printed = text(&output.stderr);
         assert!(printed.contains(problem), "{printed}");
@@ -241,10 +241,7 @@ impl Repository {
 
     /// Whether `version` may be released, with the reasons against it.
     fn check(&self, version: &str) -> (bool, String) {
-        let output = self
-            .release(&["--check", "--today", TODAY, version])
-            .output();
-        outcome(&output.unwrap())
+        outcome(&mut self.release(&["--check", "--today", TODAY, version]))
     }
 
     fn release(&self, arguments: &[&str]) -> Command {
@@ -275,8 +272,8 @@ fn a_release_needs_its_version_its_changes_and_a_clean_tree() {
         (" - 2026-01-31", " - soon", "no date of the form"),
         ("- A thing.", "", "lists no change"),
         (
-            "[Unreleased]\n",
-            "[Unreleased]\n\n- More.\n",
+            "[Unreleased]",
+            "[Unreleased]\n\n- More.",
             "still under [Unreleased]",
         ),
         (version, "0.0.9", "has 0 sections"),
@@ -299,8 +296,10 @@ fn a_release_needs_its_version_its_changes_and_a_clean_tree() {
     repository.check_refused(version, "is on another commit");
 }
 
-fn outcome(output: &Output) -> (bool, String) {
-    (output.status.success(), text_of(output))
+/// Whether a program succeeds, and its output.
+fn outcome(command: &mut Command) -> (bool, String) {
+    let output = command.output().unwrap();
+    (output.status.success(), text_of(&output))
 }
 
 #[test]
@@ -309,8 +308,7 @@ fn advisories_of_more_than_thirty_days_need_a_reason() {
     let repository = Repository::new();
     let check = |today: &str, exception: &str, is_released: bool, line: &str| {
         let mut command = repository.release(&["--check", "--today", today, version]);
-        let output = command.env("ADVISORIES_AS_OF", exception).output();
-        let (found, printed) = outcome(&output.unwrap());
+        let (found, printed) = outcome(command.env("ADVISORIES_AS_OF", exception));
         assert_eq!(found, is_released, "{today} {exception}: {printed}");
         assert!(printed.contains(line), "{today} {exception}: {printed}");
     };
@@ -328,23 +326,13 @@ fn advisories_of_more_than_thirty_days_need_a_reason() {
     ] {
         check("2026-02-01", wrong, false, "and not \"2026-01-01: REASON\"");
     }
-    check("2025-12-31", "", false, "which is yet to come");
-    check(
-        "2025-12-31",
-        "2026-01-01: no network",
-        false,
-        "which is yet to come",
-    );
-
-    let output = run_in(
-        &repository.path("deploy"),
-        "advisories.py",
-        &["--today", "2026-03-14"],
-    );
-    assert_eq!(
-        text_of(&output),
-        "advisories.yaml: of 2026-01-01, 72 days old; a release refuses more than 30\n"
-    );
+    for exception in ["", "2026-01-01: no network"] {
+        check("2025-12-31", exception, false, "which is yet to come");
+    }
+    let deploy = repository.path("deploy");
+    let output = run_in(&deploy, "advisories.py", &["--today", "2026-03-14"]);
+    let age = "advisories.yaml: of 2026-01-01, 72 days old; a release refuses more than 30\n";
+    assert_eq!(text_of(&output), age);
     // The older part counts.
     let images = format!("{ADVISORIES}\nimages_as_of: 2025-12-30\n");
     repository.write("advisories.yaml", &images);
@@ -380,19 +368,15 @@ fn nothing_is_built_for_a_release_with_an_advisory_against_it() {
             // Cargo and make name themselves to the programs that they run.
             .env_remove("CARGO")
             .env_remove("MAKEFLAGS");
-        let (is_released, printed) = outcome(&command.output().unwrap());
+        let (is_released, printed) = outcome(&mut command);
         assert!(!is_released, "{printed}");
         assert!(printed.contains(asked), "{asked}: {printed}");
         assert!(printed.contains("ERROR make deny failed"), "{printed}");
         assert!(!repository.path("target").exists(), "{printed}");
     };
     check(TODAY, "", "asked: deny --locked check");
-    let exception = "2026-01-01: no network";
-    check(
-        "2026-02-01",
-        exception,
-        "asked: test --locked --test it dependencies",
-    );
+    let asked = "asked: test --locked --test it dependencies";
+    check("2026-02-01", "2026-01-01: no network", asked);
 }
 
 #[test]
@@ -402,13 +386,10 @@ fn the_notes_of_a_release_name_the_exception() {
     let mut command = Command::new(tool("python3"));
     command.args(["-B", "-c", program]);
     command.env("PYTHONPATH", deploy().join("packaging"));
-    let output = command.stdin(Stdio::null()).output().unwrap();
-    let printed = text_of(&output);
-    assert!(output.status.success(), "{printed}");
-    assert!(
-        printed.starts_with("- A thing.\n\n### Advisories\n\nOld: R.\n\n### Files\n"),
-        "{printed}"
-    );
+    let (is_made, printed) = outcome(command.stdin(Stdio::null()));
+    assert!(is_made, "{printed}");
+    let beginning = "- A thing.\n\n### Advisories\n\nOld: R.\n\n### Files\n";
+    assert!(printed.starts_with(beginning), "{printed}");
     assert_eq!(printed.matches("### Advisories").count(), 1, "{printed}");
     assert_eq!(printed.matches("### Files").count(), 2, "{printed}");
 }

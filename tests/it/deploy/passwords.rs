@@ -7,9 +7,9 @@ use tempfile::TempDir;
 use super::{
     path,
     running::{Bundled, builder, extracted, redis_arguments},
-    text,
 };
-use crate::support::{certificates::Authority, finish, redis::Redis, tollgate};
+use crate::cli::{run, url};
+use crate::support::{certificates::Authority, redis::Redis, tollgate};
 use crate::unhelpful_servers::{check_user, documented_users, set};
 
 #[test]
@@ -19,9 +19,8 @@ fn every_redis_lets_in_one_user_with_the_documented_commands() {
     fs::write(&auth, "tollgate:a 'b' \"c\" $d #e\n").unwrap();
     let servers = extracted()["redis"].as_object().unwrap();
     assert!(servers.len() >= 7, "{servers:?}");
-    let arguments = servers
-        .values()
-        .map(|command| redis_arguments(command, &auth).unwrap());
+    let commands = servers.values();
+    let arguments = commands.map(|command| redis_arguments(command, &auth).unwrap());
     let different: BTreeSet<_> = arguments.collect();
     let mut all = different.into_iter();
     let arguments = all.next().unwrap();
@@ -30,14 +29,10 @@ fn every_redis_lets_in_one_user_with_the_documented_commands() {
     let hash = "#003d6cbe8d191bb4f7f46aa9033afeb6ff6eb501a591cc072d0a678cf95f2886";
     let [user, ..] = documented_users();
     let (_, documented) = user.split_at(5);
-    let given = arguments
-        .iter()
-        .position(|word| word == "tollgate")
-        .unwrap();
-    assert_eq!(
-        arguments[given - 4..given],
-        ["--user", "default", "off", "--user"]
-    );
+    let given = arguments.iter().position(|word| word == "tollgate");
+    let given = given.unwrap();
+    let before = ["--user", "default", "off", "--user"];
+    assert_eq!(arguments[given - 4..given], before);
     assert_eq!(arguments[given + 1..given + 3], ["on", hash]);
     assert_eq!(arguments[given + 3..], *documented);
 
@@ -55,31 +50,10 @@ fn every_redis_lets_in_one_user_with_the_documented_commands() {
 async fn all_of_tollgate_works_as_the_user_of_the_manifests_and_nothing_else_does() {
     let redis = Bundled::start();
     assert_eq!(redis.cli(&["PING"]), "PONG");
-    for command in [
-        "FLUSHALL",
-        "FLUSHDB",
-        "KEYS *",
-        "CONFIG GET requirepass",
-        "CONFIG SET dir /",
-        "ACL LIST",
-        "SHUTDOWN",
-        "SWAPDB 0 1",
-        "MONITOR",
-        "SAVE",
-        "REPLICAOF 127.0.0.1 1",
-        "MODULE LIST",
-        "CLIENT LIST",
-        "INFO",
-        "DBSIZE",
-        "SCRIPT FLUSH",
-        "FUNCTION LIST",
-        "DUMP a",
-        "RESTORE a 0 a",
-        "MIGRATE 127.0.0.1 1 a 0 1",
-        "SUBSCRIBE a",
-        "GETSET a b",
-        "CLUSTER NODES",
-    ] {
+    const REFUSED: &str = "FLUSHALL, FLUSHDB, KEYS *, CONFIG GET requirepass, CONFIG SET dir /, ACL LIST, SHUTDOWN, \
+        SWAPDB 0 1, MONITOR, SAVE, REPLICAOF 127.0.0.1 1, MODULE LIST, CLIENT LIST, INFO, DBSIZE, SCRIPT FLUSH, \
+        FUNCTION LIST, DUMP a, RESTORE a 0 a, MIGRATE 127.0.0.1 1 a 0 1, SUBSCRIBE a, GETSET a b, CLUSTER NODES";
+    for command in REFUSED.split(", ") {
         let words: Vec<_> = command.split(' ').collect();
         let said = redis.cli(&words);
         assert!(said.contains("NOPERM"), "{command}: {said}");
@@ -130,35 +104,21 @@ fn the_chart_finds_what_its_secrets_hold() {
         }
     }
     env.insert("LOG_LEVEL".to_owned(), "info".into());
-    let url = format!("localhost:{}", redis.tls_port());
+    let address = format!("localhost:{}", redis.tls_port());
     let auth = folder.path().join("redis/user-and-password");
-    let tollgate = builder(&manifest, Some((url, &auth))).start();
+    let tollgate = builder(&manifest, Some((address, &auth))).start();
 
-    let ask = |descriptor: &str| {
-        let server = format!("https://{}", tollgate.grpc);
-        let mut command = tollgate::program();
-        command.args(["ask", "--server", &server, "--authority", "tollgate"]);
-        command.args(["--ca", &at("tls/ca.crt"), "--cert", &at("tls/tls.crt")]);
-        command.args([
-            "--key",
-            &at("tls/tls.key"),
-            "--domain",
-            "shop",
-            "-d",
-            descriptor,
-        ]);
-        text(&finish(&mut command).stdout)
-    };
-    let counters = |more: &[&str]| {
-        let server = format!("http://{}", tollgate.debug);
-        let mut command = tollgate::program();
-        command.args(["counters", "reset", "--server", &server, "--domain", "shop"]);
-        finish(command.args(["-d", "remote_address=192.0.2.1"]).args(more))
-    };
-    let first = ask("remote_address=192.0.2.1");
+    let [ca, certificate, key] =
+        ["ca.crt", "tls.crt", "tls.key"].map(|name| at(&format!("tls/{name}")));
+    let of = "--domain shop -d remote_address=192.0.2.1";
+    let (_, first) = run(&format!(
+        "ask --server https://{} --authority tollgate --ca {ca} --cert {certificate} --key {key} {of}",
+        tollgate.grpc
+    ));
     assert!(first.starts_with("OK\n"), "{first}");
     assert_ne!(redis.cli(&["DBSIZE"]).trim(), "0");
-    assert!(!counters(&[]).status.success(), "it needs the token");
-    let output = counters(&["--token-file", &at("admin/token")]);
-    assert!(output.status.success(), "{output:?}");
+    let reset = format!("counters reset --server {} {of}", url(tollgate.debug));
+    assert_ne!(run(&reset).0, Some(0), "it needs the token");
+    let (code, said) = run(&format!("{reset} --token-file {}", at("admin/token")));
+    assert_eq!(code, Some(0), "{said}");
 }

@@ -13,7 +13,8 @@ use ::tollgate::now;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{check, deploy, path, text};
+use super::{deploy, path, text, written};
+use crate::cli::{run, url};
 use crate::support::{
     cluster::Cluster,
     envoy::Envoy,
@@ -36,15 +37,10 @@ fn the_sidecar_limits() {
     let reply = json::send(tollgate.http, "POST", "/json", b"{}");
     assert_eq!(reply.status, 404);
     // The service in the pod is the reader's own; tollgate's HTTP port stands for it.
-    let envoy = Envoy::start(|| {
-        let ports = [
-            (9901, 0),
-            (10000, 0),
-            (8081, tollgate.grpc.port()),
-            (8000, tollgate.http.port()),
-        ];
-        with_ports(as_text(&extracted()["sidecar"]["envoy"]), &ports)
-    });
+    let [grpc, http] = [tollgate.grpc.port(), tollgate.http.port()];
+    let ports = [(9901, 0), (10000, 0), (8081, grpc), (8000, http)];
+    let bootstrap = as_text(&extracted()["sidecar"]["envoy"]);
+    let envoy = Envoy::start(|| with_ports(bootstrap, &ports));
     let front = envoy.listener("front");
     check_three_a_second(|_| get(front, "/healthcheck"));
 }
@@ -56,9 +52,7 @@ fn the_service_limits_behind_istio() {
     let bootstrap = as_text(&extracted()["istio"]["gateway"]);
     let name = "outbound|8081||tollgate.tollgate.svc.cluster.local";
     assert!(bootstrap.contains(name), "as a mesh calls it");
-    let envoy = Envoy::start(|| with_service(bootstrap, &tollgate));
-    let front = envoy.listener("front");
-    check_three_a_second(|_| get(front, "/"));
+    check_behind_envoy(bootstrap, &tollgate);
     assert_ne!(redis.keys(), 0, "counted in Redis");
 }
 
@@ -78,10 +72,7 @@ fn a_workload_in_the_mesh_limits() {
 #[test]
 fn the_service_limits_behind_contour() {
     let tollgate = start(&extracted()["sidecar"], None);
-    let bootstrap = as_text(&extracted()["contour"]);
-    let envoy = Envoy::start(|| with_service(bootstrap, &tollgate));
-    let front = envoy.listener("front");
-    check_three_a_second(|_| get(front, "/"));
+    check_behind_envoy(as_text(&extracted()["contour"]), &tollgate);
 }
 
 #[test]
@@ -115,9 +106,7 @@ fn the_example_without_kubernetes_limits() {
         .args(["--grpc-port", "0", "--port", "0", "--debug-port", "0"])
         .start();
     let bootstrap = fs::read_to_string(deploy().join("envoy/envoy.yaml")).unwrap();
-    let envoy = Envoy::start(|| with_service(&bootstrap, &tollgate));
-    let front = envoy.listener("front");
-    check_three_a_second(|_| get(front, "/"));
+    check_behind_envoy(&bootstrap, &tollgate);
 }
 
 /// The services of the compose file as plain processes, with its commands, variables and files.
@@ -203,28 +192,30 @@ fn check_probe(service: &Value, tollgate: &Tollgate) {
 
 /// As the chart's test does it, but for the hits.
 fn ask(tollgate: &Tollgate) -> String {
-    let url = format!("http://{}", tollgate.grpc);
-    let ask = ["ask", "--server", &url, "--domain", "shop"];
-    let output = finish(
-        tollgate::program()
-            .args(ask)
-            .args(["-d", "remote_address=10.0.0.1"]),
-    );
-    text(&output.stdout)
+    let server = url(tollgate.grpc);
+    run(&format!(
+        "ask --server {server} --domain shop -d remote_address=10.0.0.1"
+    ))
+    .1
+}
+
+#[track_caller]
+fn check_behind_envoy(bootstrap: &str, tollgate: &Tollgate) {
+    let envoy = Envoy::start(|| with_service(bootstrap, tollgate));
+    let front = envoy.listener("front");
+    check_three_a_second(|_| get(front, "/"));
 }
 
 /// All rules here allow one address three requests a second; `ask` sends one, by its number.
 #[track_caller]
 fn check_three_a_second(ask: impl Fn(usize) -> Reply) {
+    let expected = ["200", "200", "200", "429"].map(|status| format!("{status} 3, 3;w=1"));
     let mut seen = Vec::new();
     // A busy machine may take more than that second, or more than the time that Envoy waits.
     for attempt in 0..15 {
         // After five of them the twenty requests of the minute are used up.
-        let period = if attempt % 5 == 0 && attempt > 0 {
-            60
-        } else {
-            1
-        };
+        let is_used_up = attempt % 5 == 0 && attempt > 0;
+        let period = if is_used_up { 60 } else { 1 };
         let before = now().secs() / period;
         while now().secs() / period == before {
             thread::sleep(Duration::from_millis(5));
@@ -234,14 +225,7 @@ fn check_three_a_second(ask: impl Fn(usize) -> Reply) {
             let limit = reply.header("x-ratelimit-limit").unwrap_or("none");
             format!("{} {limit}", reply.status)
         });
-        if shown
-            == [
-                "200 3, 3;w=1",
-                "200 3, 3;w=1",
-                "200 3, 3;w=1",
-                "429 3, 3;w=1",
-            ]
-        {
+        if shown == expected {
             return;
         }
         seen.push(shown);
@@ -313,9 +297,8 @@ pub(super) fn redis_arguments(command: &Value, auth: &Path) -> Result<Vec<String
     assert!(script.contains(START), "{script}");
     let (_, file) = script.split_once("$(cat ").unwrap();
     let (file, _) = file.split_once(')').unwrap();
-    let script = script
-        .replace(file, path(auth))
-        .replace(START, "printf '%s\\0' ");
+    let script = script.replace(file, path(auth));
+    let script = script.replace(START, "printf '%s\\0' ");
     let output = Command::new(shell).args([options, &script]).output();
     let output = output.unwrap();
     if !output.status.success() {
@@ -365,12 +348,8 @@ pub(super) fn builder(manifest: &Value, redis: Option<(String, &Path)>) -> Build
 
 /// A bootstrap that has a service of its own.
 pub(super) fn with_service(bootstrap: &str, tollgate: &Tollgate) -> String {
-    let ports = [
-        (9901, 0),
-        (10000, 0),
-        (8081, tollgate.grpc.port()),
-        (10001, free_port()),
-    ];
+    let (grpc, service) = (tollgate.grpc.port(), free_port());
+    let ports = [(9901, 0), (10000, 0), (8081, grpc), (10001, service)];
     with_ports(bootstrap, &ports)
 }
 
@@ -389,13 +368,7 @@ fn with_ports(bootstrap: &str, ports: &[(u16, u16)]) -> String {
 #[track_caller]
 pub(super) fn extracted() -> &'static Value {
     static EXTRACTED: OnceLock<Value> = OnceLock::new();
-    EXTRACTED.get_or_init(|| {
-        let folder = TempDir::new().unwrap();
-        let file = folder.path().join("extracted");
-        let output = check(&deploy(), &["--extract", path(&file)]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap()
-    })
+    EXTRACTED.get_or_init(|| serde_json::from_str(&written("--extract")).unwrap())
 }
 
 fn as_text(value: &Value) -> &str {

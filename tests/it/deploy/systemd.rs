@@ -31,24 +31,17 @@ fn the_unit_is_valid_and_can_do_little() {
     let program = env!("CARGO_BIN_EXE_tollgate");
     let installed = unit.replace("/usr/bin/tollgate", program);
     assert!(installed.contains(program), "{unit}");
-    for (text, is_good) in [
-        (installed.clone(), true),
-        (
-            installed.replace("Restart=on-failure", "Restart=at-times"),
-            false,
-        ),
-    ] {
+    // It only warns of values that it does not know.
+    let unknown = installed.replace("Restart=on-failure", "Restart=at-times");
+    for (text, is_good) in [(&installed, true), (&unknown, false)] {
         fs::write(&file, text).unwrap();
         let output = analyze(&["verify", path(&file)]);
-        // It only warns of values that it does not know.
         let is_silent = output.stderr.is_empty();
         assert_eq!(output.status.success() && is_silent, is_good, "{output:?}");
     }
     // The exposure is from 0 to 10, and the threshold ten times that.
-    for (text, is_good) in [
-        (installed.clone(), true),
-        (installed.replace("\nProtect", "\n# Protect"), false),
-    ] {
+    let exposed = installed.replace("\nProtect", "\n# Protect");
+    for (text, is_good) in [(&installed, true), (&exposed, false)] {
         fs::write(&file, text).unwrap();
         let output = analyze(&["security", "--offline=true", "--threshold=20", path(&file)]);
         assert_eq!(output.status.success(), is_good, "{}", text_of(&output));
@@ -66,20 +59,18 @@ struct Manager {
 impl Manager {
     fn at_a_path(folder: &TempDir) -> Self {
         let file = folder.path().join("notify");
-        Self {
-            socket: UnixDatagram::bind(&file).unwrap(),
-            name: path(&file).to_owned(),
-        }
+        let name = path(&file).to_owned();
+        let socket = UnixDatagram::bind(&file).unwrap();
+        Self { socket, name }
     }
 
     /// One without a file, by a name that is unique as long as `folder` is there.
     fn abstract_in(folder: &TempDir) -> Self {
         let name = path(folder.path());
         let address = SocketAddr::from_abstract_name(name).unwrap();
-        Self {
-            socket: UnixDatagram::bind_addr(&address).unwrap(),
-            name: format!("@{name}"),
-        }
+        let socket = UnixDatagram::bind_addr(&address).unwrap();
+        let name = format!("@{name}");
+        Self { socket, name }
     }
 
     /// The next notification.
@@ -146,9 +137,8 @@ fn a_service_manager_that_is_away_is_a_warning() {
         (path(&folder.path().join("none")), "No such file"),
         ("vsock:2:1234", "neither a path"),
     ] {
-        let server = tollgate::with_rules(RULES)
-            .env("NOTIFY_SOCKET", name)
-            .start();
+        let builder = tollgate::with_rules(RULES).env("NOTIFY_SOCKET", name);
+        let server = builder.start();
         let log = server.log().with("cannot notify the service manager");
         assert!(log.contains(reason), "{log}");
     }

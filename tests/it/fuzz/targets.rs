@@ -54,11 +54,9 @@ pub fn message(bytes: &[u8]) {
     let (Ok(message), Ok(Ok(_))) = (&message, read) else {
         return;
     };
-    let is_plain = message.descriptors.iter().all(|descriptor| {
-        descriptor.limit.is_none()
-            && descriptor.hits_addend.is_none()
-            && !descriptor.is_negative_hits
-    });
+    let mut all = message.descriptors.iter();
+    let is_plain =
+        all.all(|one| one.limit.is_none() && one.hits_addend.is_none() && !one.is_negative_hits);
     let written = message.encode_to_vec();
     assert_eq!(fast_path::read(&written).is_some(), is_plain);
 }
@@ -104,10 +102,8 @@ fn push_block(frames: &mut Vec<u8>, block: &[u8], how: u8) {
             before.extend([0, 0, 0, 0, 16]);
         }
         let length = before.len() + part.len() + usize::from(padding);
-        let length = u32::try_from(length)
-            .expect("frames are short")
-            .to_be_bytes();
-        frames.extend(&length[1..]);
+        let length = u32::try_from(length).expect("frames are short");
+        frames.extend(&length.to_be_bytes()[1..]);
         let kind = if at == 0 { HEADERS } else { CONTINUATION };
         frames.extend([kind, flags, 0, 0, 0, 1]);
         frames.extend(before);
@@ -137,8 +133,6 @@ fn blocks(mut frames: &[u8]) -> Vec<Vec<u8>> {
     blocks
 }
 
-type Field = (Vec<u8>, Vec<u8>);
-
 /// Invalid names become an authority, and everything else stays unchanged, compared with a decoder that knows all of
 /// HPACK and keeps the state of a connection.
 pub fn headers(bytes: &[u8]) {
@@ -152,12 +146,11 @@ pub fn headers(bytes: &[u8]) {
     assert_eq!(before.len(), after.len());
     let (mut sender, mut receiver) = (Decoder::new(), Decoder::new());
     for (before, after) in before.iter().zip(&after) {
-        let Some(sent) = decode(&mut sender, before) else {
+        let Ok(sent) = sender.decode(before) else {
             // The connection ends here.
             return;
         };
-        let read = decode(&mut receiver, after);
-        let read = read.expect("what could be decoded still can");
+        let read = receiver.decode(after).expect("it still can be decoded");
         assert_eq!(sent.len(), read.len());
         for ((name, sent), (same, read)) in sent.iter().zip(&read) {
             assert_eq!(name, same);
@@ -176,11 +169,6 @@ pub fn headers(bytes: &[u8]) {
     }
 }
 
-/// All fields of a block; `None` if the block is invalid.
-fn decode(decoder: &mut Decoder<'_>, block: &[u8]) -> Option<Vec<Field>> {
-    decoder.decode(block).ok()
-}
-
 // --- rules and xds -------------------------------------------------------------------------------
 
 /// Any text is valid rules or has problems, each reported in one line with a position in the text.
@@ -194,16 +182,10 @@ pub fn rules(bytes: &[u8]) {
         assert_eq!(problems, check_loaded(&compile()), "it depends on chance");
     }
     // All line breaks of YAML. An unexpected end is reported on the line after the last.
-    let lines = text
-        .matches(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'])
-        .count()
-        + 2;
-    let (Ok(Loaded {
-        warnings: problems, ..
-    })
-    | Err(problems)) = RuleFiles::of("fuzz.yaml", text).compile(RuleOptions::default());
-    for problem in problems {
-        if let Some(position) = problem.position {
+    let breaks = ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'];
+    let lines = text.matches(breaks).count() + 2;
+    for problem in problems(&RuleFiles::of("fuzz.yaml", text).compile(RuleOptions::default())) {
+        if let Some(position) = &problem.position {
             assert!(position.line <= lines, "{problem}");
         }
     }
@@ -220,10 +202,7 @@ pub fn json(bytes: &[u8]) {
             let rules = loaded.matcher.rules().iter();
             rules.map(|rule| format!("{rule:?}")).collect::<Vec<_>>()
         });
-        let (Ok(Loaded {
-            warnings: problems, ..
-        })
-        | Err(problems)) = compiled;
+        let problems = problems(&compiled);
         // A text that is no YAML, such as one with U+2028 in a key, is explained by its lines.
         let in_rules = problems.iter().filter(|problem| !problem.path.is_empty());
         let shown = in_rules.map(|problem| {
@@ -245,13 +224,12 @@ pub fn names(bytes: &[u8]) {
     };
     let (name, text) = text.split_once('\0').unwrap_or((text, "{"));
     let compiled = RuleFiles::of(name, text).compile(RuleOptions::default());
-    let (Ok(Loaded { warnings, .. }) | Err(warnings)) = compiled;
-    for problem in warnings {
+    for problem in problems(&compiled) {
         let line = problem.to_string();
         let is_hidden = |found: char| {
             let is_bidirectional =
-                matches!(found, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-            found.is_control() || is_bidirectional || matches!(found, '\u{2028}' | '\u{2029}')
+                matches!(found, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+            found.is_control() || is_bidirectional
         };
         assert!(!line.contains(is_hidden), "{line:?}");
         let begins = |with: &str| line.trim_start().starts_with(with);
@@ -269,51 +247,37 @@ pub fn xds(bytes: &[u8]) {
         resources: response.resources,
     };
     let digest = push.digest();
-    let mut results = Vec::new();
-    for options in every_option() {
-        results.push(check_loaded(&push.compile(options)).is_ok());
-    }
+    let results = every_option().map(|options| check_loaded(&push.compile(options)).0);
     push.resources.reverse();
     assert_eq!(push.digest(), digest);
-    for (options, was_good) in every_option().into_iter().zip(results) {
-        assert_eq!(push.compile(options).is_ok(), was_good);
-    }
+    let reversed = every_option().map(|options| push.compile(options).is_ok());
+    assert_eq!(reversed, results);
 }
 
 fn every_option() -> [RuleOptions; 2] {
-    [
-        RuleOptions::default(),
-        RuleOptions {
-            merge_domains: true,
-            strict_matching: true,
-            ..RuleOptions::default()
-        },
-    ]
+    let other = RuleOptions {
+        merge_domains: true,
+        strict_matching: true,
+        ..RuleOptions::default()
+    };
+    [RuleOptions::default(), other]
 }
 
-/// The problems as shown, and whether there are rules despite them.
-fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> Result<Vec<String>, Vec<String>> {
-    let shown = |problems: &[Problem]| -> Vec<String> {
-        problems
-            .iter()
-            .map(|problem| {
-                let line = problem.to_string();
-                assert!(!line.contains(char::is_control), "{line:?}");
-                line
-            })
-            .collect()
-    };
-    match result {
-        Ok(loaded) => {
-            let mut warnings = loaded.warnings.iter();
-            assert!(warnings.all(|problem| problem.fault.is_warning()));
-            Ok(shown(&loaded.warnings))
-        }
-        Err(problems) => {
-            assert!(problems.iter().any(|problem| !problem.fault.is_warning()));
-            Err(shown(problems))
-        }
-    }
+fn problems(result: &Result<Loaded, Vec<Problem>>) -> &[Problem] {
+    let (Ok(Loaded { warnings: all, .. }) | Err(all)) = result;
+    all
+}
+
+/// Whether there are rules, and the problems as shown.
+fn check_loaded(result: &Result<Loaded, Vec<Problem>>) -> (bool, Vec<String>) {
+    let mut all = problems(result).iter();
+    let has_errors = all.any(|problem| !problem.fault.is_warning());
+    assert_eq!(has_errors, result.is_err());
+    let shown: Vec<_> = problems(result).iter().map(Problem::to_string).collect();
+    let mut lines = shown.iter();
+    let odd = lines.find(|line| line.contains(char::is_control));
+    assert_eq!(odd, None);
+    (result.is_ok(), shown)
 }
 
 // --- wildcards -----------------------------------------------------------------------------------
@@ -428,10 +392,7 @@ pub fn mapping(bytes: &[u8]) {
     let mapping = parts.next().expect("even nothing has a first part");
     let mapper = match Mapper::parse(mapping) {
         Ok(loaded) => loaded.mapper,
-        Err(errors) => {
-            assert!(!errors.is_empty());
-            return;
-        }
+        Err(errors) => return assert!(!errors.is_empty()),
     };
     let values = [SampleValue::Counter(7), SampleValue::Gauge(5)];
     let samples = parts.flat_map(|name| {
@@ -463,10 +424,8 @@ fn check_page(page: &str) {
         let what = match line.strip_prefix("# ") {
             Some(comment) => {
                 let words: Vec<_> = comment.splitn(3, ' ').collect();
-                assert!(
-                    matches!(words[..], ["HELP" | "TYPE", name, _] if is_name(name)),
-                    "{line:?}"
-                );
+                let is_known = matches!(words[..], ["HELP" | "TYPE", name, _] if is_name(name));
+                assert!(is_known, "{line:?}");
                 &line[..line.len() - words[2].len()]
             }
             None => series(line).unwrap_or_else(|| panic!("{line:?}")),
@@ -510,8 +469,7 @@ fn is_name(text: &str) -> bool {
 
 fn is_label(text: &str) -> bool {
     let is_word = |found: char| found.is_ascii_alphanumeric() || found == '_';
-    text.chars().all(is_word)
-        && text.starts_with(|found: char| is_word(found) && !found.is_ascii_digit())
+    text.chars().all(is_word) && !text.is_empty() && !text.starts_with(|c: char| c.is_ascii_digit())
 }
 
 // --- tokens --------------------------------------------------------------------------------------
@@ -567,10 +525,8 @@ impl LeaseWorld {
             now: CHARGED_AT,
         };
         for tenant in [b"a", b"b"] {
-            let unreserved = [
-                (&b"tenant"[..], &tenant[..]),
-                (b"tollgate.unreserved", b"1"),
-            ];
+            let entry = (&b"tenant"[..], &tenant[..]);
+            let unreserved = [entry, (b"tollgate.unreserved", b"1")];
             world.send(&unreserved, Some(49_100));
             world.now = CHARGED_AT.plus(Duration::from_secs(3600));
             world.send(&unreserved, Some(900));
@@ -601,14 +557,8 @@ impl LeaseWorld {
             let counters = reserved.flat_map(|(_, part)| &part.counters);
             counters.map(|counter| counter.mark).collect()
         };
-        let mut checking = pin!(self.limiter.check(&request, self.now, &deadline, render));
-        match checking
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Ready(checked) => checked.expect("memory answers"),
-            Poll::Pending => unreachable!("memory never waits"),
-        }
+        let checked = at_once(self.limiter.check(&request, self.now, &deadline, render));
+        checked.expect("memory answers")
     }
 
     /// The hits of a tenant in the hour and in the day of `at`.
@@ -616,13 +566,16 @@ impl LeaseWorld {
         let rules = self.limiter.rules.current().expect("they were loaded");
         let request = Self::request(&[(b"tenant", tenant)], Some(0));
         let plan = Plan::new(&rules.matcher, &request, Modes::default(), at);
-        let counts = pin!(self.limiter.store.add(&plan.batch, at));
-        let Poll::Ready(counts) = counts.poll(&mut Context::from_waker(Waker::noop())) else {
-            unreachable!("memory never waits")
-        };
-        let counts = counts.expect("memory answers");
+        let counts = at_once(self.limiter.store.add(&plan.batch, at)).expect("memory answers");
         [counts[0].after, counts[1].after].map(u64::cast_signed)
     }
+}
+
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    let Poll::Ready(output) = pin!(future).poll(&mut Context::from_waker(Waker::noop())) else {
+        unreachable!("memory never waits")
+    };
+    output
 }
 
 /// Any bytes, after a cost and the time since some hits were charged, are a token or unknown in each order. None takes
@@ -641,9 +594,8 @@ pub fn is_known(order: &str, bytes: &[u8]) -> bool {
     let cost = i64::from(*cost);
     let marks = LeaseWorld::new().send(&[(b"tenant", b"a")], Some(1));
     let mut world = LeaseWorld::new();
-    world.now = world
-        .now
-        .plus(Duration::from_secs(u64::from(*later) * 1000));
+    let later = Duration::from_secs(u64::from(*later) * 1000);
+    world.now = world.now.plus(later);
     let other = world.held(b"b", world.now);
     let mut is_known = false;
     for is_repeated in [false, true] {

@@ -63,15 +63,14 @@ use super::{
 /// A header that carries the `:scheme` of a call to [`Seen::headers`].
 pub const SCHEME: &str = "x-seen-scheme";
 
-/// A running control plane. It ends with its owner.
 #[derive(Debug)]
 pub struct Ads {
     pub address: SocketAddr,
     shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<(Order, Done)>,
+    /// Cuts all connections, and says whether to listen from then on.
+    orders: mpsc::UnboundedSender<(bool, Done)>,
 }
 
-/// A request as received.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Number of its call, from 0.
@@ -89,21 +88,9 @@ impl Seen {
     }
 }
 
-/// Files for TLS, read for each handshake. Clients must have a certificate of this authority, and TLS is 1.3: as in
-/// Envoy Gateway.
-#[derive(Clone, Debug)]
-struct TlsFiles([PathBuf; 3]);
+type TlsFiles = [PathBuf; 3];
 
-/// Notified when an order is carried out.
 type Done = std::sync::mpsc::Sender<()>;
-
-enum Order {
-    /// Cut all connections.
-    HangUp,
-    /// Also stop listening.
-    Leave,
-    Return,
-}
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -116,7 +103,6 @@ struct State {
     cache: Cache,
     calls: Vec<Call>,
     seen: VecDeque<Seen>,
-    /// An error that answers new calls instead.
     refusal: Option<Status>,
     responses: u64,
 }
@@ -124,7 +110,6 @@ struct State {
 #[derive(Debug)]
 struct Call {
     responses: mpsc::UnboundedSender<Result<DiscoveryResponse, Status>>,
-    /// The request that waits for a newer response.
     open: Option<DiscoveryRequest>,
     /// Of the last response; empty if there was none.
     nonce: String,
@@ -132,7 +117,6 @@ struct Call {
 }
 
 impl State {
-    /// Answers a request of one call, or keeps it open.
     fn answer(&mut self, call: usize, request: DiscoveryRequest, is_new: bool) {
         let Call { returned, open, .. } = &mut self.calls[call];
         match self.cache.answer(&request, returned, is_new) {
@@ -149,7 +133,6 @@ impl State {
         }
     }
 
-    /// Sends a response to one call, with a new nonce.
     fn send(&mut self, call: usize, mut response: DiscoveryResponse) {
         self.responses += 1;
         response.nonce = format!("nonce-{}", self.responses);
@@ -164,7 +147,6 @@ impl State {
     }
 }
 
-/// All rules of a control plane, one resource each.
 pub fn snapshot(version: &str, configs: &[RateLimitConfig]) -> DiscoveryResponse {
     let any = |config: &RateLimitConfig| Any {
         type_url: TYPE_URL.to_owned(),
@@ -190,7 +172,7 @@ impl Ads {
     /// With the mounted files: `tls.crt`, `tls.key` and `ca.crt`.
     pub fn with_tls(secret: &Secret) -> Self {
         let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.path(name));
-        Self::with(Cache::default(), Some(TlsFiles(files)))
+        Self::with(Cache::default(), Some(files))
     }
 
     fn with(cache: Cache, tls: Option<TlsFiles>) -> Self {
@@ -200,22 +182,15 @@ impl Ads {
         let (tell, address) = std::sync::mpsc::channel();
         let service = Double(shared.clone());
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
             runtime.block_on(async {
                 // It listens there again after it was away.
                 let address = (Ipv4Addr::LOCALHOST, free_port());
                 let listener = TcpListener::bind(address).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
-                serve(
-                    listener,
-                    &Routes::new(AggregatedDiscoveryServiceServer::new(service)),
-                    tls.as_ref(),
-                    received,
-                )
-                .await;
+                let routes = Routes::new(AggregatedDiscoveryServiceServer::new(service));
+                serve(listener, &routes, tls.as_ref(), received).await;
             });
         });
         Self {
@@ -256,7 +231,6 @@ impl Ads {
         self.come_back();
     }
 
-    /// Sends a response to one call, whether it waits for one or not.
     pub fn send(&self, call: usize, response: DiscoveryResponse) {
         self.state().send(call, response);
     }
@@ -276,30 +250,25 @@ impl Ads {
 
     /// Cuts all connections, without a GOAWAY.
     pub fn hang_up(&self) {
-        self.order(Order::HangUp);
+        self.order(true);
     }
 
     /// Goes away like a killed process.
     pub fn leave(&self) {
-        self.order(Order::Leave);
+        self.order(false);
     }
 
-    /// Comes back at its old address.
     pub fn come_back(&self) {
-        self.order(Order::Return);
+        self.order(true);
     }
 
     /// Returns when the order is carried out: a change that follows meets no connection from before it.
-    fn order(&self, order: Order) {
+    fn order(&self, listens: bool) {
         let (done, is_done) = std::sync::mpsc::channel();
-        assert!(
-            self.orders.send((order, done)).is_ok(),
-            "the control plane ended"
-        );
-        is_done.recv().expect("the control plane ended");
+        self.orders.send((listens, done)).expect("it runs");
+        is_done.recv().expect("it runs");
     }
 
-    /// The next request of any kind.
     #[track_caller]
     pub fn next(&self) -> Seen {
         let deadline = Instant::now() + PATIENCE;
@@ -314,7 +283,6 @@ impl Ads {
         }
     }
 
-    /// The next request that `is_it` accepts.
     #[track_caller]
     pub fn find(&self, is_it: impl Fn(&Seen) -> bool) -> Seen {
         // A client that answers wrongly, and is answered, sends requests for ever.
@@ -327,34 +295,26 @@ impl Ads {
         panic!("a hundred requests came, and none was the expected one");
     }
 
-    /// Waits for the acknowledgement of a push.
     #[track_caller]
     pub fn wait_for_ack(&self, version: &str) -> Seen {
-        let seen = self.find(|seen| {
-            let DiscoveryRequest {
-                version_info,
-                response_nonce,
-                ..
-            } = &seen.request;
-            version_info == version && !response_nonce.is_empty()
+        let seen = self.find(|Seen { request, .. }| {
+            request.version_info == version && !request.response_nonce.is_empty()
         });
         assert_eq!(seen.refusal(), None);
         seen
     }
 
-    /// Waits for the refusal of a push.
     #[track_caller]
     pub fn wait_for_refusal(&self) -> Seen {
         self.find(|seen| seen.refusal().is_some())
     }
 }
 
-/// Serves until no more orders can come.
 async fn serve(
     listener: TcpListener,
     routes: &Routes,
     tls: Option<&TlsFiles>,
-    mut orders: mpsc::UnboundedReceiver<(Order, Done)>,
+    mut orders: mpsc::UnboundedReceiver<(bool, Done)>,
 ) {
     let address = listener.local_addr().unwrap();
     let mut listener = Some(listener);
@@ -368,22 +328,17 @@ async fn serve(
         };
         tokio::select! {
             order = orders.recv() => {
-                let Some((order, done)) = order else { return };
-                match order {
-                    Order::HangUp => connections.shutdown().await,
-                    Order::Leave => {
-                        listener = None;
-                        connections.shutdown().await;
+                let Some((listens, done)) = order else { return };
+                listener = listener.filter(|_| listens);
+                connections.shutdown().await;
+                // A program that another test starts may have the old one for a moment.
+                eventually("the port is free again", async || {
+                    if listens && listener.is_none() {
+                        listener = TcpListener::bind(address).await.ok();
                     }
-                    Order::Return => {
-                        // A program that another test starts may have the old one for a moment.
-                        eventually("the port is free again", async || {
-                            listener = TcpListener::bind(address).await.ok();
-                            listener.is_some()
-                        })
-                        .await;
-                    }
-                }
+                    listener.is_some() == listens
+                })
+                .await;
                 // A test that has failed waits no longer.
                 let _ = done.send(());
             }
@@ -401,7 +356,7 @@ async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
     match tls {
         None => http2(stream, routes).await,
         Some(files) => {
-            let acceptor = TlsAcceptor::from(Arc::new(files.config()));
+            let acceptor = TlsAcceptor::from(Arc::new(config(&files)));
             if let Ok(stream) = acceptor.accept(stream).await {
                 http2(stream, routes).await;
             }
@@ -412,39 +367,36 @@ async fn connection(stream: TcpStream, routes: Routes, tls: Option<TlsFiles>) {
 async fn http2(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, routes: Routes) {
     let routes = TowerToHyperService::new(routes);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
-        let scheme = request.uri().scheme_str().unwrap_or_default();
-        let scheme = scheme.parse().unwrap();
-        request.headers_mut().insert(SCHEME, scheme);
+        let scheme = request.uri().scheme_str().unwrap_or_default().parse();
+        request.headers_mut().insert(SCHEME, scheme.unwrap());
         routes.call(request)
     });
-    let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let _ = builder
         .serve_connection(TokioIo::new(stream), service)
         .await;
 }
 
-impl TlsFiles {
-    fn config(&self) -> ServerConfig {
-        let [certificate, key, ca] = &self.0;
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_file(ca).unwrap())
-            .unwrap();
-        let provider = Arc::new(ring::default_provider());
-        let clients =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-        let chain = vec![CertificateDer::from_pem_file(certificate).unwrap()];
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .unwrap()
-            .with_client_cert_verifier(clients.build().unwrap())
-            .with_single_cert(chain, PrivateKeyDer::from_pem_file(key).unwrap())
-            .unwrap();
-        config.alpn_protocols = vec![b"h2".to_vec()];
-        config
-    }
+/// As in Envoy Gateway: clients must have a certificate of the authority, and TLS is 1.3.
+fn config([certificate, key, ca]: &TlsFiles) -> ServerConfig {
+    let read = |file| CertificateDer::from_pem_file(file).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(read(ca)).unwrap();
+    let provider = Arc::new(ring::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_client_cert_verifier(clients.build().unwrap())
+        .with_single_cert(
+            vec![read(certificate)],
+            PrivateKeyDer::from_pem_file(key).unwrap(),
+        )
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config
 }
 
-/// The discovery service.
 #[derive(Debug)]
 struct Double(Arc<Shared>);
 

@@ -4,7 +4,7 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
-    process::{Command, Stdio},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -20,12 +20,32 @@ use nix::{
 
 use super::{Process, redis::Redis};
 
+/// A thread that goes on until it is ended.
+#[derive(Debug)]
+struct Going<T> {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<T>>,
+}
+
+impl<T: Send + 'static> Going<T> {
+    fn start(run: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = is_over.clone();
+        Self {
+            is_over,
+            thread: Some(thread::spawn(move || run(&seen))),
+        }
+    }
+
+    fn end(&mut self) -> thread::Result<T> {
+        self.is_over.store(true, Relaxed);
+        self.thread.take().expect("it is ended once").join()
+    }
+}
+
 /// Pauses and continues a process in turns, as a CPU quota does. The drop lets it continue.
 #[derive(Debug)]
-pub struct Pauses {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct Pauses(Going<()>);
 
 /// How long a process is paused, and how long it then runs.
 #[derive(Clone, Copy, Debug)]
@@ -46,12 +66,10 @@ impl Turn {
 impl Pauses {
     /// The turns follow each other, and then start again.
     pub fn of(process: u32, turns: Vec<Turn>) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
         let process = Pid::from_raw(i32::try_from(process).unwrap());
-        let seen = is_over.clone();
-        let thread = thread::spawn(move || {
+        Self(Going::start(move |is_over| {
             for turn in turns.iter().cycle() {
-                if seen.load(Relaxed) {
+                if is_over.load(Relaxed) {
                     return;
                 }
                 kill(process, Signal::SIGSTOP).expect("it runs");
@@ -59,53 +77,37 @@ impl Pauses {
                 kill(process, Signal::SIGCONT).expect("it was stopped");
                 thread::sleep(turn.runs);
             }
-        });
-        Self {
-            is_over,
-            thread: Some(thread),
-        }
+        }))
     }
 }
 
 impl Drop for Pauses {
     fn drop(&mut self) {
-        self.is_over.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let _ = self.0.end();
     }
 }
 
 /// Starts processes that only use processor time, at the usual priority. Killed on drop.
 pub fn loops(count: usize) -> Vec<Process> {
-    let busy = || {
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "while :; do :; done"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        Process::start(&mut command)
-    };
-    (0..count).map(|_| busy()).collect()
+    let mut command = Command::new("sh");
+    command.args(["-c", "while :; do :; done"]);
+    (0..count)
+        .map(|_| Process::start_quietly(&mut command))
+        .collect()
 }
 
 /// Sends Redis a request every few milliseconds. A machine without time for Redis makes it late for all clients,
 /// which is no fault of theirs.
 #[derive(Debug)]
-pub struct Witness {
-    is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Duration>,
-}
+pub struct Witness(Going<Duration>);
 
 impl Witness {
     pub fn of(redis: &Redis) -> Self {
         let mut stream = TcpStream::connect(redis.address()).expect("it listens");
         stream.set_nodelay(true).expect("it is a socket");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let seen = is_over.clone();
-        let thread = thread::spawn(move || {
+        Self(Going::start(move |is_over| {
             let mut longest = Duration::ZERO;
-            while !seen.load(Relaxed) {
+            while !is_over.load(Relaxed) {
                 let asked = Instant::now();
                 stream.write_all(b"PING\r\n").expect("it reads");
                 stream.read_exact(&mut [0; 7]).expect("it answers");
@@ -113,13 +115,11 @@ impl Witness {
                 thread::sleep(Duration::from_millis(5));
             }
             longest
-        });
-        Self { is_over, thread }
+        }))
     }
 
     /// Returns the longest time of an answer.
-    pub fn end(self) -> Duration {
-        self.is_over.store(true, Relaxed);
-        self.thread.join().expect("it answered all the time")
+    pub fn end(mut self) -> Duration {
+        self.0.end().expect("it answered all the time")
     }
 }

@@ -11,15 +11,11 @@ use tollgate::{
 
 use super::ads::snapshot;
 
-/// The cache of a control plane.
 #[derive(Debug)]
 pub enum Cache {
     /// A snapshot cache of earlier versions: each request with another version than the newest gets the newest.
     Newest(Option<DiscoveryResponse>),
     Snapshot(SnapshotCache),
-    /// A snapshot cache behind a server that answers requests for several types in a fixed order. A client of one
-    /// type sees no difference.
-    Ordered(SnapshotCache),
     Linear(LinearCache),
     /// A cache for each type.
     Mux(BTreeMap<String, Cache>),
@@ -28,7 +24,6 @@ pub enum Cache {
 /// A name, and an empty cache.
 pub type NamedCache = (&'static str, fn() -> Cache);
 
-/// The reaction to a request.
 #[derive(Debug)]
 pub enum Answer {
     Send(DiscoveryResponse),
@@ -69,8 +64,9 @@ impl Cache {
         Self::Snapshot(SnapshotCache::default())
     }
 
+    /// Behind a server that answers requests for several types in a fixed order, which a client of one type does not see.
     pub fn ordered() -> Self {
-        Self::Ordered(SnapshotCache::default())
+        Self::snapshot()
     }
 
     pub fn linear() -> Self {
@@ -83,11 +79,10 @@ impl Cache {
         Self::Mux([(TYPE_URL.to_owned(), cache), (other, Self::linear())].into())
     }
 
-    /// All four, empty; the last one twice.
-    pub fn all() -> [NamedCache; 5] {
+    /// All three, empty; the last one twice.
+    pub fn all() -> [NamedCache; 4] {
         [
             ("snapshot", Self::snapshot),
-            ("ordered", Self::ordered),
             ("linear", Self::linear),
             ("mux of linear", || Self::mux(Self::linear())),
             ("mux of snapshot", || Self::mux(Self::snapshot())),
@@ -98,7 +93,7 @@ impl Cache {
     pub fn fill(&mut self, configs: &[RateLimitConfig]) {
         match self {
             Self::Newest(_) => panic!("it is filled by hand"),
-            Self::Snapshot(cache) | Self::Ordered(cache) => {
+            Self::Snapshot(cache) => {
                 cache.version += 1;
                 cache.snapshot = Some(snapshot(&cache.version.to_string(), configs));
             }
@@ -122,7 +117,7 @@ impl Cache {
                 }
                 _ => Answer::Wait,
             },
-            Self::Snapshot(cache) | Self::Ordered(cache) => cache.answer(request, returned, is_new),
+            Self::Snapshot(cache) => cache.answer(request, returned, is_new),
             Self::Linear(cache) => cache.answer(request, returned),
             Self::Mux(caches) => match caches.get(&request.type_url) {
                 Some(cache) => cache.answer(request, returned, is_new),
@@ -164,7 +159,6 @@ impl LinearCache {
 }
 
 impl Returned {
-    /// Adds the resources of a response.
     pub fn add(&mut self, response: &DiscoveryResponse) {
         let named = response.resources.iter();
         self.0.extend(named.map(|any| (name(any), any.clone())));

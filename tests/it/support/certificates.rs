@@ -1,6 +1,7 @@
 //! Certificates, the folder in which they are mounted, and clients that use TLS.
 
 use std::{
+    fs,
     future::{Ready, ready},
     io,
     net::SocketAddr,
@@ -32,16 +33,14 @@ use tonic::{
     transport::{Endpoint, Uri},
 };
 
-use super::{ask::Client, finish, tool};
+use super::{ask::Client, finish, tollgate::Builder, tool};
 
-/// A certificate with its key, both in PEM.
 #[derive(Debug)]
 pub struct Pair {
     pub certificate: String,
     pub key: String,
 }
 
-/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
@@ -72,11 +71,7 @@ impl Authority {
 
     /// A certificate like Envoy Gateway's, except for its EC key: for `*`, valid for `name`, without key usages.
     pub fn issue(&self, name: &str) -> Pair {
-        let key = KeyPair::generate().unwrap();
-        Pair {
-            certificate: self.issue_for(name, &key),
-            key: key.serialize_pem(),
-        }
+        self.signed(params("*", &[name]))
     }
 
     /// A certificate like Envoy Gateway's: an RSA key of 2048 bits in PKCS#1, for `*`, valid for `names`, without key
@@ -93,35 +88,24 @@ impl Authority {
 
     /// The certificate of an authority below this one, which is also for `name`.
     pub fn issue_authority(&self, name: &str) -> Pair {
-        let key = KeyPair::generate().unwrap();
         let mut params = params("*", &[name]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Pair {
-            certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
-            key: key.serialize_pem(),
-        }
+        self.signed(params)
     }
 
     /// A certificate that expired long ago.
     pub fn issue_expired(&self, name: &str) -> Pair {
+        self.signed(expired(params("*", &[name])))
+    }
+
+    fn signed(&self, params: CertificateParams) -> Pair {
         let key = KeyPair::generate().unwrap();
-        let mut params = params("*", &[name]);
-        params.not_before = rcgen::date_time_ymd(2000, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2001, 1, 1);
         Pair {
             certificate: params.signed_by(&key, &self.issuer).unwrap().pem(),
             key: key.serialize_pem(),
         }
     }
 
-    pub fn issue_for(&self, name: &str, key: &KeyPair) -> String {
-        params("*", &[name])
-            .signed_by(key, &self.issuer)
-            .unwrap()
-            .pem()
-    }
-
-    /// TLS settings of a client that trusts this authority.
     pub fn client(&self, version: &'static SupportedProtocolVersion, pair: Option<&Pair>) -> Tls {
         let mut roots = RootCertStore::empty();
         roots.add(der(&self.certificate)).unwrap();
@@ -148,8 +132,7 @@ pub fn self_signed(names: &[&str], is_expired: bool) -> Pair {
     let mut params = params("Redis", names);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     if is_expired {
-        params.not_before = rcgen::date_time_ymd(2000, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+        params = expired(params);
     }
     Pair {
         certificate: params.self_signed(&key).unwrap().pem(),
@@ -173,26 +156,26 @@ impl RsaKey {
         };
         run("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 -out pkcs8");
         run("rsa -in pkcs8 -traditional -out pkcs1");
-        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-        let pkcs1 = read("pkcs1");
-        assert!(
-            pkcs1.starts_with("-----BEGIN RSA PRIVATE KEY-----"),
-            "{pkcs1}"
-        );
-        Self {
-            pkcs8: read("pkcs8"),
-            pkcs1,
-        }
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        let (pkcs8, pkcs1) = (read("pkcs8"), read("pkcs1"));
+        let is_pkcs1 = pkcs1.starts_with("-----BEGIN RSA PRIVATE KEY-----");
+        assert!(is_pkcs1, "{pkcs1}");
+        Self { pkcs8, pkcs1 }
     }
+}
+
+fn expired(mut params: CertificateParams) -> CertificateParams {
+    params.not_before = rcgen::date_time_ymd(2000, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    params
 }
 
 fn params(common_name: &str, names: &[&str]) -> CertificateParams {
     let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut params = CertificateParams::new(names).unwrap();
-    params.distinguished_name = DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, common_name);
+    let mut name = DistinguishedName::new();
+    name.push(DnType::CommonName, common_name);
+    params.distinguished_name = name;
     params
 }
 
@@ -200,7 +183,6 @@ pub fn der(pem: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
 }
 
-/// A client's TLS settings.
 #[derive(Clone)]
 pub struct Tls(TlsConnector);
 
@@ -226,7 +208,6 @@ impl Tls {
     }
 }
 
-/// A connection that is already open.
 struct Once(Option<TlsStream<TcpStream>>);
 
 impl Service<Uri> for Once {
@@ -244,44 +225,91 @@ impl Service<Uri> for Once {
     }
 }
 
-/// A folder as the kubelet mounts a Secret: links, through a link that it replaces.
+/// A folder as the kubelet mounts a Secret or a ConfigMap: links, through a link that it replaces.
 #[derive(Debug)]
 pub struct Secret {
-    folder: TempDir,
+    folder: PathBuf,
     version: u32,
+    /// The folder, if it is not in that of another.
+    _own: Option<TempDir>,
 }
 
 impl Secret {
     pub fn mount(files: &[(&str, &str)]) -> Self {
-        let mut secret = Self {
-            folder: TempDir::new().unwrap(),
-            version: 0,
-        };
+        let own = TempDir::new().unwrap();
+        let mut secret = Self::at_folder(own.path().to_owned());
+        secret._own = Some(own);
         secret.update(files);
-        for (name, _) in files {
-            symlink(format!("..data/{name}"), secret.path(name)).unwrap();
-        }
         secret
+    }
+
+    /// An empty one at this place.
+    pub fn at_folder(folder: PathBuf) -> Self {
+        fs::create_dir_all(&folder).unwrap();
+        Self {
+            folder,
+            version: 0,
+            _own: None,
+        }
     }
 
     /// Replaces all files at once.
     pub fn update(&mut self, files: &[(&str, &str)]) {
+        let name = |version| format!("..2026_11_21_{version}");
+        let (old, new) = (name(self.version), name(self.version + 1));
         self.version += 1;
-        let version = format!("..{}", self.version);
-        std::fs::create_dir(self.path(&version)).unwrap();
+        fs::create_dir(self.path(&new)).unwrap();
         for (name, text) in files {
-            std::fs::write(self.path(&version).join(name), text).unwrap();
+            fs::write(self.path(&new).join(name), text).unwrap();
         }
-        symlink(&version, self.path("..data_tmp")).unwrap();
-        std::fs::rename(self.path("..data_tmp"), self.path("..data")).unwrap();
+        symlink(&new, self.path("..data_tmp")).unwrap();
+        fs::rename(self.path("..data_tmp"), self.path("..data")).unwrap();
+        for (name, _) in files {
+            if !self.path(name).is_symlink() {
+                symlink(format!("..data/{name}"), self.path(name)).unwrap();
+            }
+        }
+        // At the first update there is none.
+        let _ = fs::remove_dir_all(self.path(&old));
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.join(name)
     }
 
-    /// The path as an argument.
     pub fn at(&self, name: &str) -> String {
         self.path(name).display().to_string()
     }
+}
+
+/// The files of a certificate, and of the authority of the other side.
+pub fn files<'a>(pair: &'a Pair, ca: &'a Authority) -> [(&'static str, &'a str); 3] {
+    let Pair { certificate, key } = pair;
+    [
+        ("tls.crt", certificate),
+        ("tls.key", key),
+        ("ca.crt", &ca.certificate),
+    ]
+}
+
+/// A Secret with [`files`].
+pub fn mount(pair: &Pair, ca: &Authority) -> Secret {
+    Secret::mount(&files(pair, ca))
+}
+
+/// The paths of [`files`], as arguments.
+pub fn paths(secret: &Secret) -> [String; 3] {
+    ["tls.crt", "tls.key", "ca.crt"].map(|name| secret.at(name))
+}
+
+/// A server whose gRPC port has this certificate.
+pub fn serving(builder: Builder, secret: &Secret) -> Builder {
+    let [certificate, key, _] = paths(secret);
+    let builder = builder.args(["--grpc-tls", "--grpc-tls-cert", &certificate]);
+    builder.args(["--grpc-tls-key", &key])
+}
+
+/// Like [`serving`], for clients with a certificate of the Secret's authority.
+pub fn serving_known(builder: Builder, secret: &Secret) -> Builder {
+    serving(builder, secret).args(["--grpc-client-ca", &secret.at("ca.crt")])
 }

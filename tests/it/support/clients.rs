@@ -32,10 +32,8 @@ descriptors:
     rate_limit: { unit: year, requests_per_unit: 2 }
 ";
 
-/// The name in the server's certificate.
 pub const SERVER_NAME: &str = "tollgate.example";
 
-/// A client library.
 #[derive(Clone, Copy, Debug)]
 pub enum Client {
     /// Python's, based on gRPC's C-core as are those of Ruby, PHP and C++.
@@ -46,7 +44,6 @@ pub enum Client {
     Grpcurl,
 }
 
-/// The settings of a client's channel.
 #[derive(Clone, Debug, Default)]
 pub struct Channel {
     /// Host and port, or `unix:` and a path.
@@ -55,7 +52,6 @@ pub struct Channel {
     pub authority: Option<String>,
     /// Uses TLS and trusts this certificate: a file in PEM.
     pub ca: Option<String>,
-    /// Compresses its messages.
     pub is_gzip: bool,
 }
 
@@ -75,7 +71,6 @@ impl Client {
         }
     }
 
-    /// A program that prints a line for each call.
     fn script(self, channel: &Channel, value: &str, calls: usize) -> Command {
         let (program, script) = match self {
             Self::Grpcio => ("python3", "tests/it/grpcio_ask.py"),
@@ -85,9 +80,8 @@ impl Client {
         let message = request("d", vec![descriptor(&[("k", value)])]).encode_to_vec();
         let hex: String = message.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = Command::new(tool(program));
-        command
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
-            .args([PATH, &channel.target, &hex, &calls.to_string()]);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script));
+        command.args([PATH, &channel.target, &hex, &calls.to_string()]);
         if let Some(authority) = &channel.authority {
             command.args(["--authority", authority]);
         }
@@ -123,7 +117,6 @@ pub fn is_first_message_compressed<T>(start: impl FnOnce(String) -> T) -> bool {
     message[0] == 1
 }
 
-/// A connection after the exchange of prefaces.
 fn greeted(mut stream: TcpStream) -> Frames {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.read_exact(&mut [0; PREFACE.len()]).unwrap();
@@ -133,15 +126,12 @@ fn greeted(mut stream: TcpStream) -> Frames {
     Frames(stream)
 }
 
-/// The result of a call in a script's output.
 fn ending(line: &str) -> String {
     let Some(hex) = line.strip_prefix("OK ") else {
         return line.to_owned();
     };
-    let bytes: Vec<_> = (0..hex.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
-        .collect();
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let bytes: Vec<_> = (0..hex.len()).step_by(2).map(byte).collect();
     let reply = RateLimitResponse::decode(&bytes[..]).unwrap();
     format!("{:?}", reply.overall_code())
 }
@@ -173,7 +163,6 @@ fn grpcurl(channel: &Channel, value: &str) -> String {
     format!("{:?}", code.unwrap())
 }
 
-/// The transport to a server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Transport {
     Tcp,
@@ -190,9 +179,7 @@ impl Transport {
 pub struct Served {
     pub server: Tollgate,
     pub channel: Channel,
-    /// The folder of its socket.
     _folder: TempDir,
-    /// The folder of its certificates.
     _secret: Secret,
 }
 

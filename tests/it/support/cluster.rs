@@ -14,23 +14,12 @@ pub struct Cluster {
 }
 
 /// The loss of a master is detected within a second; replicas get data at once.
-const OPTIONS: [&str; 10] = [
-    "--cluster-enabled",
-    "yes",
-    "--cluster-config-file",
-    "nodes-of-the-cluster",
-    "--cluster-node-timeout",
-    "1000",
-    "--repl-diskless-sync-delay",
-    "0",
-    "--enable-debug-command",
-    "local",
-];
+const OPTIONS: &str = "--cluster-enabled yes --cluster-config-file nodes-of-the-cluster --cluster-node-timeout 1000 \
+    --repl-diskless-sync-delay 0 --enable-debug-command local";
 
-/// Starts a server that will join a cluster. Its bus uses the port 10,000 higher.
 fn member(program: &'static str, more: &[String]) -> Redis {
     Redis::with_made(program, |_| {
-        let options = OPTIONS.iter().map(|&option| option.to_owned());
+        let options = OPTIONS.split(' ').map(str::to_owned);
         let is_old = program == "redis-server-6.2";
         // The old version does not know this option.
         let options = options.take(if is_old { 8 } else { 10 });
@@ -50,13 +39,12 @@ impl Cluster {
         Self::with(program, replicas, &[])
     }
 
-    /// Starts it with further options for all nodes.
     #[track_caller]
     pub fn with(program: &'static str, replicas: usize, more: &[String]) -> Self {
-        let nodes: Vec<_> = (0..3 * (1 + replicas))
-            .map(|_| member(program, more))
-            .collect();
-        let cluster = Self { nodes };
+        let nodes = (0..3 * (1 + replicas)).map(|_| member(program, more));
+        let cluster = Self {
+            nodes: nodes.collect(),
+        };
         let addresses: Vec<_> = cluster.nodes.iter().map(Redis::address).collect();
         let mut create = vec!["--cluster", "create"];
         create.extend(addresses.iter().map(String::as_str));
@@ -67,7 +55,6 @@ impl Cluster {
         cluster
     }
 
-    /// Adds an empty master.
     #[track_caller]
     pub fn add_node(&mut self) {
         let node = member(PROGRAMS[0], &[]);
@@ -117,7 +104,6 @@ impl Cluster {
         }
     }
 
-    /// A migration of `key`'s slot to another node.
     pub fn migration_of(&self, key: &str) -> Migration {
         let slot = self.nodes[0].number(&["CLUSTER", "KEYSLOT", key]);
         let from = self.owner(key);
@@ -156,13 +142,11 @@ impl Cluster {
         }
     }
 
-    /// Three addresses, separated by commas.
     pub fn url(&self) -> String {
         let seeds: Vec<_> = self.nodes.iter().take(3).map(Redis::address).collect();
         format!("redis://{}", seeds.join(","))
     }
 
-    /// The number of keys on all masters.
     pub fn key_count(&self) -> usize {
         let masters = self.nodes.iter().filter(|node| !is_replica(node));
         let sizes = masters.map(|node| node.number(&["DBSIZE"]));
@@ -185,7 +169,6 @@ impl Cluster {
     }
 }
 
-/// The migration of one slot between two nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
     pub slot: u16,

@@ -15,43 +15,38 @@ use tempfile::TempDir;
 
 use super::{tool, wait_until};
 
-/// A running demo. Ended on drop.
 #[derive(Debug)]
 pub struct Demo {
     script: Child,
     folder: TempDir,
-    /// The address of its page.
     pub page: String,
 }
 
 impl Demo {
-    /// Starts it with this build of tollgate.
     #[track_caller]
     pub fn start(program: &OsStr) -> Self {
         Self::with(program, &[])
     }
 
-    /// Starts it with further arguments.
     #[track_caller]
     pub fn with(program: &OsStr, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         let output = File::create(folder.path().join("output")).unwrap();
-        let script = Command::new(tool("python3"))
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"))
+        let mut command = Command::new(tool("python3"));
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/demo/demo.py"));
+        command
             .arg("--tollgate")
             .arg(program)
             .arg("--envoy")
             .arg(tool("envoy"))
-            .args(args)
+            .args(args);
+        command
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            .env("TMPDIR", folder.path())
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().unwrap())
-            .stderr(output)
-            .spawn()
-            .unwrap();
+            .env("TMPDIR", folder.path());
+        let both = (output.try_clone().unwrap(), output);
+        command.stdin(Stdio::null()).stdout(both.0).stderr(both.1);
         let mut demo = Self {
-            script,
+            script: command.spawn().unwrap(),
             folder,
             page: String::new(),
         };
@@ -67,12 +62,10 @@ impl Demo {
         demo
     }
 
-    /// All that it printed.
     pub fn said(&self) -> String {
         fs::read_to_string(self.folder.path().join("output")).unwrap()
     }
 
-    /// Ends it as Ctrl-C does.
     #[track_caller]
     pub fn interrupt(&mut self) -> ExitStatus {
         self.signal(Signal::SIGINT);

@@ -14,7 +14,6 @@ use super::{
     tool, wait_until,
 };
 
-/// A running Envoy. Killed on drop.
 #[derive(Debug)]
 pub struct Envoy {
     _process: Process,
@@ -29,15 +28,9 @@ impl Envoy {
     /// `bootstrap` is called again for each attempt: if a port was not free after all, it can choose another one.
     #[track_caller]
     pub fn start(bootstrap: impl Fn() -> String) -> Self {
-        Self::with_workers(2, bootstrap)
-    }
-
-    /// [`Self::start`] with so many threads.
-    #[track_caller]
-    pub fn with_workers(workers: u32, bootstrap: impl Fn() -> String) -> Self {
         let mut said = String::new();
         for _ in 0..10 {
-            match try_start(&bootstrap(), workers) {
+            match try_start(&bootstrap()) {
                 Ok(envoy) => return envoy,
                 Err(log) if log.contains("Address already in use") => said = log,
                 Err(log) => panic!("Envoy ended:\n{log}"),
@@ -46,12 +39,23 @@ impl Envoy {
         panic!("Envoy finds no free port:\n{said}");
     }
 
+    /// Starts the one of a page in `docs/`: its own ports stand for 8000, tollgate's for 8081 and the service's for 9000.
+    #[track_caller]
+    pub fn of_page(page: &str, grpc: SocketAddr, service: SocketAddr) -> Self {
+        let address = "{ socket_address: { address: 127.0.0.1, port_value: 0 } }";
+        let mut page = format!("admin: {{ address: {address} }}\n{page}");
+        for (known, own) in [(8000, 0), (8081, grpc.port()), (9000, service.port())] {
+            let port = |port: u16| format!("port_value: {port}");
+            page = page.replace(&port(known), &port(own));
+        }
+        Self::start(|| page.clone())
+    }
+
     /// Starts one that passes on all calls to `port`, in its default settings.
     pub fn before(port: u16) -> Self {
         let bootstrap = format!(
             r#"
-admin:
-  address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }}
+admin: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: 0 }} }} }}
 static_resources:
   listeners:
   - name: all
@@ -62,10 +66,7 @@ static_resources:
         typed_config:
           "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
           stat_prefix: all
-          http_filters:
-          - name: envoy.filters.http.router
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+          http_filters: [{ROUTER}]
           route_config:
             virtual_hosts:
             - {{ name: all, domains: ["*"], routes: [{{ match: {{ prefix: / }}, route: {{ cluster: debug }} }}] }}
@@ -74,23 +75,18 @@ static_resources:
     load_assignment:
       cluster_name: debug
       endpoints:
-      - lb_endpoints:
-        - endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}
+      - lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }} }}]
 "#
         );
         Self::start(|| bootstrap.clone())
     }
 
-    /// The address of the listener with this name.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         let listeners = get(self.admin, "/listeners").body;
-        let address = listeners
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
-        let Some(address) = address else {
-            panic!("no listener `{name}`:\n{listeners}");
-        };
+        let mut lines = listeners.lines();
+        let address = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix("::"));
+        let address = address.unwrap_or_else(|| panic!("no listener `{name}`:\n{listeners}"));
         let address: SocketAddr = address.parse().expect("it listens on a port");
         SocketAddr::from(([127, 0, 0, 1], address.port()))
     }
@@ -99,9 +95,8 @@ static_resources:
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
         let page = get(self.admin, "/stats").body;
-        let value = page
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let mut lines = page.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         value.map_or(0, |value| value.parse().expect("a number"))
     }
 }
@@ -112,6 +107,9 @@ pub fn with_upstream(bootstrap: &str) -> String {
     let bootstrap = bootstrap.replace("    $UPSTREAM_LISTENER\n", UPSTREAM_LISTENER);
     bootstrap.replace("    $UPSTREAM_CLUSTER\n", UPSTREAM_CLUSTER)
 }
+
+const ROUTER: &str = "{ name: envoy.filters.http.router, typed_config: \
+    { \"@type\": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router } }";
 
 const UPSTREAM_LISTENER: &str = r#"    - name: service
       address: { pipe: { path: service.sock } }
@@ -125,9 +123,7 @@ const UPSTREAM_LISTENER: &str = r#"    - name: service
                   virtual_hosts:
                     - name: service
                       domains: ["*"]
-                      routes:
-                        - match: { prefix: / }
-                          direct_response: { status: 200 }
+                      routes: [{ match: { prefix: / }, direct_response: { status: 200 } }]
                 http_filters:
                   - name: envoy.filters.http.router
                     typed_config:
@@ -138,31 +134,27 @@ const UPSTREAM_CLUSTER: &str = r#"    - name: service
       type: STATIC
       load_assignment:
         cluster_name: service
-        endpoints:
-          - lb_endpoints:
-              - endpoint: { address: { pipe: { path: service.sock } } }
+        endpoints: [{ lb_endpoints: [{ endpoint: { address: { pipe: { path: service.sock } } } }] }]
 "#;
 
 /// Returns its output if it ended instead of becoming ready.
-fn try_start(bootstrap: &str, workers: u32) -> Result<Envoy, String> {
+fn try_start(bootstrap: &str) -> Result<Envoy, String> {
     let folder = TempDir::new().unwrap();
     let file = |name: &str| folder.path().join(name);
     fs::write(file("envoy.yaml"), bootstrap).unwrap();
-    let mut process = Process::start(
-        Command::new(tool("envoy"))
-            .args([
-                "--concurrency",
-                &workers.to_string(),
-                "--disable-hot-restart",
-            ])
-            .arg("--config-path")
-            .arg(file("envoy.yaml"))
-            .arg("--admin-address-path")
-            .arg(file("admin"))
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(File::create(file("log")).unwrap()),
-    );
+    let mut command = Command::new(tool("envoy"));
+    command.args([
+        "--concurrency",
+        "2",
+        "--disable-hot-restart",
+        "--config-path",
+        "envoy.yaml",
+    ]);
+    command
+        .args(["--admin-address-path", "admin"])
+        .current_dir(folder.path());
+    let log = File::create(file("log")).unwrap();
+    let mut process = Process::start(command.stdout(Stdio::null()).stderr(log));
     let mut admin = None;
     let mut has_ended = false;
     wait_until("Envoy is ready", || {

@@ -1,13 +1,12 @@
 //! HTTP/2 frame by frame, including frames that no client would send.
 
 use std::{
-    io::{ErrorKind, Read as _, Write as _},
+    io::{self, ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
 };
 
 use super::PATIENCE;
 
-/// The preface of a client.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0;
@@ -33,12 +32,10 @@ pub fn beginnings() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A client that writes and reads raw frames.
 #[derive(Debug)]
 pub struct Frames(pub TcpStream);
 
 impl Frames {
-    /// Sends the preface.
     pub fn connect(address: SocketAddr) -> Self {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -49,31 +46,26 @@ impl Frames {
 
     /// Type and payload of the next frame; `None` when the server has closed.
     pub fn read(&mut self) -> Option<(u8, Vec<u8>)> {
-        let mut head = [0; 9];
-        self.fill(&mut head)?;
-        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        let mut payload = vec![0; usize::try_from(length).unwrap()];
-        self.fill(&mut payload)?;
-        Some((head[3], payload))
+        match self.next_frame() {
+            Ok((kind, _, _, payload)) => Some((kind, payload)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
+            Err(_) => None,
+        }
     }
 
     /// Type, flags, stream and payload of the next frame; `None` if none comes in time or the server has closed.
     pub fn try_read(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
+        self.next_frame().ok()
+    }
+
+    fn next_frame(&mut self) -> io::Result<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
-        self.0.read_exact(&mut head).ok()?;
+        self.0.read_exact(&mut head)?;
         let [_, _, _, kind, flags, stream @ ..] = head;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
         let mut payload = vec![0; usize::try_from(length).unwrap()];
-        self.0.read_exact(&mut payload).ok()?;
-        Some((kind, flags, u32::from_be_bytes(stream), payload))
-    }
-
-    fn fill(&mut self, bytes: &mut [u8]) -> Option<()> {
-        match self.0.read_exact(bytes) {
-            Ok(()) => Some(()),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("nothing comes"),
-            Err(_) => None,
-        }
+        self.0.read_exact(&mut payload)?;
+        Ok((kind, flags, u32::from_be_bytes(stream), payload))
     }
 
     /// Reads until a frame of this type, or until the server closes.
@@ -94,94 +86,51 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 
 /// The headers of a call, without END_STREAM.
 pub fn headers(stream: u32) -> Vec<u8> {
-    frame(HEADERS, 4, stream, &header_block(0x00))
+    frame(HEADERS, 4, stream, &header_block(0))
 }
 
 /// [`headers`], with a timeout (gRPC over HTTP/2, "Timeout").
 pub fn headers_with_timeout(stream: u32, timeout: &str) -> Vec<u8> {
     let length = u8::try_from(timeout.len()).unwrap();
     let field = [b"\x00\x0cgrpc-timeout", &[length][..], timeout.as_bytes()].concat();
-    frame(HEADERS, 4, stream, &[header_block(0x00), field].concat())
+    frame(HEADERS, 4, stream, &[header_block(0), field].concat())
 }
 
-/// The header block of a call. `literal` says what becomes of its fields: 0x00 leaves them out of the dynamic table,
-/// 0x40 puts them into it (RFC 7541, 6.2).
+/// The header block of a call. Its fields are in the dynamic table afterwards if `literal` is 0x40, and not if it is 0
+/// (RFC 7541, 6.2).
 fn header_block(literal: u8) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    [
-        // POST, http, and :path.
-        &[0x83, 0x86, literal | 4][..],
-        &text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
-        // :authority.
-        &[literal | 1],
-        &text("tollgate"),
-        &[literal],
-        &text("content-type"),
-        &text("application/grpc"),
-        &[literal],
-        &text("te"),
-        &text("trailers"),
-    ]
-    .concat()
+    let path = text("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
+    // POST and http; :path, :authority and others.
+    let begin = [0x83, 0x86, literal | 4];
+    let mut block = [&begin[..], &path, &[literal | 1], &text("tollgate")].concat();
+    for part in ["content-type", "application/grpc", "te", "trailers"].chunks(2) {
+        block.extend([&[literal], &text(part[0])[..], &text(part[1])].concat());
+    }
+    block
+}
+
+/// So many calls, each cancelled right after its headers, which repeat those of the first in six bytes.
+pub fn cancelled_calls(count: usize) -> Vec<u8> {
+    let first = header_block(0x40);
+    let call = |stream| {
+        let again = [0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
+        let block = if stream == 1 { &first[..] } else { &again };
+        let reset = frame(RESET, 0, stream, &[0, 0, 0, 8]);
+        [frame(HEADERS, 4, stream, block), reset].concat()
+    };
+    streams().take(count).flat_map(call).collect()
 }
 
 /// A request for one descriptor, in one frame with END_STREAM.
 pub fn data(stream: u32) -> Vec<u8> {
     let entry = b"\x0a\x01k\x12\x01v";
     let descriptor = [&[0x0a, u8::try_from(entry.len()).unwrap()][..], entry].concat();
-    let request = [
-        b"\x0a\x01d\x12",
-        &[u8::try_from(descriptor.len()).unwrap()][..],
-        &descriptor,
-    ]
-    .concat();
+    let length = [u8::try_from(descriptor.len()).unwrap()];
+    let request = [b"\x0a\x01d\x12", &length[..], &descriptor].concat();
     let length = u32::try_from(request.len()).unwrap().to_be_bytes();
     let message = [&[0][..], &length, &request].concat();
     frame(0, 1, stream, &message)
-}
-
-/// So many calls, each cancelled right after its headers. The first one puts its headers into the dynamic table, so the
-/// others are as short as calls can be.
-pub fn cancelled_calls(count: usize) -> Vec<u8> {
-    let first = header_block(0x40);
-    let call = |stream| {
-        let block = match stream {
-            1 => &first[..],
-            _ => &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe],
-        };
-        [
-            frame(1, 4, stream, block),
-            frame(RESET, 0, stream, &[0, 0, 0, 8]),
-        ]
-        .concat()
-    };
-    streams().take(count).flat_map(call).collect()
-}
-
-/// So many calls, each followed by `wrong`, a frame that makes the server reset it.
-pub fn calls_to_reset(count: usize, mut wrong: Vec<u8>) -> Vec<u8> {
-    let mut call = |stream: u32| {
-        wrong[5..9].copy_from_slice(&stream.to_be_bytes());
-        [headers(stream), wrong.clone()].concat()
-    };
-    let mut calls = Vec::new();
-    for stream in streams().take(count) {
-        calls.extend(call(stream));
-    }
-    calls
-}
-
-/// Headers of 16 kB without END_HEADERS, which continue in equally large frames: the first frame and a further one.
-pub fn endless_headers() -> [Vec<u8>; 2] {
-    let long = [
-        &[0x00, 0x01, b'x', 0x7f, 0x80, 0x7c][..],
-        &[b'v'; 15_999][..],
-    ]
-    .concat();
-    [
-        frame(HEADERS, 0, 1, &long),
-        frame(CONTINUATION, 0, 1, &long),
-    ]
 }
 
 pub fn streams() -> impl Iterator<Item = u32> {

@@ -41,10 +41,8 @@ impl Hoarder {
     pub fn connect(address: SocketAddr, window: u32) -> Self {
         let mut frames = Frames::connect(address);
         let setting = [&[0, 4][..], &window.to_be_bytes()].concat();
-        frames
-            .0
-            .write_all(&frame(SETTINGS, 0, 0, &setting))
-            .unwrap();
+        let setting = frame(SETTINGS, 0, 0, &setting);
+        frames.0.write_all(&setting).unwrap();
         if let Some(more @ 1..) = window.checked_sub(65_535) {
             let more = frame(WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
             frames.0.write_all(&more).unwrap();
@@ -95,14 +93,22 @@ impl Hoarder {
         true
     }
 
-    /// Writes raw bytes; returns whether that succeeded.
+    /// So many calls, unless the server closes before.
+    fn with_calls(mut self, calls: usize, bytes: &[u8], is_end: bool) -> Self {
+        for _ in 0..calls {
+            if !self.call(bytes, is_end) && self.is_closed {
+                break;
+            }
+        }
+        self
+    }
+
     pub fn write(&mut self, bytes: &[u8]) -> bool {
         let written = self.frames.0.write_all(bytes);
         self.is_closed |= matches!(&written, Err(error) if error.kind() != ErrorKind::WouldBlock);
         written.is_ok()
     }
 
-    /// Reads a frame, if one arrives.
     pub fn hear(&mut self) -> bool {
         let Some((kind, flags, stream, payload)) = self.frames.try_read() else {
             return false;
@@ -139,14 +145,8 @@ impl Hoarder {
     fn end(&mut self, stream: u32) {
         self.ended += usize::from(self.windows.remove(&stream).is_some());
     }
-
-    /// Calls without an answer or a reset, as far as frames were read.
-    pub fn open(&self) -> usize {
-        self.windows.len()
-    }
 }
 
-/// `message` in a gRPC frame.
 pub fn framed(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()
@@ -154,14 +154,9 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
 
 /// Calls with messages of `bytes` each, without their last byte.
 pub fn calls_without_end(address: SocketAddr, calls: usize, bytes: usize) -> Hoarder {
-    let mut hoarder = Hoarder::connect(address, 65_535);
     let message = framed(&vec![b'x'; bytes]);
-    for _ in 0..calls {
-        if !hoarder.call(&message[..message.len() - 1], false) && hoarder.is_closed {
-            break;
-        }
-    }
-    hoarder
+    let begun = &message[..message.len() - 1];
+    Hoarder::connect(address, 65_535).with_calls(calls, begun, false)
 }
 
 /// Calls on `connections`, as many as each allows, with a closed window for replies: each has `descriptors`, whose
@@ -172,44 +167,9 @@ pub fn unread_replies(
     calls: usize,
     message: &[u8],
 ) -> Vec<Hoarder> {
-    let hoard = || {
-        let mut hoarder = Hoarder::connect(address, 0);
-        for _ in 0..calls {
-            if !hoarder.call(&framed(message), true) && hoarder.is_closed {
-                break;
-            }
-        }
-        hoarder
-    };
+    let hoard = || Hoarder::connect(address, 0).with_calls(calls, &framed(message), true);
     thread::scope(|scope| {
         let all: Vec<_> = (0..connections).map(|_| scope.spawn(hoard)).collect();
-        all.into_iter().map(|one| one.join().unwrap()).collect()
-    })
-}
-
-/// A request for so many descriptors with this value.
-pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
-    let mut one = descriptor(&[("k", "")]);
-    one.entries[0].value = value.to_vec().into();
-    request("d", vec![one; descriptors]).encode_to_vec()
-}
-
-/// Clients of `/json` with bodies of `bytes` each, without the last byte.
-pub fn slow_bodies(address: SocketAddr, clients: usize, bytes: usize) -> Vec<TcpStream> {
-    let head = format!(
-        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {bytes}\r\n\r\n"
-    );
-    let body = vec![b' '; bytes - 1];
-    let send = || {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_write_timeout(Some(ENOUGH)).unwrap();
-        stream.write_all(head.as_bytes()).unwrap();
-        // The server may stop reading once it has refused the request.
-        let _ = stream.write_all(&body);
-        stream
-    };
-    thread::scope(|scope| {
-        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
     })
 }
@@ -228,11 +188,40 @@ pub fn who_does_not_read(port: SocketAddr) -> TcpStream {
 pub fn made_up_names(names: usize, length: usize) -> Vec<Vec<u8>> {
     const OF_EACH: usize = 100;
     let name = |number| format!("{number:0>length$}");
-    let all: Vec<_> = (0..names)
-        .map(|number| descriptor(&[("named", &name(number))]))
-        .collect();
-    let requests = all.chunks(OF_EACH);
-    requests
-        .map(|some| request("d", some.to_vec()).encode_to_vec())
-        .collect()
+    let all = (0..names).map(|number| descriptor(&[("named", &name(number))]));
+    let all: Vec<_> = all.collect();
+    let requests = all.chunks(OF_EACH).map(|some| request("d", some.to_vec()));
+    requests.map(|request| request.encode_to_vec()).collect()
+}
+
+/// Almost the largest message that is let in.
+pub const MESSAGE: usize = 250_000;
+
+/// Clients of `/json` with bodies of almost the largest size, without the last byte.
+pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
+    let head = format!(
+        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {MESSAGE}\r\n\r\n"
+    );
+    let body = vec![b' '; MESSAGE - 1];
+    let send = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_write_timeout(Some(Duration::from_secs(3)))
+            .unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        // The server may stop reading once it has refused the request.
+        let _ = stream.write_all(&body);
+        stream
+    };
+    thread::scope(|scope| {
+        let all: Vec<_> = (0..clients).map(|_| scope.spawn(send)).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+/// A message with `descriptors`, whose only entry has this value.
+pub fn many_descriptors(descriptors: usize, value: &[u8]) -> Vec<u8> {
+    let mut one = descriptor(&[("k", "")]);
+    one.entries[0].value = value.to_vec().into();
+    request("d", vec![one; descriptors]).encode_to_vec()
 }

@@ -7,7 +7,6 @@ use std::{
 
 use super::PATIENCE;
 
-/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
@@ -23,7 +22,6 @@ impl Reply {
     }
 }
 
-/// Requests `path` on a new connection.
 #[track_caller]
 pub fn get(address: SocketAddr, path: &str) -> Reply {
     get_with(address, path, &[])
@@ -32,10 +30,8 @@ pub fn get(address: SocketAddr, path: &str) -> Reply {
 /// Requests `path` with further headers, whose values are sent unchanged.
 #[track_caller]
 pub fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> Reply {
-    match try_get(address, path, headers) {
-        Ok(reply) => reply,
-        Err(error) => panic!("no reply from {address} to {path}: {error}"),
-    }
+    let reply = try_get(address, path, headers);
+    reply.unwrap_or_else(|error| panic!("no reply from {address} to {path}: {error}"))
 }
 
 /// Sends JSON to `path`.
@@ -83,10 +79,8 @@ pub fn try_get(address: SocketAddr, path: &str, headers: &[(&str, &[u8])]) -> io
 #[track_caller]
 pub fn send(address: SocketAddr, head: &str) -> Reply {
     let request = format!("{head}connection: close\r\n\r\n");
-    match exchange(address, request.as_bytes()) {
-        Ok(reply) => reply,
-        Err(error) => panic!("no reply from {address} to {head}: {error}"),
-    }
+    let reply = exchange(address, request.as_bytes());
+    reply.unwrap_or_else(|error| panic!("no reply from {address} to {head}: {error}"))
 }
 
 fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
@@ -99,20 +93,17 @@ fn exchange(address: SocketAddr, request: &[u8]) -> io::Result<Reply> {
         .ok_or_else(|| io::Error::other(format!("not a reply: {bytes:?}")))
 }
 
-/// Parses a reply that ends with the connection.
-fn parse(text: &str) -> Option<Reply> {
+pub fn parse(text: &str) -> Option<Reply> {
     let (head, rest) = text.split_once("\r\n\r\n")?;
     let mut lines = head.split("\r\n");
     let status = lines.next()?.split(' ').nth(1)?.parse().ok()?;
-    let headers = lines
-        .map(|line| {
-            let (name, value) = line.split_once(':')?;
-            Some((name.to_ascii_lowercase(), value.trim().to_owned()))
-        })
-        .collect::<Option<_>>()?;
+    let header = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        Some((name.to_ascii_lowercase(), value.trim().to_owned()))
+    };
     let mut reply = Reply {
         status,
-        headers,
+        headers: lines.map(header).collect::<Option<_>>()?,
         body: rest.to_owned(),
     };
     if reply.header("transfer-encoding") == Some("chunked") {

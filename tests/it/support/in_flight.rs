@@ -21,7 +21,6 @@ pub struct InFlight {
 
 #[derive(Debug, Default)]
 struct Requests {
-    /// The connections of those that run and hold a slot.
     open: HashMap<u64, TcpStream>,
     most: u32,
     arrived: u64,
@@ -57,7 +56,6 @@ impl InFlight {
 }
 
 impl Requests {
-    /// Forgets those whose connection Envoy has closed.
     fn drop_ended(&mut self) {
         self.open.retain(|_, stream| {
             stream.set_nonblocking(true).unwrap();

@@ -5,9 +5,8 @@ use std::{
     net::{SocketAddr, TcpStream},
 };
 
-use super::PATIENCE;
+use super::{PATIENCE, http};
 
-/// A reply.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
@@ -24,7 +23,6 @@ impl Reply {
     }
 }
 
-/// Sends `body` as JSON on a new connection.
 #[track_caller]
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
     let headers = "content-type: application/json\r\n";
@@ -40,10 +38,9 @@ pub fn send_with(
     headers: &str,
     body: &[u8],
 ) -> Reply {
-    let host = if headers.contains("host: ") {
-        String::new()
-    } else {
-        format!("host: {address}\r\n")
+    let host = match headers.contains("host: ") {
+        true => String::new(),
+        false => format!("host: {address}\r\n"),
     };
     let head = format!(
         "{method} {path} HTTP/1.1\r\n{host}connection: close\r\n{headers}content-length: {}\r\n\r\n",
@@ -56,16 +53,10 @@ pub fn send_with(
     let _ = stream.write_all(body);
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);
-    let text = String::from_utf8(bytes).expect("text");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a reply");
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let content_type = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        name.eq_ignore_ascii_case("content-type").then_some(value)
-    });
+    let reply = http::parse(&String::from_utf8(bytes).expect("text")).expect("a reply");
     Reply {
-        status,
-        content_type: content_type.unwrap_or_default().to_owned(),
-        body: body.to_owned(),
+        status: reply.status,
+        content_type: reply.header("content-type").unwrap_or_default().to_owned(),
+        body: reply.body,
     }
 }

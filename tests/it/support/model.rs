@@ -21,9 +21,7 @@ pub struct Model {
 struct ModelState {
     /// The tokens of each answer.
     cost: AtomicU64,
-    /// Requests that have come.
     arrived: AtomicUsize,
-    /// Tokens of all answers.
     spent: AtomicU64,
     is_open: Mutex<bool>,
     opened: Condvar,
@@ -90,11 +88,8 @@ impl ModelState {
         let is_streamed = String::from_utf8_lossy(&body).contains(r#""stream":true"#);
         self.arrived.fetch_add(1, SeqCst);
         let is_open = self.is_open.lock().unwrap();
-        drop(
-            self.opened
-                .wait_while(is_open, |is_open| !*is_open)
-                .unwrap(),
-        );
+        let opened = self.opened.wait_while(is_open, |is_open| !*is_open);
+        drop(opened.unwrap());
         let cost = self.cost.load(SeqCst);
         self.spent.fetch_add(cost, SeqCst);
         let reply = match (path.contains("/fails"), is_streamed) {

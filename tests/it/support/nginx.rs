@@ -3,14 +3,13 @@
 use std::{
     fs,
     net::{SocketAddr, TcpStream},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use tempfile::TempDir;
 
 use super::{Process, free_port, tool, wait_until};
 
-/// A running nginx. Killed on drop.
 #[derive(Debug)]
 pub struct Nginx {
     _process: Process,
@@ -24,24 +23,22 @@ impl Nginx {
     pub fn before(port: u16, directives: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let own = free_port();
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .iter()
+        let places = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+        let temporary = places
             .map(|name| format!("  {name}_temp_path {name};\n"))
-            .collect();
+            .concat();
         let text = format!(
             "daemon off;\nmaster_process off;\npid pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n  access_log off;\n\
              {temporary}  server {{\n    listen 127.0.0.1:{own};\n    location / {{\n      \
              proxy_pass http://127.0.0.1:{port};\n      {directives}\n    }}\n  }}\n}}\n"
         );
         fs::write(folder.path().join("nginx.conf"), text).unwrap();
-        let process = Process::start(
-            Command::new(tool("nginx"))
-                .arg("-p")
-                .arg(folder.path())
-                .args(["-c", "nginx.conf", "-e", "stderr"])
-                .stdout(Stdio::null())
-                .stderr(Stdio::null()),
-        );
+        let mut command = Command::new(tool("nginx"));
+        command
+            .arg("-p")
+            .arg(folder.path())
+            .args(["-c", "nginx.conf", "-e", "stderr"]);
+        let process = Process::start_quietly(&mut command);
         let address = SocketAddr::from(([127, 0, 0, 1], own));
         wait_until("nginx listens", || TcpStream::connect(address).is_ok());
         Self {

@@ -1,10 +1,6 @@
 //! A twemproxy process, which Debian calls nutcracker.
 
-use std::{
-    fs,
-    net::TcpStream,
-    process::{Command, Stdio},
-};
+use std::{fs, net::TcpStream, process::Command};
 
 use tempfile::TempDir;
 
@@ -21,10 +17,10 @@ pub struct Nutcracker {
 impl Nutcracker {
     #[track_caller]
     pub fn before(servers: &[&Redis]) -> Self {
-        let servers: String = servers
+        let servers = servers
             .iter()
-            .map(|redis| format!("  - {}:1\n", redis.address()))
-            .collect();
+            .map(|redis| format!("  - {}:1\n", redis.address()));
+        let servers: String = servers.collect();
         let mut proxy = Self {
             process: None,
             folder: TempDir::new().unwrap(),
@@ -45,20 +41,15 @@ impl Nutcracker {
         self.process = None;
     }
 
-    /// Starts it again at the same port.
     #[track_caller]
     pub fn restart(&mut self) {
-        let process = Process::start(
-            Command::new(tool("nutcracker"))
-                .arg("--conf-file")
-                .arg(self.folder.path().join("nutcracker.yml"))
-                .args(["--stats-port", &free_port().to_string()])
-                .stdout(Stdio::null())
-                .stderr(Stdio::null()),
-        );
-        self.process = Some(process);
-        wait_until("nutcracker listens", || {
-            TcpStream::connect(("127.0.0.1", self.port)).is_ok()
-        });
+        let mut command = Command::new(tool("nutcracker"));
+        command
+            .arg("--conf-file")
+            .arg(self.folder.path().join("nutcracker.yml"));
+        command.args(["--stats-port", &free_port().to_string()]);
+        self.process = Some(Process::start_quietly(&mut command));
+        let connect = || TcpStream::connect(("127.0.0.1", self.port));
+        wait_until("nutcracker listens", || connect().is_ok());
     }
 }

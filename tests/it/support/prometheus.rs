@@ -1,10 +1,6 @@
 //! A real Prometheus.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    process::{Command, Stdio},
-};
+use std::{fs, net::SocketAddr, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -15,7 +11,6 @@ use super::{
     tool, wait_until,
 };
 
-/// A running Prometheus. Killed on drop.
 #[derive(Debug)]
 pub struct Prometheus {
     address: SocketAddr,
@@ -24,47 +19,33 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it with a configuration.
     #[track_caller]
     pub fn start(config: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let file = folder.path().join("prometheus.yaml");
         fs::write(&file, config).unwrap();
-        // Another process may take the port between the look and the start.
-        for _ in 0..10 {
-            let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-            let mut process = Process::start(
-                Command::new(tool("prometheus"))
-                    .arg(format!("--config.file={}", file.display()))
-                    .arg(format!("--web.listen-address={address}"))
-                    .arg(format!("--storage.tsdb.path={}", folder.path().display()))
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null()),
-            );
-            let mut has_ended = false;
-            wait_until("Prometheus is ready", || {
-                has_ended = process.has_ended();
-                let ready = try_get(address, "/-/ready", &[]);
-                has_ended || ready.is_ok_and(|reply| reply.status == 200)
-            });
-            if !has_ended {
-                return Self {
-                    address,
-                    _process: process,
-                    _folder: folder,
-                };
-            }
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let mut command = Command::new(tool("prometheus"));
+        command
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--web.listen-address={address}"))
+            .arg(format!("--storage.tsdb.path={}", folder.path().display()));
+        let process = Process::start_quietly(&mut command);
+        wait_until("Prometheus is ready", || {
+            let ready = try_get(address, "/-/ready", &[]);
+            ready.is_ok_and(|reply| reply.status == 200)
+        });
+        Self {
+            address,
+            _process: process,
+            _folder: folder,
         }
-        panic!("Prometheus does not start");
     }
 
-    /// The series that an expression has now.
     #[track_caller]
     pub fn query(&self, expression: &str) -> Vec<Value> {
-        let encoded: String = expression
-            .bytes()
-            .map(|byte| format!("%{byte:02X}"))
-            .collect();
+        let bytes = expression.bytes();
+        let encoded: String = bytes.map(|byte| format!("%{byte:02X}")).collect();
         let reply = get(self.address, &format!("/api/v1/query?query={encoded}"));
         assert_eq!(reply.status, 200, "{expression}: {}", reply.body);
         let reply: Value = serde_json::from_str(&reply.body).unwrap();

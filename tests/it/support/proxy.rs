@@ -21,15 +21,12 @@ use tokio::{
 pub struct Fault {
     /// All data arrives this much later.
     pub latency: Duration,
-    /// No data arrives, and neither side is notified.
     pub swallows: bool,
-    /// Connections break, and new ones break at once.
     pub cuts: bool,
     /// At most this many bytes a second, in each direction of each connection.
     pub bytes_per_sec: Option<u32>,
     /// A connection on which no data passes for so long is dead from then on; neither side is notified.
     pub forgets_after: Option<Duration>,
-    /// A connection ends when one of these commands comes.
     pub ends_on: &'static [&'static str],
 }
 
@@ -37,68 +34,57 @@ pub struct Fault {
 #[derive(Debug)]
 pub struct Proxy {
     pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
     /// The server that new connections reach.
-    behind: Arc<Mutex<String>>,
+    behind: Mutex<String>,
     fault: watch::Sender<Fault>,
     /// Connections with lower numbers are dead; neither side is notified.
-    alive_from: Arc<AtomicUsize>,
-    made: Arc<AtomicUsize>,
+    alive_from: AtomicUsize,
+    made: AtomicUsize,
     /// Delay of the next reply, and of all later data on its connection, in microseconds.
-    holds_next_micros: Arc<AtomicU64>,
+    holds_next_micros: AtomicU64,
     /// Connections with lower numbers hold all data for the server until this moment.
-    held_requests: Arc<Mutex<Option<(usize, Instant)>>>,
+    held_requests: Mutex<Option<(usize, Instant)>>,
 }
 
 impl Proxy {
     pub fn to(behind: String) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let proxy = Self {
-            address: listener.local_addr().unwrap(),
-            behind: Arc::new(Mutex::new(behind)),
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            behind: Mutex::new(behind),
             fault: watch::Sender::default(),
-            alive_from: Arc::default(),
-            made: Arc::default(),
-            holds_next_micros: Arc::default(),
-            held_requests: Arc::default(),
-        };
-        let held_requests = proxy.held_requests.clone();
-        let holds_next_micros = proxy.holds_next_micros.clone();
-        let faults = proxy.fault.subscribe();
-        let (alive_from, made) = (proxy.alive_from.clone(), proxy.made.clone());
-        let behind = proxy.behind.clone();
+            alive_from: AtomicUsize::default(),
+            made: AtomicUsize::default(),
+            holds_next_micros: AtomicU64::default(),
+            held_requests: Mutex::default(),
+        });
+        let served = shared.clone();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
+            let mut builder = tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
             runtime.block_on(async move {
                 let listener = TcpListener::from_std(listener).unwrap();
                 let mut passing = tokio::task::JoinSet::new();
                 while let Ok((near, _)) = listener.accept().await {
-                    let number = made.fetch_add(1, Relaxed);
-                    let faults = faults.clone();
-                    let (alive_from, behind) = (alive_from.clone(), behind.lock().unwrap().clone());
-                    let holds_next_micros = holds_next_micros.clone();
-                    let held_requests = held_requests.clone();
+                    let number = served.made.fetch_add(1, Relaxed);
+                    let shared = served.clone();
                     passing.spawn(async move {
-                        let is_dead = move || number < alive_from.load(Relaxed);
-                        let held = move || match *held_requests.lock().unwrap() {
-                            Some((below, until)) if number < below => {
-                                until.saturating_duration_since(Instant::now())
-                            }
-                            _ => Duration::ZERO,
-                        };
-                        let mut ends = faults.clone();
+                        let mut faults = shared.fault.subscribe();
                         tokio::select! {
-                            () = pass(near, behind, faults, is_dead, (held, &holds_next_micros)) => {}
-                            _ = ends.wait_for(|fault| fault.cuts) => {}
+                            () = shared.pass(near, number) => {}
+                            _ = faults.wait_for(|fault| fault.cuts) => {}
                         }
                     });
                 }
             });
         });
-        proxy
+        Self { address, shared }
     }
 
     pub fn url(&self) -> String {
@@ -106,7 +92,7 @@ impl Proxy {
     }
 
     pub fn set(&self, fault: Fault) {
-        self.fault.send_replace(fault);
+        self.shared.fault.send_replace(fault);
     }
 
     pub fn heal(&self) {
@@ -117,62 +103,64 @@ impl Proxy {
     /// delay has been used.
     pub fn hold_next_reply(&self, time: Duration) -> bool {
         let micros = u64::try_from(time.as_micros()).unwrap();
-        self.holds_next_micros.swap(micros, Relaxed) == 0
+        self.shared.holds_next_micros.swap(micros, Relaxed) == 0
     }
 
     /// Holds what the present connections send to the server for `time`; new ones are not held.
     pub fn hold_requests(&self, time: Duration) {
-        *self.held_requests.lock().unwrap() = Some((self.connections(), Instant::now() + time));
+        let held = (self.connections(), Instant::now() + time);
+        *self.shared.held_requests.lock().unwrap() = Some(held);
     }
 
     /// Lets new connections reach another server; the others stay where they are.
     pub fn move_to(&self, behind: String) {
-        *self.behind.lock().unwrap() = behind;
+        *self.shared.behind.lock().unwrap() = behind;
     }
 
-    /// How many connections were made.
     pub fn connections(&self) -> usize {
-        self.made.load(Relaxed)
+        self.shared.made.load(Relaxed)
     }
 
     /// Silences all connections so far for ever; new ones work.
     pub fn forget(&self) {
-        self.alive_from.store(self.made.load(Relaxed), Relaxed);
+        self.shared.alive_from.store(self.connections(), Relaxed);
     }
 }
 
-async fn pass(
-    near: TcpStream,
-    behind: String,
-    faults: watch::Receiver<Fault>,
-    is_dead: impl Fn() -> bool + Clone,
-    (held_requests, holds_next_micros): (impl Fn() -> Duration, &AtomicU64),
-) {
-    let Ok(far) = TcpStream::connect(behind).await else {
-        return;
-    };
-    for stream in [&near, &far] {
-        stream.set_nodelay(true).unwrap();
-    }
-    let (near_read, near_write) = near.into_split();
-    let (far_read, far_write) = far.into_split();
-    let held_replies = || Duration::from_micros(holds_next_micros.swap(0, Relaxed));
-    let used = Mutex::new((Instant::now(), false));
-    let forgets_after = faults.clone();
-    let is_dead = || {
-        let (at, is_forgotten) = &mut *used.lock().unwrap();
-        let forgets_after = forgets_after.borrow().forgets_after;
-        *is_forgotten |= forgets_after.is_some_and(|after| at.elapsed() >= after);
-        *at = Instant::now();
-        *is_forgotten || is_dead()
-    };
-    tokio::select! {
-        () = pump(near_read, far_write, faults.clone(), &is_dead, held_requests) => {}
-        () = pump(far_read, near_write, faults, &is_dead, held_replies) => {}
+impl Shared {
+    async fn pass(&self, near: TcpStream, number: usize) {
+        let behind = self.behind.lock().unwrap().clone();
+        let Ok(far) = TcpStream::connect(behind).await else {
+            return;
+        };
+        for stream in [&near, &far] {
+            stream.set_nodelay(true).unwrap();
+        }
+        let (near_read, near_write) = near.into_split();
+        let (far_read, far_write) = far.into_split();
+        let held_requests = || match *self.held_requests.lock().unwrap() {
+            Some((below, until)) if number < below => {
+                until.saturating_duration_since(Instant::now())
+            }
+            _ => Duration::ZERO,
+        };
+        let held_replies = || Duration::from_micros(self.holds_next_micros.swap(0, Relaxed));
+        let used = Mutex::new((Instant::now(), false));
+        let is_dead = || {
+            let (at, is_forgotten) = &mut *used.lock().unwrap();
+            let forgets_after = self.fault.borrow().forgets_after;
+            *is_forgotten |= forgets_after.is_some_and(|after| at.elapsed() >= after);
+            *at = Instant::now();
+            *is_forgotten || number < self.alive_from.load(Relaxed)
+        };
+        let faults = || self.fault.subscribe();
+        tokio::select! {
+            () = pump(near_read, far_write, faults(), &is_dead, held_requests) => {}
+            () = pump(far_read, near_write, faults(), &is_dead, held_replies) => {}
+        }
     }
 }
 
-/// Forwards bytes with the delay of the fault.
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,

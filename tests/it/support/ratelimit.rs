@@ -1,35 +1,32 @@
 //! tollgate under the name of envoyproxy/ratelimit: no arguments, only an environment.
 
 use std::{
-    fs,
     net::SocketAddr,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::{free_port, http, tollgate::Log, wait_until};
+use super::{certificates::Secret, free_port, http, tollgate::Log, wait_until};
 
 /// A running `ratelimit` with a volume of rules. Killed on drop.
 #[derive(Debug)]
 pub struct Ratelimit {
     child: Child,
     log: Log,
-    volume: Volume,
+    volume: Secret,
     _folder: TempDir,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub debug: SocketAddr,
 }
 
-/// Settings for starting one.
 #[derive(Debug)]
 pub struct Builder {
     folder: TempDir,
     env: Vec<(String, String)>,
-    volume: Volume,
+    volume: Secret,
 }
 
 /// A `ratelimit` with these variables, in which `$ROOT` stands for the folder that a container would see as `/`. Its
@@ -40,7 +37,7 @@ pub fn with_env(env: &[(&str, &str)]) -> Builder {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), value.replace("$ROOT", root));
     Builder {
         env: env.iter().map(own).collect(),
-        volume: Volume::mount(folder.path().join("data/ratelimit/config")),
+        volume: Secret::at_folder(folder.path().join("data/ratelimit/config")),
         folder,
     }
 }
@@ -48,26 +45,20 @@ pub fn with_env(env: &[(&str, &str)]) -> Builder {
 impl Builder {
     /// Sets the rules, as the only file of their ConfigMap.
     pub fn rules(mut self, text: &str) -> Self {
-        self.volume.update(text);
+        self.volume.update(&[("config.yaml", text)]);
         self
     }
 
     /// Counts in `redis`, with an address in the form that platforms use. A busy machine makes Redis slow, so the
     /// deadline is far above the default.
-    pub fn redis(mut self, redis: &super::redis::Redis) -> Self {
-        let url = redis.url();
-        self.set("REDIS_URL", url.trim_start_matches("redis://"));
-        self.set("TOLLGATE_REDIS_TIMEOUT", "10s");
-        self
+    pub fn redis(self, redis: &super::redis::Redis) -> Self {
+        let redis = self.env("REDIS_URL", &redis.address());
+        redis.env("TOLLGATE_REDIS_TIMEOUT", "10s")
     }
 
     pub fn env(mut self, name: &str, value: &str) -> Self {
-        self.set(name, value);
-        self
-    }
-
-    fn set(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     fn command(&self, ports: [u16; 3]) -> Command {
@@ -77,51 +68,40 @@ impl Builder {
         }
         let mut command = Command::new(program);
         command.env_clear();
-        for (name, value) in &self.env {
-            command.env(name, value);
-        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         for (name, port) in ["GRPC_PORT", "PORT", "DEBUG_PORT"].iter().zip(ports) {
             command.env(name, port.to_string());
         }
         command
-            .current_dir(self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
+        command.current_dir(self.folder.path());
         command
     }
 
-    /// Starts it and waits until a probe succeeds.
     #[track_caller]
     pub fn start(self) -> Ratelimit {
-        // Another process may take a port before the server does.
-        for _ in 0..10 {
-            let ports = [free_port(), free_port(), free_port()];
-            let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-            let mut child = self.command(ports).spawn().expect("tollgate was built");
-            let log = Log::follow(child.stderr.take().unwrap());
-            let mut has_ended = false;
-            wait_until("ratelimit is up", || {
-                has_ended = child.try_wait().unwrap().is_some();
-                has_ended || is_healthy(http) || log.text().contains("tollgate is ready")
-            });
-            if !has_ended {
-                return Ratelimit {
-                    child,
-                    log,
-                    volume: self.volume,
-                    _folder: self.folder,
-                    grpc,
-                    http,
-                    debug,
-                };
-            }
-            assert!(log.text().contains("in use"), "{}", log.text());
+        let ports = [free_port(), free_port(), free_port()];
+        let [grpc, http, debug] = ports.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let mut child = self.command(ports).spawn().expect("tollgate was built");
+        let log = Log::follow(child.stderr.take().unwrap());
+        wait_until("ratelimit is up", || {
+            let status = child.try_wait().unwrap();
+            assert_eq!(status, None, "{}", log.text());
+            is_healthy(http) || log.text().contains("tollgate is ready")
+        });
+        Ratelimit {
+            child,
+            log,
+            volume: self.volume,
+            _folder: self.folder,
+            grpc,
+            http,
+            debug,
         }
-        panic!("ratelimit finds no free ports");
     }
 
-    /// Starts it, expects it to fail, and returns its exit status and its output.
     #[track_caller]
     pub fn fail(self) -> (ExitStatus, String) {
         let mut command = self.command([free_port(), free_port(), free_port()]);
@@ -132,7 +112,6 @@ impl Builder {
     }
 }
 
-/// Whether the probe of all platforms succeeds.
 fn is_healthy(address: SocketAddr) -> bool {
     http::try_get(address, "/healthcheck", &[])
         .is_ok_and(|reply| reply.status == 200 && reply.body == "OK")
@@ -143,12 +122,10 @@ impl Ratelimit {
         &self.log
     }
 
-    /// Replaces the rules, as the kubelet does.
     pub fn update(&mut self, text: &str) {
-        self.volume.update(text);
+        self.volume.update(&[("config.yaml", text)]);
     }
 
-    /// The rules in use.
     pub fn rlconfig(&self) -> String {
         http::get(self.debug, "/rlconfig").body
     }
@@ -160,39 +137,5 @@ impl Drop for Ratelimit {
         // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// A ConfigMap volume: its visible files are links through `..data`, which is replaced as a whole.
-#[derive(Debug)]
-struct Volume {
-    folder: PathBuf,
-    generation: usize,
-}
-
-impl Volume {
-    fn mount(folder: PathBuf) -> Self {
-        fs::create_dir_all(&folder).unwrap();
-        Self {
-            folder,
-            generation: 0,
-        }
-    }
-
-    fn update(&mut self, text: &str) {
-        let name = |generation| format!("..2026_11_21_{generation}");
-        let old = self.folder.join(name(self.generation));
-        self.generation += 1;
-        let new = name(self.generation);
-        fs::create_dir(self.folder.join(&new)).unwrap();
-        fs::write(self.folder.join(&new).join("config.yaml"), text).unwrap();
-        symlink(&new, self.folder.join("..data_tmp")).unwrap();
-        fs::rename(self.folder.join("..data_tmp"), self.folder.join("..data")).unwrap();
-        let shown = self.folder.join("config.yaml");
-        if !shown.is_symlink() {
-            symlink(Path::new("..data/config.yaml"), shown).unwrap();
-        }
-        // At the first update there is none.
-        let _ = fs::remove_dir_all(old);
     }
 }

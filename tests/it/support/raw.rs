@@ -12,7 +12,8 @@ use tonic::{
 
 pub const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Sends raw messages to `ShouldRateLimit`.
+const HEADERS: [(&str, &str); 2] = [("content-type", "application/grpc"), ("te", "trailers")];
+
 #[derive(Clone, Debug)]
 pub struct RawClient {
     channel: Channel,
@@ -28,14 +29,11 @@ impl RawClient {
 
     /// Sends `body` including its gRPC frames; returns the status of the call.
     pub async fn send(&mut self, body: Vec<u8>) -> Status {
-        let headers = [("content-type", "application/grpc"), ("te", "trailers")];
-        let (_, status) = self.send_as("POST", PATH, &headers, body).await;
-        status
+        self.send_as("POST", PATH, &HEADERS, body).await.1
     }
 
     /// Sends `start`, and `end` after this `pause`; returns the status of the call.
     pub async fn send_in_two(&mut self, start: Vec<u8>, pause: Duration, end: Vec<u8>) -> Status {
-        let headers = [("content-type", "application/grpc"), ("te", "trailers")];
         let (sender, pieces) = mpsc::unbounded_channel();
         let body = axum::body::Body::from_stream(UnboundedReceiverStream::new(pieces));
         let send = async {
@@ -44,7 +42,7 @@ impl RawClient {
             sender.send(Ok(end)).unwrap();
             drop(sender);
         };
-        let (_, (_, status)) = tokio::join!(send, self.send_body("POST", PATH, &headers, body));
+        let (_, (_, status)) = tokio::join!(send, self.send_body("POST", PATH, &HEADERS, body));
         status
     }
 

@@ -4,7 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::Arc,
     time::Duration,
 };
@@ -32,17 +32,12 @@ pub struct Redis {
     options: Vec<String>,
     /// Its time of day, if it is not the true one.
     clock: Option<Arc<WallClock>>,
-    /// The password for redis-cli, if it needs one.
     pub password: Option<String>,
 }
 
 /// The supported servers, by the names of their tools; the first is the usual one.
-pub const PROGRAMS: [&str; 4] = [
-    "redis-server",
-    "redis-server-6.2",
-    "redis-server-8",
-    "valkey-server-9",
-];
+#[rustfmt::skip]
+pub const PROGRAMS: [&str; 4] = ["redis-server", "redis-server-6.2", "redis-server-8", "valkey-server-9"];
 
 impl Redis {
     #[track_caller]
@@ -50,7 +45,6 @@ impl Redis {
         Self::with(&[])
     }
 
-    /// Starts another server than the usual one; see [`PROGRAMS`].
     #[track_caller]
     pub fn of(program: &'static str) -> Self {
         Self::with_made(program, |_| Vec::new())
@@ -59,13 +53,11 @@ impl Redis {
     /// Starts it with further options, such as `["--requirepass", "secret"]`.
     #[track_caller]
     pub fn with(options: &[&str]) -> Self {
-        Self::with_made(PROGRAMS[0], |_| {
-            options.iter().map(|&option| option.to_owned()).collect()
-        })
+        let owned = |_: &Path| options.iter().map(|&option| option.to_owned()).collect();
+        Self::with_made(PROGRAMS[0], owned)
     }
 
-    /// Starts it with options that are made for each attempt, because they may contain a port that another process
-    /// can take first.
+    /// Starts it with options that may name files in its folder.
     #[track_caller]
     pub fn with_made(program: &'static str, options: impl Fn(&Path) -> Vec<String>) -> Self {
         Self::with_all(program, None, options)
@@ -84,29 +76,28 @@ impl Redis {
         clock: Option<Arc<WallClock>>,
         options: impl Fn(&Path) -> Vec<String>,
     ) -> Self {
-        let folder = TempDir::new().unwrap();
-        for _ in 0..10 {
-            let port = free_port();
-            let options = options(folder.path());
-            let mut child = spawn(program, port, &folder, clock.as_deref(), &options);
-            let mut has_ended = false;
-            wait_until("redis-server answers", || {
-                has_ended = child.try_wait().unwrap().is_some();
-                has_ended || answers(port)
-            });
-            if !has_ended {
-                return Self {
-                    program,
-                    child,
-                    port,
-                    folder,
-                    options,
-                    clock,
-                    password: None,
-                };
-            }
-        }
-        panic!("redis-server does not start");
+        let (folder, port) = (TempDir::new().unwrap(), free_port());
+        let options = options(folder.path());
+        let mut redis = Self {
+            program,
+            child: spawn(program, port, &folder, clock.as_deref(), &options),
+            port,
+            folder,
+            options,
+            clock,
+            password: None,
+        };
+        redis.await_answer();
+        redis
+    }
+
+    #[track_caller]
+    fn await_answer(&mut self) {
+        wait_until("redis-server answers", || {
+            let status = self.child.try_wait().unwrap();
+            assert_eq!(status, None, "redis-server does not start");
+            answers(self.port)
+        });
     }
 
     /// Starts a server that also supports TLS, with the files `cert`, `key` and `ca` of `folder`; `clients` says
@@ -120,8 +111,7 @@ impl Redis {
     /// Starts a server that also supports TLS, with further options, and requires no client certificate.
     #[track_caller]
     pub fn with_tls_and(folder: &Path, options: &[&str]) -> Self {
-        let options = [&["--tls-auth-clients", "no"], options].concat();
-        Self::with_tls_options(folder, &options)
+        Self::with_tls_options(folder, &[&["--tls-auth-clients", "no"], options].concat())
     }
 
     #[track_caller]
@@ -139,16 +129,12 @@ impl Redis {
         })
     }
 
-    /// Its TLS port.
     pub fn tls_port(&self) -> &str {
-        let at = self
-            .options
-            .iter()
-            .position(|option| option == "--tls-port");
-        &self.options[at.expect("it speaks TLS") + 1]
+        let mut options = self.options.iter();
+        options.find(|option| *option == "--tls-port");
+        options.next().expect("it speaks TLS")
     }
 
-    /// Starts a server that requires a password.
     pub fn with_password(password: &str) -> Self {
         let mut redis = Self::with(&["--requirepass", password]);
         redis.password = Some(password.to_owned());
@@ -159,7 +145,6 @@ impl Redis {
         self.port
     }
 
-    /// `host:port`
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -171,45 +156,37 @@ impl Redis {
     /// Runs redis-cli and returns its output.
     #[track_caller]
     pub fn cli(&self, args: &[&str]) -> String {
-        let mut command = Command::new(tool("redis-cli"));
-        command.args(["-p", &self.port.to_string()]);
-        if let Some(password) = &self.password {
-            command.env("REDISCLI_AUTH", password);
-        }
-        let output = command.args(args).output().unwrap();
+        let output = self.cli_output(args);
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Like [`cli`](Self::cli), for a server that may be gone or may refuse; `None` without output.
     pub fn cli_if_there(&self, args: &[&str]) -> Option<String> {
+        let output = self.cli_output(args);
+        let said = String::from_utf8(output.stdout).unwrap();
+        output.status.success().then_some(said)
+    }
+
+    fn cli_output(&self, args: &[&str]) -> Output {
         let mut command = Command::new(tool("redis-cli"));
         command.args(["-p", &self.port.to_string()]);
         if let Some(password) = &self.password {
             command.env("REDISCLI_AUTH", password);
         }
-        let output = command.args(args).output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        output.status.success().then_some(said)
+        command.args(args).output().unwrap()
     }
 
-    /// Kills it, as a crash would.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         remove_rests_of(self.child.id());
     }
 
-    /// Restarts it, empty, on its old port.
     pub fn restart(&mut self) {
         let clock = self.clock.as_deref();
         self.child = spawn(self.program, self.port, &self.folder, clock, &self.options);
-        let (child, port) = (&mut self.child, self.port);
-        wait_until("redis-server answers again", || {
-            let status = child.try_wait().unwrap();
-            assert_eq!(status, None, "redis-server does not start again");
-            answers(port)
-        });
+        self.await_answer();
     }
 
     pub fn process_id(&self) -> u32 {
@@ -233,13 +210,10 @@ impl Redis {
     /// All keys; they must be printable.
     pub fn keys(&self) -> Vec<String> {
         let keys = self.cli(&["KEYS", "*"]);
-        keys.lines()
-            .filter(|key| !key.is_empty())
-            .map(str::to_owned)
-            .collect()
+        let keys = keys.lines().filter(|key| !key.is_empty());
+        keys.map(str::to_owned).collect()
     }
 
-    /// How many keys have no time to live.
     #[track_caller]
     pub fn keys_without_end(&self) -> i64 {
         // `db0:keys=3,expires=2,avg_ttl=0`
@@ -252,15 +226,19 @@ impl Redis {
         number("keys=") - number("expires=")
     }
 
-    /// The output of `command` as a number.
     pub fn number(&self, command: &[&str]) -> i64 {
         let text = self.cli(command);
-        text.trim()
-            .parse()
-            .unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
+        let number = text.trim().parse();
+        number.unwrap_or_else(|_| panic!("{command:?} said {text:?}"))
     }
 
-    /// Records every command that it runs from now on.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats = self.cli(&["INFO", "commandstats"]);
+        let calls = stats.split_once(&format!("cmdstat_{command}:calls="));
+        let calls = calls.and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        calls.unwrap_or(0)
+    }
+
     pub fn monitor(&self) -> Monitor<'_> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
         stream.write_all(b"MONITOR\r\n").unwrap();
@@ -274,7 +252,6 @@ impl Redis {
     }
 }
 
-/// Records every command that a Redis runs.
 #[derive(Debug)]
 pub struct Monitor<'a> {
     redis: &'a Redis,
@@ -292,15 +269,12 @@ impl Monitor<'_> {
             heard = self.lines.text();
             heard.contains(LAST)
         });
-        heard
-            .lines()
-            .filter(|line| !line.contains(LAST))
-            .map(|line| {
-                let (_, command) = line.split_once("] ").expect("[database client] command");
-                command.to_owned()
-            })
-            .filter(|command| !["\"PING\"", "\"TIME\"", "\"ROLE\""].contains(&command.as_str()))
-            .collect()
+        let lines = heard.lines().filter(|line| !line.contains(LAST));
+        let commands =
+            lines.map(|line| line.split_once("] ").expect("[database client] command").1);
+        let probes = ["\"PING\"", "\"TIME\"", "\"ROLE\""];
+        let others = commands.filter(|command| !probes.contains(command));
+        others.map(str::to_owned).collect()
     }
 }
 
@@ -321,40 +295,35 @@ fn spawn(
         }
         None => Command::new(program),
     };
+    let port = port.to_string();
     match options.split_first() {
         Some((file, others)) if file.ends_with(".conf") => {
-            command
-                .arg(file)
-                .args(["--port", &port.to_string()])
-                .args(others);
+            command.arg(file).args(["--port", &port]).args(others);
         }
         _ => {
+            command.args(["--port", &port, "--bind", "127.0.0.1"]);
             command
-                .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
                 .args(["--save", "", "--appendonly", "no"])
                 .args(options);
         }
     }
     command
-        .current_dir(folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the server is installed")
+        .stderr(Stdio::null());
+    let child = command.current_dir(folder.path()).spawn();
+    child.expect("the server is installed")
 }
 
-/// Whether a Redis on `port` answers at all.
 fn answers(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
-        return false;
+    let ask = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"PING\r\n")?;
+        // `+PONG`, or `-NOAUTH` from a server with a password.
+        stream.read_exact(&mut [0; 1])
     };
-    stream
-        .set_read_timeout(Some(Duration::from_secs(1)))
-        .unwrap();
-    let mut reply = [0; 1];
-    // `+PONG`, or `-NOAUTH` from a server with a password.
-    stream.write_all(b"PING\r\n").is_ok() && stream.read_exact(&mut reply).is_ok()
+    ask().is_ok()
 }
 
 impl Drop for Redis {

@@ -47,9 +47,7 @@ impl Watched {
         });
         let watched = Self {
             servers: vec![master, replica],
-            sentinels: (0..3)
-                .map(|_| sentinel(&port, servers, sentinels))
-                .collect(),
+            sentinels: [(); 3].map(|()| sentinel(&port, servers, sentinels)).into(),
         };
         wait_until("the sentinels know each other and the replica", || {
             watched.sentinels.iter().all(|sentinel| {

@@ -33,7 +33,6 @@ impl Collector {
         collector
     }
 
-    /// A collector that accepts datagrams.
     pub fn udp() -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let collector = Self::at(socket.local_addr().unwrap());
@@ -54,7 +53,6 @@ impl Collector {
         }
     }
 
-    /// The variables that configure it as collector.
     pub fn env(&self) -> [(&'static str, String); 2] {
         [
             ("STATSD_HOST", self.address.ip().to_string()),
@@ -62,7 +60,6 @@ impl Collector {
         ]
     }
 
-    /// All complete lines.
     pub fn lines(&self) -> Vec<String> {
         let heard = self.heard.lock().unwrap();
         let text = String::from_utf8(heard.clone()).expect("lines are UTF-8");

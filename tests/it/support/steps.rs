@@ -2,7 +2,6 @@
 //! steadily. What they measure is by a clock that cannot be set.
 
 use std::{
-    fmt,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,8 +9,8 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{
+    Random,
     ask::{Client, ask, connect, is_ok},
-    histories::Random,
     redis::Redis,
     tollgate::{self, Tollgate},
     wall_clock::WallClock,
@@ -50,7 +49,6 @@ pub fn local_rules(rate: Rate) -> String {
     )
 }
 
-/// The line of a rule, with `more` of its keys.
 fn rule(rate: Rate, algorithm: &str, more: &str) -> String {
     let way = match algorithm {
         "first_hit" => "window",
@@ -64,7 +62,6 @@ fn rule(rate: Rate, algorithm: &str, more: &str) -> String {
     )
 }
 
-/// So many hits in so many seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     pub hits: u32,
@@ -84,7 +81,7 @@ impl Rate {
 
 /// One call, decided between `sent` and `received` after the beginning.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+struct Sample {
     pub sent: Duration,
     pub received: Duration,
     /// `None` if there was no decision.
@@ -93,7 +90,7 @@ pub struct Sample {
 
 /// A client that asks for one descriptor, from `began` for as long as `lasts`.
 #[derive(Clone, Debug)]
-pub struct Asking {
+struct Asking {
     pub key: String,
     pub value: &'static str,
     /// The mean time from one call to the next.
@@ -104,7 +101,7 @@ pub struct Asking {
 
 impl Asking {
     /// Asks at irregular times, so that no two clients keep step with each other. Returns the calls in order.
-    pub async fn run(self, client: Client, seed: u64) -> Vec<Sample> {
+    async fn run(self, client: Client, seed: u64) -> Vec<Sample> {
         let mut random = Random::new(seed);
         let mut client = client;
         let mut samples = Vec::new();
@@ -127,19 +124,8 @@ impl Asking {
     }
 }
 
-/// How many were admitted in each second.
-pub fn by_second(samples: &[Sample]) -> Vec<usize> {
-    let mut seconds = Vec::new();
-    for sample in samples {
-        let second = usize::try_from(sample.received.as_secs()).unwrap();
-        seconds.resize(seconds.len().max(second + 1), 0);
-        seconds[second] += usize::from(sample.admitted == Some(true));
-    }
-    seconds
-}
-
 /// The longest time in which calls were refused and none was admitted, from the first answer to the last question.
-pub fn longest_refusal(samples: &[Sample]) -> Duration {
+fn longest_refusal(samples: &[Sample]) -> Duration {
     let (mut longest, mut first) = (Duration::ZERO, None);
     for sample in samples {
         match sample.admitted {
@@ -155,7 +141,7 @@ pub fn longest_refusal(samples: &[Sample]) -> Duration {
 }
 
 /// For each call that was admitted: when it was sent, and how many were certainly admitted in the `period` from then on.
-pub fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = (Duration, usize)> {
+fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = (Duration, usize)> {
     let admitted = samples
         .iter()
         .filter(|sample| sample.admitted == Some(true));
@@ -173,22 +159,11 @@ pub fn in_periods(samples: &[Sample], period: Duration) -> impl Iterator<Item = 
 /// Where hits are counted, and whose clocks step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocks {
-    /// One process that counts in memory.
     Memory,
     /// Two replicas and a Redis, which also fails over to a server with another time of day, one after the other.
     Redis,
 }
 
-impl fmt::Display for Clocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Redis => "redis",
-        })
-    }
-}
-
-/// The length of a history over clocks that step.
 #[derive(Clone, Copy, Debug)]
 pub struct ClockPlan {
     pub clocks: Clocks,
@@ -197,35 +172,23 @@ pub struct ClockPlan {
     pub seed: u64,
 }
 
-/// The results of a history over clocks that step.
 #[derive(Debug)]
 pub struct ClockOutcome {
     pub steps: usize,
     pub calls: usize,
     pub admitted: usize,
-    /// Calls without a decision.
     pub unknown: usize,
-    /// Answers that no client may see.
     pub violations: Vec<String>,
 }
 
-/// Clocks step by so many seconds.
 const STEPS: [i64; 4] = [1, 20, 600, 24 * 60 * 60];
 
-/// A step that was made.
-#[derive(Clone, Debug)]
 struct Step {
     at: Duration,
     what: String,
     /// How many windows it may add. A replica whose own clock steps goes on by that of Redis. Each moves to another
     /// window when it has measured a step of Redis, so that for a while both may be in different ones.
     windows: usize,
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {:.1} s", self.what, self.at.as_secs_f64())
-    }
 }
 
 /// Milliseconds from one step to the next.
@@ -243,7 +206,6 @@ const STEADY: u32 = 5;
 /// How many times the limit the greedy client asks for.
 const GREEDY: u32 = 4;
 
-/// The servers of a history, and their clocks.
 #[derive(Debug)]
 struct Stepping {
     replicas: Vec<(Arc<WallClock>, Tollgate)>,
@@ -321,11 +283,9 @@ impl Stepping {
                 (0, Some(_)) => 0,
                 _ => self.replicas.len(),
             };
-            steps.push(Step {
-                at: began.elapsed(),
-                what: format!("{what}: {ahead:+} s"),
-                windows,
-            });
+            let at = began.elapsed();
+            let what = format!("{what}: {ahead:+} s at {at:.1?}");
+            steps.push(Step { at, what, windows });
         }
     }
 }
@@ -364,7 +324,7 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
     let mut clients = asking.join_all().await;
     clients.sort_unstable_by_key(|((rate, algorithm, value), _)| (rate.secs, *algorithm, *value));
     let mut violations = Vec::new();
-    let all: Vec<_> = steps.iter().map(Step::to_string).collect();
+    let all: Vec<_> = steps.iter().map(|step| &step.what).collect();
     for of_one in clients.chunk_by(|(one, _), (other, _)| one == other) {
         let (rate, algorithm, value) = of_one[0].0;
         let by_replica = of_one.iter().map(|(_, samples)| samples);
@@ -382,9 +342,8 @@ pub async fn run(plan: ClockPlan) -> ClockOutcome {
             _ => longest_refusal(&samples),
         };
         if longest > rate.period() + REFUSED_FOR && !is_used_in_advance {
-            let by_second = by_second(&samples);
             violations.push(format!(
-                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {by_second:?}, {all:?}",
+                "{algorithm}, {value}, {rate:?}: {longest:?} of refusals alone, {all:?}",
             ));
         }
         let limit = usize::try_from(rate.hits).unwrap();

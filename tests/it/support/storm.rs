@@ -16,10 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ::tollgate::{
-    SHOULD_RATE_LIMIT,
-    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
+use ::tollgate::{SHOULD_RATE_LIMIT, proto::envoy::service::ratelimit::v3::RateLimitResponse};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, ppoll},
@@ -39,11 +36,10 @@ mod frames;
 mod hpack;
 
 use frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, FIRST_WINDOW, FRAME_HEADER, GOAWAY, HEADERS, PING, RESET,
-    SETTINGS, WINDOW_UPDATE, frame, hello,
+    ACK, DATA, END_HEADERS, END_STREAM, FRAME_HEADER, GOAWAY, HEADERS, PING, RESET, SETTINGS,
+    frame, hello,
 };
 
-/// Number of callers, which send requests all the time.
 pub const STREAMS: usize = 64;
 
 /// Connections of all callers together, unless there are more servers.
@@ -53,19 +49,15 @@ const CONNECTIONS: usize = 4;
 /// can give.
 pub const PERIOD: Duration = Duration::from_millis(10);
 
-/// One answer.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When the request was sent.
     pub at: Instant,
     pub took: Duration,
     pub what: What,
-    /// Whether it was made without the store.
     pub is_degraded: bool,
 }
 
 impl Seen {
-    /// Whether it was an error or made without the store.
     fn lacked_store(&self) -> bool {
         self.is_degraded || matches!(self.what, What::Error(_))
     }
@@ -75,7 +67,6 @@ impl Seen {
 pub enum What {
     Ok,
     OverLimit,
-    /// The text of the status.
     Error(&'static str),
 }
 
@@ -91,15 +82,9 @@ pub struct Storm {
 impl Storm {
     /// Starts callers that each use one of `values`, in turn. Returns once all are connected.
     pub fn start(servers: &[SocketAddr], values: &[&str]) -> Self {
-        Self::paced(servers, values, PERIOD)
+        Self::with_timeout(servers, values, PERIOD, None)
     }
 
-    /// Like [`start`](Self::start), with another time between two requests of a caller.
-    pub fn paced(servers: &[SocketAddr], values: &[&str], period: Duration) -> Self {
-        Self::with_timeout(servers, values, period, None)
-    }
-
-    /// Like [`paced`](Self::paced), with callers that send a timeout in `grpc-timeout`.
     pub fn with_timeout(
         servers: &[SocketAddr],
         values: &[&str],
@@ -125,14 +110,11 @@ impl Storm {
         thread::spawn(move || {
             // A thread that panicked has printed why; then no answers are sent.
             let seen: Result<Vec<_>, _> = lines.into_iter().map(thread::JoinHandle::join).collect();
-            if let Ok(seen) = seen {
-                let _ = answer.send(seen.concat());
-            }
+            seen.map(|seen| answer.send(seen.concat()))
         });
         Self { over, seen }
     }
 
-    /// Ends it, and returns all answers.
     pub async fn end(self) -> Answers {
         self.over.store(true, Relaxed);
         let mut seen = self.seen.await.expect("all connections stood");
@@ -145,8 +127,6 @@ impl Storm {
 struct Caller {
     /// The bytes of a call, except for the number of its stream.
     frames: Vec<u8>,
-    /// Bytes of it that count against the window: headers do not.
-    counted: usize,
     due: Instant,
     is_waiting: bool,
 }
@@ -179,14 +159,12 @@ impl Caller {
         frame(&mut frames, DATA, END_STREAM, &body);
         Self {
             frames,
-            counted: body.len(),
             due,
             is_waiting: false,
         }
     }
 }
 
-/// A connection and its callers.
 #[derive(Debug)]
 struct Line {
     socket: TcpStream,
@@ -194,11 +172,8 @@ struct Line {
     outbound: Vec<u8>,
     headers: hpack::Decoder,
     callers: Vec<Caller>,
-    /// Running calls by stream.
     calls: HashMap<u32, Call>,
     next_stream: u32,
-    /// Bytes that may be sent.
-    window: usize,
     seen: Vec<Seen>,
 }
 
@@ -207,7 +182,6 @@ struct Call {
     caller: usize,
     at: Instant,
     body: Vec<u8>,
-    /// From the trailers.
     status: Option<Vec<u8>>,
     message: Vec<u8>,
 }
@@ -225,12 +199,10 @@ impl Line {
             callers,
             calls: HashMap::new(),
             next_stream: 1,
-            window: FIRST_WINDOW as usize,
             seen: Vec::new(),
         })
     }
 
-    /// Sends requests until `over` is true and all of them have answers.
     fn run(&mut self, period: Duration, over: &AtomicBool) -> io::Result<Vec<Seen>> {
         let mut heard = Instant::now();
         loop {
@@ -255,11 +227,10 @@ impl Line {
         }
     }
 
-    /// Sends the request of every caller that is due.
     fn ask(&mut self, period: Duration) {
         let now = Instant::now();
         for (number, caller) in self.callers.iter_mut().enumerate() {
-            if caller.is_waiting || caller.due > now || self.window < caller.counted {
+            if caller.is_waiting || caller.due > now {
                 continue;
             }
             while caller.due <= now {
@@ -268,7 +239,6 @@ impl Line {
             caller.is_waiting = true;
             let stream = self.next_stream;
             self.next_stream += 2;
-            self.window -= caller.counted;
             let mut rest = caller.frames.as_slice();
             while !rest.is_empty() {
                 let length = u32::from_be_bytes([0, rest[0], rest[1], rest[2]]) as usize;
@@ -298,7 +268,6 @@ impl Line {
         }
     }
 
-    /// Reads available data.
     fn read(&mut self) -> io::Result<()> {
         let mut buffer = [0; 16 << 10];
         let count = self.socket.read(&mut buffer)?;
@@ -332,9 +301,8 @@ impl Line {
                     b"grpc-message" => call.message = value.to_vec(),
                     _ => {}
                 };
-                self.headers
-                    .read(payload, see)
-                    .expect("headers are readable");
+                let read = self.headers.read(payload, see);
+                read.expect("headers are readable");
             }
             DATA => {
                 let call = self.calls.get_mut(&stream).expect("a reply to a call");
@@ -342,10 +310,6 @@ impl Line {
             }
             SETTINGS if flags & ACK == 0 => frame(&mut self.outbound, SETTINGS, ACK, &[]),
             PING if flags & ACK == 0 => frame(&mut self.outbound, PING, ACK, payload),
-            WINDOW_UPDATE if stream == 0 => {
-                let more = u32::from_be_bytes(payload.try_into().expect("four bytes"));
-                self.window += more as usize;
-            }
             RESET | GOAWAY => panic!("the server gave up: {payload:?}"),
             _ => {}
         }
@@ -363,16 +327,16 @@ impl Call {
             Some(b"0") => {
                 // After a flag and the length.
                 let reply = RateLimitResponse::decode(&self.body[5..]).expect("a reply");
-                let what = match reply.overall_code() {
-                    Code::Ok => What::Ok,
-                    Code::OverLimit => What::OverLimit,
-                    Code::Unknown => panic!("a decision without a code"),
-                };
-                (what, ask::is_degraded(&reply))
+                let is_degraded = ask::is_degraded(&reply);
+                match ask::is_ok(&Ok(reply)) {
+                    true => (What::Ok, is_degraded),
+                    false => (What::OverLimit, is_degraded),
+                }
             }
             Some(_) => {
                 let message = String::from_utf8_lossy(&self.message).replace("%20", " ");
-                (What::Error(known(&message)), false)
+                let known = TEXTS.into_iter().find(|text| *text == message);
+                (What::Error(known.unwrap_or("another error")), false)
             }
             None => panic!("a reply without a status"),
         };
@@ -385,25 +349,16 @@ impl Call {
     }
 }
 
-/// The error text of a timeout.
+/// The texts of all errors that a caller may see.
+const TEXTS: [&str; 5] = [
+    TIMEOUT,
+    "the counter store is not reachable",
+    "the counter store refused a command",
+    "too many requests are waiting for the counter store",
+    "no rate limit configuration loaded",
+];
 pub const TIMEOUT: &str = "the counter store did not answer in time";
 
-/// The texts of all errors that a caller may see.
-fn known(message: &str) -> &'static str {
-    const TEXTS: [&str; 5] = [
-        TIMEOUT,
-        "the counter store is not reachable",
-        "the counter store refused a command",
-        "too many requests are waiting for the counter store",
-        "no rate limit configuration loaded",
-    ];
-    TEXTS
-        .into_iter()
-        .find(|text| *text == message)
-        .unwrap_or("another error")
-}
-
-/// All answers of a storm, in the order of the requests.
 #[derive(Debug)]
 pub struct Answers(pub Vec<Seen>);
 
@@ -416,13 +371,11 @@ impl Answers {
         self.count(What::Ok)
     }
 
-    /// The answers made without the store.
     pub fn degraded(&self) -> Self {
         let degraded = self.0.iter().filter(|seen| seen.is_degraded);
         Self(degraded.cloned().collect())
     }
 
-    /// The number of errors and of answers made without the store.
     pub fn lacks(&self) -> usize {
         self.0.iter().filter(|seen| seen.lacked_store()).count()
     }
@@ -442,14 +395,10 @@ impl Answers {
     }
 
     pub fn longest(&self) -> Duration {
-        self.0
-            .iter()
-            .map(|seen| seen.took)
-            .max()
-            .unwrap_or_default()
+        let took = self.0.iter().map(|seen| seen.took);
+        took.max().unwrap_or_default()
     }
 
-    /// The answers to requests sent between two times.
     pub fn between(&self, from: Instant, to: Instant) -> Self {
         let within = self.0.iter().filter(|seen| (from..to).contains(&seen.at));
         Self(within.cloned().collect())
@@ -476,20 +425,16 @@ impl Answers {
             reason = "a place among some thousand answers"
         )]
         let at = (times.len() as f64 * share) as usize;
-        times
-            .get(at.min(times.len().saturating_sub(1)))
-            .copied()
-            .unwrap_or_default()
+        let at = at.min(times.len().saturating_sub(1));
+        times.get(at).copied().unwrap_or_default()
     }
 
-    /// When the first answer without the store came after `moment`.
     pub fn first_lack(&self, moment: Instant) -> Option<Instant> {
         let lacking = self.0.iter().filter(|seen| seen.lacked_store());
         let ended = lacking.map(|seen| seen.at + seen.took);
         ended.filter(|ended| *ended >= moment).min()
     }
 
-    /// The answers after `from` to requests sent before `to`.
     pub fn under_way(&self, from: Instant, to: Instant) -> Self {
         let is_under_way = |seen: &&Seen| seen.at < to && seen.at + seen.took >= from;
         Self(self.0.iter().filter(is_under_way).cloned().collect())

@@ -5,9 +5,9 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -19,10 +19,9 @@ use tempfile::TempDir;
 
 use super::{
     PATIENCE, finish, wait_until,
-    wall_clock::{WallClock, remove_rests_of},
+    wall_clock::{START, WallClock, remove_rests_of},
 };
 
-/// A running server. Killed on drop.
 #[derive(Debug)]
 pub struct Tollgate {
     child: Child,
@@ -39,7 +38,6 @@ pub struct Tollgate {
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// All lines as one text.
     pub fn text(&self) -> String {
         self.0.lock().unwrap().join("\n")
     }
@@ -64,14 +62,12 @@ impl Log {
         found.filter_map(moment).collect()
     }
 
-    /// Prints all lines if a test has failed, which then shows its own output.
     pub(super) fn print_if_panicking(&self) {
         if std::thread::panicking() {
             eprintln!("the log of the server:\n{}", self.text());
         }
     }
 
-    /// Reads `from` to its end, line by line.
     pub fn follow(from: impl std::io::Read + Send + 'static) -> Self {
         let log = Self::default();
         let lines = log.clone();
@@ -85,14 +81,11 @@ impl Log {
 
     fn ready_line(&self) -> Option<serde_json::Value> {
         let lines = self.0.lock().unwrap();
-        let line = lines
-            .iter()
-            .find(|line| line.contains("tollgate is ready"))?;
-        serde_json::from_str(line).ok()
+        let mut lines = lines.iter();
+        serde_json::from_str(lines.find(|line| line.contains("tollgate is ready"))?).ok()
     }
 }
 
-/// A server that was not ready in time.
 #[derive(Debug)]
 pub struct FailedStart {
     /// `None` if it did not end either.
@@ -100,7 +93,6 @@ pub struct FailedStart {
     log: Log,
 }
 
-/// Settings for starting a server.
 #[derive(Debug)]
 pub struct Builder {
     rules: TempDir,
@@ -133,40 +125,32 @@ pub fn builder() -> Builder {
 /// recognised.
 pub fn bare() -> Builder {
     let mut command = program();
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+    quiet(&mut command);
     Builder {
         rules: TempDir::new().unwrap(),
         command,
     }
 }
 
-/// Another build of the program to test, if one is set.
-static OTHER_BUILD: OnceLock<PathBuf> = OnceLock::new();
-
-/// Makes the program at `path` the one that is started from now on.
-#[allow(dead_code, reason = "not all test programs compare builds")]
-pub fn test_build(path: PathBuf) {
-    OTHER_BUILD.set(path).expect("it is told once");
+fn quiet(command: &mut Command) -> &mut Command {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
 }
 
-/// The program itself, in an empty environment.
+/// In an empty environment.
 pub fn program() -> Command {
-    let own = || PathBuf::from(env!("CARGO_BIN_EXE_tollgate"));
-    let mut command = Command::new(OTHER_BUILD.get().cloned().unwrap_or_else(own));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     command.env_clear();
     command
 }
 
 impl Builder {
-    /// The folder of rules.
     pub fn rules(&self) -> &Path {
         self.rules.path()
     }
 
-    /// Adds a file to the rules folder.
     pub fn file(self, name: &str, text: &str) -> Self {
         fs::write(self.rules.path().join(name), text).unwrap();
         self
@@ -184,23 +168,18 @@ impl Builder {
 
     /// Gives it another time of day: `offset` seconds from the true one, such as `-60s`. Durations stay true.
     pub fn with_clock(self, offset: &str) -> Self {
-        // faketime names a semaphore and a piece of memory after its process, and does not start if one of that name
-        // is left of a process that was killed.
-        let script = "rm -f /dev/shm/sem.faketime_sem_$$ /dev/shm/faketime_shm_$$ && exec \"$@\"";
         let mut command = Command::new("/bin/sh");
         command
-            .args(["-c", script, "sh"])
-            .arg(super::tool("faketime"))
-            .args(["--exclude-monotonic", "-f", offset]);
+            .args(["-c", START, "sh"])
+            .arg(super::tool("faketime"));
+        command.args(["--exclude-monotonic", "-f", offset]);
         self.started_by(command)
     }
 
-    /// Gives it a time of day that can be set while it runs.
     pub fn with_wall_clock(self, clock: &WallClock) -> Self {
         self.started_by(clock.starter())
     }
 
-    /// Gives it a terminal as its standard error.
     pub fn on_a_terminal(self) -> Self {
         const SCRIPT: &str = "\
 import os, pty, subprocess, sys
@@ -216,7 +195,6 @@ except OSError: pass
         self.started_by(command)
     }
 
-    /// Starts it with a soft limit of `soft` file descriptors, and a hard limit of `hard`.
     pub fn with_files(self, soft: u32, hard: u32) -> Self {
         let mut command = Command::new("/bin/sh");
         let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$@\"");
@@ -224,23 +202,15 @@ except OSError: pass
         self.started_by(command)
     }
 
-    /// Starts it through a program that takes the command after its own arguments.
     fn started_by(mut self, mut command: Command) -> Self {
+        let envs = self.command.get_envs();
+        let envs = envs.filter_map(|(name, value)| Some((name, value?)));
+        command.env_clear().envs(envs).env("PATH", "/usr/bin:/bin");
         command
-            .env_clear()
             .arg(self.command.get_program())
-            .args(self.command.get_args())
-            .envs(
-                self.command
-                    .get_envs()
-                    .filter_map(|(name, value)| Some((name, value?))),
-            )
-            .env("PATH", "/usr/bin:/bin")
-            // It has a child process, which must end with it.
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
+            .args(self.command.get_args());
+        // It has a child process, which must end with it.
+        quiet(&mut command).process_group(0);
         self.command = command;
         self
     }
@@ -255,26 +225,18 @@ except OSError: pass
         self.redis_at(&redis.url(), "10s")
     }
 
-    /// Counts in the Redis at `url`, with this timeout.
     pub fn redis_at(self, url: &str, timeout: &str) -> Self {
         self.args(["--redis-url", url, "--redis-timeout", timeout])
     }
 
-    /// Starts it and waits until it is ready.
     #[track_caller]
     pub fn start(self) -> Tollgate {
-        match self.start_within(PATIENCE) {
-            Ok(server) => server,
-            Err(FailedStart {
-                status: Some(status),
-                log,
-            }) => panic!("tollgate ended with {status}:\n{}", log.text()),
-            Err(FailedStart { log, .. }) => panic!("tollgate is not ready:\n{}", log.text()),
-        }
+        self.start_within(PATIENCE)
+            .unwrap_or_else(|FailedStart { status, log }| {
+                panic!("tollgate is not ready, {status:?}:\n{}", log.text())
+            })
     }
 
-    /// Starts it and waits until it is ready.
-    ///
     /// # Errors
     ///
     /// If it ends instead, or is not ready in time.
@@ -325,7 +287,6 @@ except OSError: pass
 }
 
 impl Tollgate {
-    /// The folder that it watches.
     pub fn rules(&self) -> &Path {
         self.rules.path()
     }
@@ -334,25 +295,19 @@ impl Tollgate {
         &self.log
     }
 
-    /// The page at `path`, on the port that serves it.
     #[track_caller]
     pub fn page(&self, path: &str) -> String {
-        let port = if path.starts_with("/healthcheck") {
-            self.http
-        } else {
-            self.debug
-        };
+        let is_health = path.starts_with("/healthcheck");
+        let port = if is_health { self.http } else { self.debug };
         super::http::get(port, path).body
     }
 
-    /// The value of a metric without labels.
     #[track_caller]
     pub fn metric(&self, name: &str) -> u64 {
-        let page = super::http::get(self.debug, "/metrics").body;
-        let value = page
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-            .unwrap_or_else(|| panic!("no {name} in\n{page}"));
+        let page = self.page("/metrics");
+        let mut lines = page.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = value.unwrap_or_else(|| panic!("no {name} in\n{page}"));
         value.parse().unwrap()
     }
 
@@ -370,12 +325,10 @@ impl Tollgate {
         status.unwrap()
     }
 
-    /// Its exit status, once it has ended.
     pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Resident memory in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:")
     }
@@ -385,27 +338,13 @@ impl Tollgate {
         self.memory("VmHWM:")
     }
 
-    /// Resets [`Self::peak_bytes`].
     pub fn forget_peak(&self) {
         // proc(5): 5 resets the peak of the resident set.
         fs::write(format!("/proc/{}/clear_refs", self.pid()), "5").unwrap();
     }
 
-    /// Processor time of all threads so far, to 10 ms.
-    pub fn processor_time(&self) -> Duration {
-        const TICKS_A_SECOND: u64 = 100;
-        let path = format!("/proc/{}/stat", self.pid());
-        let stat = fs::read_to_string(path).unwrap();
-        // proc(5): 14 and 15, of which 3 is the first behind the name.
-        let (_, fields) = stat.rsplit_once(')').unwrap();
-        let ticks = fields.split_whitespace().skip(11).take(2);
-        let ticks: u64 = ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-        Duration::from_millis(ticks * 1000 / TICKS_A_SECOND)
-    }
-
     fn memory(&self, which: &str) -> u64 {
-        let path = PathBuf::from(format!("/proc/{}/status", self.pid()));
-        let status = fs::read_to_string(path).unwrap();
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(which)).unwrap();
         let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
         kib * 1024

@@ -6,7 +6,7 @@ use std::{
     io::{self, PipeReader},
     net::SocketAddr,
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -24,20 +24,16 @@ use super::{
     tollgate::program,
 };
 
-/// A fault of standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFault {
-    /// The descriptor is closed.
     Closed,
     /// The disk is full.
     Full,
-    /// It is a pipe whose reader ends.
+    /// A pipe whose reader ends at this moment, or never reads.
     ReaderEnds(Moment),
-    /// It is a pipe whose reader does not read.
     ReaderStalls,
 }
 
-/// When a reader ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Start,
@@ -54,7 +50,6 @@ pub enum LogForm {
     Json,
 }
 
-/// One run.
 #[derive(Clone, Copy, Debug)]
 pub struct UnwritableLog {
     pub fault: LogFault,
@@ -75,34 +70,16 @@ impl LogFault {
 
 impl LogForm {
     pub const ALL: [Self; 2] = [Self::Text, Self::Json];
-
-    fn args(self) -> &'static [&'static str] {
-        match self {
-            Self::Text => &["--log-format", "text"],
-            Self::Json => &["--log-format", "json"],
-        }
-    }
 }
 
 impl fmt::Display for LogFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Full => "full",
-            Self::ReaderEnds(Moment::Start) => "reader ends at the start",
-            Self::ReaderEnds(Moment::Later) => "reader ends later",
-            Self::ReaderEnds(Moment::Reload) => "reader ends before a reload",
-            Self::ReaderEnds(Moment::Stop) => "reader ends before SIGTERM",
-            Self::ReaderStalls => "reader stalls",
-        })
+        fmt::Debug::fmt(self, f)
     }
 }
 
 /// Calls that are logged while the reader stalls: more than a pipe holds.
 const STALLED_CALLS: usize = 1500;
-
-/// A long value, so that few lines fill a pipe.
-const LONG_VALUE: [u8; 200] = [b'x'; 200];
 
 /// Longest time for a call: no decision waits for the log.
 const CALL: Duration = Duration::from_secs(10);
@@ -111,7 +88,6 @@ fn rules(limit: usize) -> String {
     format!("domain: d\ndescriptors: [{{key: k, rate_limits: [{limit}/10000years]}}]\n")
 }
 
-/// A running server.
 struct LoggingServer {
     process: Process,
     fault: LogFault,
@@ -137,9 +113,10 @@ impl UnwritableLog {
         let mut client = connect(server.grpc).await;
         admits(&mut client, "a", 2).await?;
         if self.fault == LogFault::ReaderStalls {
-            let value = str::from_utf8(&LONG_VALUE)?;
+            // Long, so that few lines fill a pipe.
+            let value = "x".repeat(200);
             for _ in 0..STALLED_CALLS {
-                decided(&mut client, value).await?;
+                decided(&mut client, &value).await?;
             }
         }
         server.reset("a")?;
@@ -166,7 +143,6 @@ impl UnwritableLog {
     }
 }
 
-/// Whether a request for this value is admitted.
 async fn decided(client: &mut Client, value: &str) -> anyhow::Result<bool> {
     let answer = timeout(CALL, ask(client, "d", &[("k", value)])).await;
     let answer = answer.context("a decision waits for the log")?;
@@ -184,7 +160,7 @@ async fn admits(client: &mut Client, value: &str, limit: usize) -> anyhow::Resul
     }
     ensure!(
         admitted == limit,
-        "{admitted} of {value} were admitted instead of {limit}"
+        "{admitted} of {value} passed, not {limit}"
     );
     Ok(())
 }
@@ -196,31 +172,27 @@ impl LoggingServer {
         let address = || SocketAddr::from(([127, 0, 0, 1], free_port()));
         let (grpc, http, debug) = (address(), address(), address());
         let server = program();
-        // A shell can start a program without a descriptor.
-        let redirection = match run.fault {
-            LogFault::Closed => "2>&-",
-            _ => "",
+        let form = match run.form {
+            LogForm::Text => "text",
+            LogForm::Json => "json",
         };
+        let args = format!(
+            "serve --workers 2 --drain-delay 0 --log-decisions all --log-format {form} --grpc-host 127.0.0.1 --grpc-port {} \
+             --host 127.0.0.1 --port {} --debug-port {} --config-dir",
+            grpc.port(),
+            http.port(),
+            debug.port()
+        );
+        // A shell can start a program without a descriptor.
+        let is_closed = run.fault == LogFault::Closed;
+        let script = format!("exec \"$@\" {}", if is_closed { "2>&-" } else { "" });
         let mut command = Command::new("/bin/sh");
         command
             .env_clear()
-            .args(["-c", &format!("exec \"$@\" {redirection}"), "sh"])
-            .arg(server.get_program())
-            .args([
-                "serve",
-                "--workers",
-                "2",
-                "--drain-delay",
-                "0",
-                "--log-decisions",
-                "all",
-            ])
-            .args(["--grpc-host", "127.0.0.1", "--host", "127.0.0.1"])
-            .args(["--grpc-port", &grpc.port().to_string()])
-            .args(["--port", &http.port().to_string()])
-            .args(["--debug-port", &debug.port().to_string()])
-            .args(run.form.args())
-            .arg("--config-dir")
+            .args(["-c", &script, "sh"])
+            .arg(server.get_program());
+        command
+            .args(args.split(' '))
             .arg(folder.path())
             .stdout(Stdio::null());
         let mut reader = None;
@@ -262,7 +234,7 @@ impl LoggingServer {
         what: &str,
         mut is_so: impl FnMut(&mut Self) -> bool,
     ) -> anyhow::Result<()> {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         while !is_so(self) {
             // It may have ended since, as it should.
             if let Some(status) = self.process.status()
@@ -270,10 +242,7 @@ impl LoggingServer {
             {
                 anyhow::bail!("not so: {what}; the server ended with {status}");
             }
-            ensure!(
-                std::time::Instant::now() < deadline,
-                "not so in time: {what}"
-            );
+            ensure!(Instant::now() < deadline, "not so in time: {what}");
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -320,10 +289,10 @@ impl LoggingServer {
             }
             // It loses lines when the process ends.
             LogFault::ReaderEnds(Moment::Stop) | LogFault::ReaderStalls => Ok(()),
-            LogFault::Full | LogFault::ReaderEnds(_) => self
-                .until("lost lines are counted", |server| {
-                    server.metric("tollgate_log_lines_dropped_total") > Some(0)
-                }),
+            LogFault::Full | LogFault::ReaderEnds(_) => {
+                let dropped = |server: &mut Self| server.metric("tollgate_log_lines_dropped_total");
+                self.until("lost lines are counted", |server| dropped(server) > Some(0))
+            }
         }
     }
 }

@@ -1,6 +1,12 @@
 //! A time of day for servers of a test, which the test can set while they run. Their monotonic clock stays true.
 
-use std::{fs, path::PathBuf, process::Command, sync::LazyLock};
+use std::{
+    fs,
+    path::PathBuf,
+    process::Command,
+    sync::LazyLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tempfile::TempDir;
 
@@ -24,7 +30,7 @@ static LIBRARY: LazyLock<String> = LazyLock::new(|| {
 
 /// libfaketime names a semaphore and a piece of memory after its process, and does not start if one of that name is
 /// left of a process that was killed.
-const START: &str =
+pub(super) const START: &str =
     "rm -f /dev/shm/sem.faketime_sem_$$ /dev/shm/faketime_shm_$$ && exec env \"$@\"";
 
 impl WallClock {
@@ -66,4 +72,12 @@ pub fn remove_rests_of(process: u32) {
     for name in ["sem.faketime_sem_", "faketime_shm_"] {
         let _ = fs::remove_file(format!("/dev/shm/{name}{process}"));
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the true time, which no server is given"
+)]
+pub fn true_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The steps of a history.
-const STEPS: usize = 100_000;
+const STEPS: usize = 60_000;
 
 const TENANTS: [&str; 3] = ["a", "b", "c"];
 

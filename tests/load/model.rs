@@ -7,10 +7,8 @@ use std::{
 
 pub const DAY: u64 = 86_400;
 
-/// The hits of a request without a number.
 pub const ESTIMATE: u64 = 200;
 
-/// Hits and seconds of a rule's two limits.
 pub type Limits = [(u64, u64); 2];
 
 /// A reload chooses one: another limit, or another period.
@@ -20,8 +18,7 @@ pub const VARIANTS: [Limits; 3] = [
     [(1_000, DAY), (9_000, 6 * DAY)],
 ];
 
-/// The rules in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RulesInUse {
     pub variant: usize,
     /// Whether the end without a cost gives back what was reserved.
@@ -39,7 +36,6 @@ impl RulesInUse {
         let [(first, secs), (second, longer)] = self.limits();
         let days = longer / DAY;
         let missing = if self.gives_back { "zero" } else { "estimate" };
-        // The first limit is one per second, which two Redis count apart.
         format!(
             "
 domain: llm
@@ -60,7 +56,6 @@ pub fn key(tenant: &str, secs: u64, at: u64) -> String {
     format!("{{3:llm6:tenant{length}:{tenant}}}{secs}@{number}")
 }
 
-/// The change of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HitChange {
     Add(u64),
@@ -78,17 +73,14 @@ impl HitChange {
     }
 }
 
-/// Changes of counters, by key.
 pub type Changes = Vec<(String, HitChange)>;
 
-/// Hits that a counter may hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitRange {
     pub least: u64,
     pub most: u64,
 }
 
-/// A reservation that was made.
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub token: String,
@@ -98,12 +90,10 @@ pub struct Lease {
     periods: [u64; 2],
 }
 
-/// The hits of one tenant.
 #[derive(Clone, Debug)]
 pub struct LeasePart {
     pub tenant: String,
     pub hits: u64,
-    /// The processes that settled it.
     settled_by: HashSet<usize>,
 }
 
@@ -130,13 +120,11 @@ impl Lease {
         age.abs_diff(6 * DAY * 1000) < FEW || (1..FEW).contains(&ahead)
     }
 
-    /// The limit of six days is in all rules.
     fn is_known(&self, now: u64) -> bool {
         self.at <= now + 1000 && now.saturating_sub(self.at) <= 6 * DAY * 1000
     }
 }
 
-/// The orders of one descriptor in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndKind {
     Settle,
@@ -145,11 +133,9 @@ pub enum EndKind {
     All,
 }
 
-/// A question to one process at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     pub process: usize,
-    /// In milliseconds.
     pub now: u64,
     pub rules: RulesInUse,
 }
@@ -158,7 +144,6 @@ pub struct Asking {
 #[derive(Debug, Default)]
 pub struct LeaseModel {
     counts: BTreeMap<String, HitRange>,
-    /// When a process reset a counter.
     resets: HashMap<(usize, String), u64>,
 }
 
@@ -167,7 +152,6 @@ impl LeaseModel {
         self.counts.get(key).copied().unwrap_or_default()
     }
 
-    /// The counters of a tenant at `now`, and the limit of each.
     pub fn counters(tenant: &str, limits: Limits, now: u64) -> [(String, u64); 2] {
         limits.map(|(hits, secs)| (key(tenant, secs, now), hits))
     }
@@ -179,7 +163,6 @@ impl LeaseModel {
         room.into_iter().min().unwrap_or(0)
     }
 
-    /// The changes by a reservation.
     pub fn reserved(hits: &[(String, u64)], limits: Limits, now: u64) -> Changes {
         let of_tenant = |(tenant, hits): &(String, u64)| {
             Self::counters(tenant, limits, now).map(|(key, _)| (key, HitChange::Add(*hits)))
@@ -196,26 +179,18 @@ impl LeaseModel {
         (kind, cost): (EndKind, Option<u64>),
         asking: Asking,
     ) -> (&'static str, Changes) {
-        let Asking {
-            process,
-            now,
-            rules,
-        } = asking;
-        let limits = rules.limits();
+        let (process, now, limits) = (asking.process, asking.now, asking.rules.limits());
         let (at, part) = (lease.at, &lease.parts[index]);
         let is_known = lease.is_known(now);
         let (leased, is_settled) = (part.hits, part.settled_by.contains(&process));
         let cost = match kind {
-            EndKind::Release if !rules.gives_back => return ("kept", Changes::new()),
+            EndKind::Release if !asking.rules.gives_back => return ("kept", Changes::new()),
             EndKind::Release if !is_known => return ("unknown release", Changes::new()),
             EndKind::Release => 0,
             EndKind::Settle | EndKind::All => cost.unwrap_or(if is_known { leased } else { 1 }),
         };
         if !is_known {
-            return (
-                "unknown",
-                Self::charged(&lease.parts[index].tenant, cost, asking),
-            );
+            return ("unknown", Self::charged(&part.tenant, cost, asking));
         }
         if is_settled {
             return ("repeated", Changes::new());
@@ -256,14 +231,12 @@ impl LeaseModel {
         (name, changes)
     }
 
-    /// The changes by a cost without a lease.
     pub fn charged(tenant: &str, cost: u64, asking: Asking) -> Changes {
         let counters = Self::counters(tenant, asking.rules.limits(), asking.now);
         let changes = counters.map(|(key, _)| (key, HitChange::Add(cost)));
         changes.into_iter().filter(|_| cost > 0).collect()
     }
 
-    /// The changes by an operator's reset.
     pub fn reset(&mut self, tenant: &str, asking: Asking) -> Changes {
         let mut changes = Changes::new();
         for (key, _) in Self::counters(tenant, asking.rules.limits(), asking.now) {
@@ -295,11 +268,6 @@ impl LeaseModel {
         }
     }
 
-    pub fn forget(&mut self, mut is_lost: impl FnMut(&str) -> bool) {
-        self.counts.retain(|key, _| !is_lost(key));
-    }
-
-    /// The counters that hold other hits than they have to.
     pub fn differences(&self, found: &BTreeMap<String, u64>) -> Vec<String> {
         let mut wrong = Vec::new();
         for (key, HitRange { least, most }) in &self.counts {

@@ -1,6 +1,6 @@
 //! Histories of reservations: clients reserve, settle, release, repeat and give up, operators reset, rules are
-//! reloaded, windows end, tollgate restarts, and Redis is frozen or killed. After each round all counters are read from
-//! Redis past tollgate, and hold exactly as much as a model says. So:
+//! reloaded, windows end, tollgate restarts or is killed, and Redis is frozen, late, killed or emptied. After each
+//! round all counters are read from Redis past tollgate, and hold exactly as much as a model says. So:
 //!
 //! - a request is admitted if and only if its hits fit beside all that is charged (the cover);
 //! - no hit is charged, given back or settled twice, and none is forgotten;
@@ -12,129 +12,75 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     fs,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use ::tollgate::proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::RateLimitResponse,
 };
-use prost_types::value::Kind;
+use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::{
     task::{JoinSet, spawn_blocking},
-    time::{sleep, timeout},
+    time::{error::Elapsed, sleep, timeout},
 };
 use tonic::Status;
 
 use super::{
-    PATIENCE,
-    ask::{Client, connect, descriptor, is_ok, request, send},
-    eventually,
-    histories::Random,
-    http,
+    model::{
+        Asking, Changes, DAY, ESTIMATE, EndKind, HitChange, Lease, LeaseModel, RulesInUse, VARIANTS,
+    },
+    stores::{Place, Stores},
+};
+use crate::it::support::{
+    PATIENCE, Random,
+    ask::{Client, connect, descriptor, is_ok, request, send, token, with_hits},
+    eventually, http,
     tollgate::{self, Tollgate},
     wait_until,
-    wall_clock::WallClock,
+    wall_clock::{WallClock, true_time},
 };
-
-pub mod model;
-pub mod stores;
-
-use model::{Asking, Changes, DAY, ESTIMATE, EndKind, Lease, LeaseModel, RulesInUse, VARIANTS};
-use stores::{LeaseStore, LeaseStores};
 
 /// The tenants at a time. A round asks for each at most once.
 const TENANTS: usize = 6;
 
-/// So many of the latest leases can be ended.
 const KEPT: usize = 60;
 
-/// For a call that a busy machine delays.
+/// tollgate waits so long for Redis, also on a busy machine, or for one that is late.
 const PATIENT: &str = "10s";
-
-/// A Redis that is frozen for longer loses calls.
 const IMPATIENT: &str = "300ms";
-
-/// A caller that gives up waits so long for a frozen Redis.
-const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
 
 /// Costs that wait for Redis are sent within a second of its return.
 const SENT_WITHIN: Duration = Duration::from_millis(1500);
 
+/// A caller that gives up waits so long for a frozen Redis.
+const GIVES_UP_AFTER: Duration = Duration::from_millis(100);
+
 /// One of so many rounds has an event; the others have only calls.
 const ROUNDS_PER_EVENT: usize = 6;
 
-/// They happen in turn.
-const EVENTS: [Event; 23] = [
-    Event::Burst,
-    Event::Frozen,
-    Event::Clock,
-    Event::Reset,
-    Event::GiveUp,
-    Event::Reload,
-    Event::Burst,
-    Event::Killed,
-    Event::Clock,
-    Event::Frozen,
-    Event::LostForAWhile,
-    Event::Burst,
-    Event::Reset,
-    Event::Clock,
-    Event::Reload,
-    Event::Late,
-    Event::GiveUp,
-    Event::Burst,
-    Event::Restart,
-    Event::Frozen,
-    Event::Clock,
-    Event::Reload,
-    Event::Emptied,
+/// A Redis that is late does not answer in time; one that is lost was killed, and comes back as it was.
+const EVENTS: [&str; 23] = [
+    "burst", "frozen", "clock", "reset", "give up", "reload", "burst", "killed", "clock", "frozen",
+    "lost", "burst", "reset", "clock", "reload", "late", "give up", "burst", "restart", "frozen",
+    "clock", "reload", "emptied",
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    /// Many requests for one tenant at once.
-    Burst,
-    /// Callers give up while a Redis does not answer.
-    Frozen,
-    /// Callers give up at any time.
-    GiveUp,
-    /// tollgate is killed in the middle of calls.
-    Killed,
-    Restart,
-    /// Redis does not answer in time.
-    Late,
-    /// A Redis is killed, and comes back as it was.
-    LostForAWhile,
-    /// A Redis is killed, and comes back empty.
-    Emptied,
-    Clock,
-    Reload,
-    Reset,
-}
+/// These happen in every history as well, unless it is too small. Others depend on time.
+const STEPS: &str = "cancelled, failed, refused, released, repeated, reserved, settled, settled elsewhere too, \
+    unknown, unreserved";
 
-/// The length of a history.
-#[derive(Clone, Copy, Debug)]
-pub struct LeasePlan {
-    pub store: LeaseStore,
-    pub calls: usize,
-    pub seed: u64,
-}
-
-/// How often each kind of step happened.
 pub type LeaseSteps = BTreeMap<&'static str, usize>;
 
-/// Runs a history.
-///
 /// # Panics
 ///
-/// If a counter or an answer is not as in the model.
-pub async fn run(plan: LeasePlan) -> LeaseSteps {
-    let mut history = History::start(plan).await;
+/// If a counter or an answer is not as in the model, or a step never happened.
+pub async fn run(place: Place, calls: usize, seed: u64) -> LeaseSteps {
+    let mut history = History::start(place, seed).await;
     let mut round = 0;
-    while history.calls < plan.calls {
-        history.said.push_back(format!("round {round}"));
+    while history.calls < calls {
+        history.say(format!("round {round}"));
         history.round(round).await;
         history.check().await;
         round += 1;
@@ -143,12 +89,13 @@ pub async fn run(plan: LeasePlan) -> LeaseSteps {
         let old = history.said.len().saturating_sub(60);
         history.said.drain(..old);
     }
-    *history.done.entry("round").or_default() = round;
-    std::mem::take(&mut history.done)
+    let done = std::mem::take(&mut history.done);
+    for step in STEPS.split(", ").chain(EVENTS) {
+        assert!(done.contains_key(step), "no {step}: {done:?}");
+    }
+    done
 }
 
-/// One process, and a connection to each of its workers.
-#[derive(Debug)]
 struct Replica {
     server: Tollgate,
     clients: Vec<Client>,
@@ -156,65 +103,44 @@ struct Replica {
     process: usize,
 }
 
-/// A message to tollgate.
+/// A tenant, and its hits.
+type Sent = (String, Option<u64>);
+
 #[derive(Clone, Debug)]
 enum Message {
-    Reserve {
-        hits: Vec<(String, Option<u64>)>,
-    },
+    Reserve(Vec<Sent>),
     End {
         /// The index of the lease, and of each of its parts, with a cost.
         lease: usize,
         parts: Vec<(usize, Option<u64>)>,
         kind: EndKind,
     },
-    Unreserved {
-        tenant: String,
-        cost: u64,
-    },
+    Unreserved(String, u64),
 }
 
-/// A call, and its end.
 #[derive(Debug)]
 struct Call {
     /// How many calls were sent before it.
     number: usize,
     message: Message,
     asking: Asking,
-    reply: Reply,
+    reply: Answer,
 }
 
-#[derive(Debug)]
-enum Reply {
-    Answered(RateLimitResponse),
-    Failed(Status),
-    /// Its caller has given up.
-    Dropped,
-}
+/// An error if its caller gave up.
+type Answer = Result<Result<RateLimitResponse, Status>, Elapsed>;
 
-impl Reply {
-    fn name(&self) -> String {
-        match self {
-            Self::Answered(reply) => {
-                let token = token(reply).unwrap_or_default();
-                format!("{} {token}", reply.overall_code().as_str_name())
-            }
-            Self::Failed(status) => format!("{status}"),
-            Self::Dropped => "dropped".to_owned(),
-        }
-    }
-}
+/// After which time the caller of a message gives up.
+type Patience = fn(&mut History) -> Option<Duration>;
 
-/// The effects of calls without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unanswered {
     /// Each call is answered, unless its caller gives up: then it may have come or not.
     MayCount,
     /// Hits that are reserved for a caller that has gone are given back, and its orders are carried out.
     GivenBack,
-    /// This server is known to be lost. Costs wait for it.
-    Lost(usize),
-    /// Nothing is known.
+    /// The store is known to be lost. Costs wait for it, and nothing else happens.
+    Lost,
     Unknown,
 }
 
@@ -223,69 +149,59 @@ struct History {
     clock: WallClock,
     /// How far it is ahead, in seconds.
     ahead: i64,
-    stores: LeaseStores,
+    stores: Stores,
     replicas: Vec<Replica>,
-    /// How many processes were started.
     started: usize,
     rules: RulesInUse,
-    /// Losses so far: then there are other tenants, because each process may know for a second that the old ones are
-    /// over their limit.
+    /// Then there are other tenants, because each process may know for a second that the old ones are over their limit.
     losses: usize,
     leases: Vec<Lease>,
     model: LeaseModel,
     calls: usize,
     done: LeaseSteps,
-    /// The last steps.
     said: VecDeque<String>,
-    plan: LeasePlan,
 }
 
 impl Drop for History {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let said: Vec<_> = self.said.drain(..).collect();
-            eprintln!("{:?}\n{}", self.plan, said.join("\n"));
+            eprintln!("{}", said.join("\n"));
         }
     }
 }
 
 impl History {
-    async fn start(plan: LeasePlan) -> Self {
+    async fn start(place: Place, seed: u64) -> Self {
         let mut history = Self {
-            random: Random::new(plan.seed),
+            random: Random::new(seed),
             clock: WallClock::start(),
             ahead: 0,
-            stores: LeaseStores::start(plan.store),
+            stores: Stores::start(place),
             replicas: Vec::new(),
             started: 0,
-            rules: RulesInUse {
-                variant: 0,
-                gives_back: true,
-                number: 1,
-            },
+            rules: RulesInUse::default(),
             losses: 0,
             leases: Vec::new(),
             model: LeaseModel::default(),
             calls: 0,
             done: LeaseSteps::new(),
             said: VecDeque::new(),
-            plan,
         };
         history.set_clock(0).await;
         history.start_replicas(PATIENT).await;
         history
     }
 
-    /// Starts one process with a cache of full counters, or two without: such a cache does not know of the other's
-    /// settlements.
+    /// One process with a cache of full counters, or two without: it does not know of the other's settlements.
     async fn start_replicas(&mut self, patience: &str) {
         self.replicas.clear();
         let count = 1 + self.below(2);
+        let args = self.stores.args();
         for _ in 0..count {
-            let args = self.stores.args();
-            let mut builder = tollgate::with_rules(&self.rules.text())
-                .args(args.iter().map(String::as_str))
-                .args(["--redis-timeout", patience, "--clock", "local"]);
+            let mut builder = tollgate::with_rules(&self.rules.text());
+            builder = builder.args(args.iter().map(String::as_str));
+            builder = builder.args(["--redis-timeout", patience, "--clock", "local"]);
             if count > 1 {
                 builder = builder.args(["--local-cache-bytes", "0"]);
             }
@@ -306,11 +222,23 @@ impl History {
         usize::try_from(self.random.below(bound)).expect("it is below")
     }
 
+    fn say(&mut self, said: String) {
+        self.said.push_back(said);
+    }
+
+    fn tenant(&self, number: usize) -> String {
+        format!("{}-{number}", self.losses)
+    }
+
+    fn any_tenant(&mut self) -> String {
+        let number = self.below(TENANTS);
+        self.tenant(number)
+    }
+
     fn note(&mut self, step: &'static str) {
         *self.done.entry(step).or_default() += 1;
     }
 
-    /// The time of tollgate, in milliseconds.
     fn now(&self) -> u64 {
         let millis = u64::try_from(true_time().as_millis()).expect("it fits");
         millis.saturating_add_signed(self.ahead * 1000)
@@ -328,49 +256,39 @@ impl History {
         sleep(Duration::from_millis(2)).await;
     }
 
-    fn tenant(&self, number: usize) -> String {
-        format!("{}-{number}", self.losses)
-    }
-
     async fn round(&mut self, round: usize) {
         if round % ROUNDS_PER_EVENT != ROUNDS_PER_EVENT - 1 {
             let messages = self.messages();
-            let patience = |_: &mut Self| None;
-            return self.call(messages, patience, Unanswered::MayCount).await;
+            return self.call(messages, |_| None, Unanswered::MayCount).await;
         }
         let event = EVENTS[round / ROUNDS_PER_EVENT % EVENTS.len()];
-        self.said.push_back(format!("{event:?}"));
+        self.say(event.to_owned());
         match event {
-            Event::Burst => self.burst().await,
-            Event::Frozen => self.freeze().await,
-            Event::GiveUp => {
+            "burst" => self.burst().await,
+            "frozen" => self.freeze().await,
+            "give up" => {
                 let messages = self.messages();
-                let patience = |history: &mut Self| {
-                    let micros = history.random.below(3_000);
-                    Some(Duration::from_micros(micros))
-                };
+                let patience: Patience =
+                    |history| Some(Duration::from_micros(history.random.below(3_000)));
                 self.call(messages, patience, Unanswered::MayCount).await;
                 self.pass_through().await;
             }
-            Event::Killed => self.kill_tollgate().await,
-            Event::Restart => {
-                self.start_replicas(PATIENT).await;
-                self.note("restart");
-            }
-            Event::Late => self.be_late().await,
-            Event::LostForAWhile => self.lose(true).await,
-            Event::Emptied => self.lose(false).await,
-            Event::Clock => {
+            "killed" => self.kill_tollgate().await,
+            "restart" => self.restart_tollgate().await,
+            "late" => self.be_late().await,
+            "lost" => self.lose(true).await,
+            "emptied" => self.lose(false).await,
+            "clock" => {
                 let days = [0, 1, 1, 2, 3, 7, -1][self.below(7)];
                 self.set_clock(days).await;
-                self.note("clock");
             }
-            Event::Reload => self.reload().await,
-            Event::Reset => self.reset_between().await,
+            "reload" => self.reload().await,
+            "reset" => self.reset_between().await,
+            other => unreachable!("{other} is no event"),
         }
+        self.note(event);
     }
 
-    /// Messages of which no two are for the same tenant.
     fn messages(&mut self) -> Vec<Message> {
         let mut used = HashSet::new();
         let mut messages = Vec::new();
@@ -381,11 +299,8 @@ impl History {
                 14..16 => self.end(EndKind::All),
                 16..18 => self.end(EndKind::Release),
                 _ => {
-                    let number = self.below(TENANTS);
-                    Some(Message::Unreserved {
-                        tenant: self.tenant(number),
-                        cost: self.random.below(50),
-                    })
+                    let tenant = self.any_tenant();
+                    Some(Message::Unreserved(tenant, self.random.below(50)))
                 }
             };
             let Some(message) = message else { continue };
@@ -398,23 +313,14 @@ impl History {
         messages
     }
 
-    /// Whether this server has a counter of each tenant.
-    fn is_on(&mut self, message: &Message, server: usize) -> bool {
-        let tenants = self.tenants(message);
-        let is_on = |tenant: String| {
-            self.plan.store == LeaseStore::TwoRedis || self.stores.home(&tenant, DAY) == server
-        };
-        tenants.into_iter().all(is_on)
-    }
-
     fn tenants(&self, message: &Message) -> Vec<String> {
         match message {
-            Message::Reserve { hits } => hits.iter().map(|(tenant, _)| tenant.clone()).collect(),
+            Message::Reserve(hits) => hits.iter().map(|(tenant, _)| tenant.clone()).collect(),
             Message::End { lease, .. } => {
                 let parts = &self.leases[*lease].parts;
                 parts.iter().map(|part| part.tenant.clone()).collect()
             }
-            Message::Unreserved { tenant, .. } => vec![tenant.clone()],
+            Message::Unreserved(tenant, _) => vec![tenant.clone()],
         }
     }
 
@@ -434,10 +340,9 @@ impl History {
             };
             hits.push((self.tenant(number), sent));
         }
-        Some(Message::Reserve { hits })
+        Some(Message::Reserve(hits))
     }
 
-    /// Ends a lease, which may have ended before. Parts of a lease end together or apart.
     fn end(&mut self, kind: EndKind) -> Option<Message> {
         let count = self.leases.len();
         if count == 0 {
@@ -472,12 +377,11 @@ impl History {
         };
         let unreserved = ("tollgate.unreserved", "1");
         match message {
-            Message::Reserve { hits } => {
-                let each = hits.iter();
-                each.map(|(tenant, hits)| one(tenant, None, *hits))
-                    .collect()
+            Message::Reserve(hits) => {
+                let each = hits.iter().map(|(tenant, hits)| one(tenant, None, *hits));
+                each.collect()
             }
-            Message::Unreserved { tenant, cost } => {
+            Message::Unreserved(tenant, cost) => {
                 vec![one(tenant, Some(unreserved), Some(*cost))]
             }
             Message::End { lease, parts, kind } => {
@@ -501,37 +405,31 @@ impl History {
         }
     }
 
+    fn asking(&self, process: usize) -> Asking {
+        Asking {
+            process,
+            now: self.now(),
+            rules: self.rules,
+        }
+    }
+
     /// Sends all messages at once, each through any connection. Callers with a patience give up after it.
-    fn send(
-        &mut self,
-        messages: Vec<Message>,
-        mut patience: impl FnMut(&mut Self) -> Option<Duration>,
-    ) -> JoinSet<Call> {
+    fn send(&mut self, messages: Vec<Message>, patience: Patience) -> JoinSet<Call> {
         let mut calls = JoinSet::new();
         for message in messages {
             let number = self.below(self.replicas.len());
             let replica = &self.replicas[number];
-            let asking = Asking {
-                process: replica.process,
-                now: self.now(),
-                rules: self.rules,
-            };
+            let asking = self.asking(replica.process);
             let connections = replica.clients.len();
             let connection = self.below(connections);
             let mut client = self.replicas[number].clients[connection].clone();
             let sent = request("llm", self.descriptors(&message));
             let patience = patience(self);
-            self.said
-                .push_back(format!("to {}: {message:?}, {patience:?}", asking.process));
+            self.say(format!("to {}: {message:?}, {patience:?}", asking.process));
             let number = self.calls;
             self.calls += 1;
             calls.spawn(async move {
-                let answered = timeout(patience.unwrap_or(PATIENCE), send(&mut client, sent)).await;
-                let reply = match answered {
-                    Ok(Ok(reply)) => Reply::Answered(reply),
-                    Ok(Err(status)) => Reply::Failed(status),
-                    Err(_) => Reply::Dropped,
-                };
+                let reply = timeout(patience.unwrap_or(PATIENCE), send(&mut client, sent)).await;
                 Call {
                     number,
                     message,
@@ -543,12 +441,7 @@ impl History {
         calls
     }
 
-    async fn call(
-        &mut self,
-        messages: Vec<Message>,
-        patience: impl FnMut(&mut Self) -> Option<Duration>,
-        unanswered: Unanswered,
-    ) {
+    async fn call(&mut self, messages: Vec<Message>, patience: Patience, unanswered: Unanswered) {
         let calls = self.send(messages, patience);
         for call in answers(calls).await {
             self.judge(call, unanswered);
@@ -557,16 +450,10 @@ impl History {
 
     /// Compares an answer with the model, which then has the effect of the call.
     fn judge(&mut self, call: Call, unanswered: Unanswered) {
-        let Call {
-            message,
-            asking,
-            reply,
-            ..
-        } = call;
-        self.said
-            .push_back(format!("{message:?}: {}", reply.name()));
-        match message {
-            Message::Reserve { hits } => self.judge_reserve(&hits, asking, reply, unanswered),
+        let (asking, reply) = (call.asking, call.reply);
+        self.say(format!("{:?}: {reply:?}", call.message));
+        match call.message {
+            Message::Reserve(hits) => self.reserved(&hits, asking, reply, unanswered),
             Message::End { lease, parts, kind } => {
                 let mut changes = Changes::new();
                 for (index, cost) in parts {
@@ -575,13 +462,13 @@ impl History {
                     self.note(ended.0);
                     changes.extend(ended.1);
                 }
-                if matches!(reply, Reply::Dropped) && unanswered == Unanswered::MayCount {
+                if reply.is_err() && unanswered == Unanswered::MayCount {
                     // Whether it is settled is unknown, so it is not used again.
                     self.leases[lease].parts.clear();
                 }
                 self.order(&changes, reply, unanswered);
             }
-            Message::Unreserved { tenant, cost } => {
+            Message::Unreserved(tenant, cost) => {
                 self.note("unreserved");
                 let changes = LeaseModel::charged(&tenant, cost, asking);
                 self.order(&changes, reply, unanswered);
@@ -589,35 +476,18 @@ impl History {
         }
     }
 
-    fn judge_reserve(
-        &mut self,
-        sent: &[(String, Option<u64>)],
-        asking: Asking,
-        reply: Reply,
-        unanswered: Unanswered,
-    ) {
+    fn reserved(&mut self, sent: &[Sent], asking: Asking, reply: Answer, unanswered: Unanswered) {
         let (now, limits) = (asking.now, asking.rules.limits());
-        let each = sent.iter();
-        let hits: Vec<_> = each
-            .map(|(tenant, hits)| (tenant.clone(), hits.unwrap_or(ESTIMATE)))
-            .collect();
-        let fits = hits
-            .iter()
-            .all(|(tenant, hits)| self.model.room(tenant, limits, now, *hits) > 0);
+        let charged = |(tenant, hits): &Sent| (tenant.clone(), hits.unwrap_or(ESTIMATE));
+        let hits: Vec<_> = sent.iter().map(charged).collect();
+        let fit = |(tenant, hits): &(String, u64)| self.model.room(tenant, limits, now, *hits) > 0;
+        let fits = hits.iter().all(fit);
         let changes = LeaseModel::reserved(&hits, limits, now);
         match (reply, unanswered) {
-            (Reply::Answered(reply), _) => {
-                assert_eq!(
-                    is_ok(&Ok(reply.clone())),
-                    fits,
-                    "{hits:?}: more or less than fits"
-                );
+            (Ok(Ok(reply)), _) => {
                 let token = token(&reply);
-                assert_eq!(
-                    token.is_some(),
-                    fits,
-                    "{hits:?}: a token without hits, or none"
-                );
+                let seen = (is_ok(&Ok(reply)), token.is_some());
+                assert_eq!(seen, (fits, fits), "{hits:?}: admitted, and a token");
                 if let Some(token) = token {
                     self.leases.push(Lease::new(token, limits, &hits));
                     self.model.apply(&changes);
@@ -626,9 +496,9 @@ impl History {
                     self.note("refused");
                 }
             }
-            (Reply::Failed(_), Unanswered::Lost(_)) => self.note("failed"),
-            (Reply::Dropped, Unanswered::GivenBack) => self.note("cancelled"),
-            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
+            (Ok(Err(_)), Unanswered::Lost) => self.note("failed"),
+            (Err(_), Unanswered::GivenBack) => self.note("cancelled"),
+            (Err(_), Unanswered::MayCount) | (Ok(Err(_)), Unanswered::Unknown) => {
                 self.note("perhaps reserved");
                 if fits {
                     self.model.perhaps(&changes);
@@ -639,63 +509,35 @@ impl History {
     }
 
     /// Has the effect of an order, whose message was for these changes.
-    fn order(&mut self, changes: &Changes, reply: Reply, unanswered: Unanswered) {
-        let adds = |change: &model::HitChange| matches!(change, model::HitChange::Add(_));
+    fn order(&mut self, changes: &Changes, reply: Answer, unanswered: Unanswered) {
+        use Unanswered::{GivenBack, Lost, MayCount, Unknown};
+        if let Ok(answer @ Ok(_)) = &reply {
+            assert!(is_ok(answer), "an order has no limit");
+        }
         match (reply, unanswered) {
-            (Reply::Answered(reply), unanswered) => {
-                assert!(is_ok(&Ok(reply)), "an order has no limit");
-                let (added, given_back): (Changes, Changes) = changes
-                    .iter()
-                    .cloned()
-                    .partition(|(_, change)| adds(change));
-                match unanswered {
-                    Unanswered::Lost(server) => {
-                        // It is sent later, if it cannot be sent now.
-                        self.model.apply(&added);
-                        let is_lost = given_back.iter().any(|(key, _)| self.home(key) == server);
-                        if is_lost {
-                            self.note("lost");
-                        } else {
-                            self.model.apply(&given_back);
-                        }
-                    }
-                    Unanswered::Unknown => self.model.perhaps(changes),
-                    Unanswered::MayCount | Unanswered::GivenBack => self.model.apply(changes),
-                }
+            (Ok(Ok(_)), Lost) => {
+                let mut added = changes.clone();
+                added.retain(|(_, change)| matches!(change, HitChange::Add(_)));
+                self.model.apply(&added);
             }
-            (Reply::Dropped, Unanswered::GivenBack) => self.model.apply(changes),
-            (Reply::Dropped, Unanswered::MayCount) | (Reply::Failed(_), Unanswered::Unknown) => {
-                self.model.perhaps(changes);
-            }
+            (Ok(Ok(_)), MayCount | GivenBack) | (Err(_), GivenBack) => self.model.apply(changes),
+            (Ok(_), Unknown) | (Err(_), MayCount) => self.model.perhaps(changes),
             (reply, _) => panic!("{changes:?}: {reply:?}"),
         }
     }
 
-    /// The server of a counter.
-    fn home(&mut self, key: &str) -> usize {
-        let (descriptor, rest) = key.rsplit_once('}').expect("a key has braces");
-        let (_, tenant) = descriptor.rsplit_once(':').expect("a tenant has a length");
-        let (secs, _) = rest.split_once('@').expect("a window has a number");
-        self.stores.home(tenant, secs.parse().unwrap())
-    }
-
     /// Many requests for one tenant at once: as many are admitted as fit.
     async fn burst(&mut self) {
-        let number = self.below(TENANTS);
-        let tenant = self.tenant(number);
+        let tenant = self.any_tenant();
         let hits = 1 + self.random.below(300);
         let count = 2 + self.below(10);
-        let message = Message::Reserve {
-            hits: vec![(tenant.clone(), Some(hits))],
-        };
+        let message = Message::Reserve(vec![(tenant.clone(), Some(hits))]);
         let limits = self.rules.limits();
         let room = self.model.room(&tenant, limits, self.now(), hits);
         let calls = self.send(vec![message; count], |_| None);
         let mut admitted = 0;
         for call in answers(calls).await {
-            let Reply::Answered(reply) = call.reply else {
-                panic!("{:?}", call.reply);
-            };
+            let reply = call.reply.expect("nobody gave up").expect("an answer");
             let token = token(&reply);
             assert_eq!(is_ok(&Ok(reply)), token.is_some());
             if let Some(token) = token {
@@ -707,89 +549,70 @@ impl History {
             }
         }
         let fit = room.min(u64::try_from(count).expect("it is small"));
-        // Where two servers are asked, each may have found the other's hits, which were taken back.
-        let is_less = self.plan.store == LeaseStore::TwoRedis && admitted < fit;
-        assert!(admitted == fit || is_less, "{admitted} of {fit}");
-        self.note("burst");
+        assert_eq!(admitted, fit, "admitted of a burst");
     }
 
     /// Callers give up while Redis does not answer, but it answers before tollgate gives up.
     async fn freeze(&mut self) {
         self.reserve_anew().await;
-        let servers = match (self.below(2), self.stores.count()) {
-            (0, count) => 0..count,
-            (_, count) => {
-                let one = self.below(count);
-                one..one + 1
-            }
-        };
+        let count = self.stores.servers().len();
+        let (all, one) = (self.below(2) == 0, self.below(count));
+        let servers = if all { 0..count } else { one..one + 1 };
         let mut hasty = self.latest_ends();
         let patient = hasty.split_off(TENANTS / 2 + 1);
         // An end, and reservations.
         for message in &mut hasty[1..] {
             let tenants = self.tenants(message).into_iter();
             let hits = tenants.map(|tenant| (tenant, None)).collect();
-            *message = Message::Reserve { hits };
+            *message = Message::Reserve(hits);
         }
         let before = self.late_calls();
-        for server in servers.clone() {
-            self.stores.freeze(server);
+        for redis in &self.stores.servers()[servers.clone()] {
+            redis.freeze();
         }
         let waiting = self.send(patient, |_| None);
         let given_up = self.send(hasty, |_| Some(GIVES_UP_AFTER));
         let given_up = answers(given_up).await;
-        let is_dropped = |call: &&Call| matches!(call.reply, Reply::Dropped);
-        let dropped = given_up.iter().filter(is_dropped).count() as u64;
+        let dropped = given_up.iter().filter(|call| call.reply.is_err()).count() as u64;
         wait_until("tollgate knows who has gone", || {
             self.late_calls() == before + dropped
         });
-        for server in servers {
-            self.stores.thaw(server);
+        for redis in &self.stores.servers()[servers] {
+            redis.thaw();
         }
         for call in answers(waiting).await.into_iter().chain(given_up) {
             self.judge(call, Unanswered::GivenBack);
         }
         self.pass_through().await;
-        self.note("frozen");
+    }
+
+    fn clients(&mut self) -> impl Iterator<Item = &mut Client> {
+        let replicas = self.replicas.iter_mut();
+        replicas.flat_map(|replica| &mut replica.clients)
     }
 
     /// Calls that tollgate has stopped because their callers had gone.
     fn late_calls(&self) -> u64 {
-        let count = |replica: &Replica| {
-            let page = replica.server.page("/stats");
-            let mut lines = page.lines();
-            let value = lines.find_map(|line| line.strip_prefix("tollgate.late_calls_total: "));
-            value.map_or(0, |value| value.parse::<u64>().unwrap())
-        };
-        self.replicas.iter().map(count).sum()
+        let late = |replica: &Replica| replica.server.metric("tollgate_late_calls_total");
+        self.replicas.iter().map(late).sum()
     }
 
-    /// Waits until every worker has done what it does for callers that have gone: charges that were on their way, and
-    /// then give-backs. Each asks all servers as often as a request over several of them may do.
+    /// Waits until every worker has given back what callers had that have gone: each asks all servers several times.
     async fn pass_through(&mut self) {
         const TIMES: usize = 6;
         // No cache knows the last one.
         let mut tenants: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
         tenants.extend(probes());
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
+        for client in self.clients() {
             for _ in 0..TIMES {
                 look(client, &tenants).await.expect("Redis is there");
             }
         }
     }
 
-    /// Waits until all servers answer every worker.
     async fn await_health(&mut self) {
         let tenants: Vec<_> = probes().collect();
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
+        for client in self.clients() {
             eventually("Redis is there", async || {
                 look(client, &tenants).await.is_ok()
             })
@@ -797,32 +620,6 @@ impl History {
         }
     }
 
-    /// Waits until every worker knows that a server is lost.
-    async fn await_loss(&mut self, server: usize) {
-        let lost: Vec<_> = probes()
-            .filter(|tenant| {
-                self.plan.store == LeaseStore::TwoRedis || self.stores.home(tenant, DAY) == server
-            })
-            .collect();
-        for client in self
-            .replicas
-            .iter_mut()
-            .flat_map(|replica| &mut replica.clients)
-        {
-            let mut failures = 0;
-            eventually("the loss is known", async || {
-                failures = if look(client, &lost).await.is_err() {
-                    failures + 1
-                } else {
-                    0
-                };
-                failures == 3
-            })
-            .await;
-        }
-    }
-
-    /// tollgate is killed at any moment of some calls, and started again.
     async fn kill_tollgate(&mut self) {
         let messages = self.messages();
         let calls = self.send(messages, |_| None);
@@ -834,31 +631,36 @@ impl History {
         }
         self.check().await;
         self.start_replicas(PATIENT).await;
-        self.note("killed");
+    }
+
+    async fn restart_tollgate(&mut self) {
+        for Replica { server, .. } in &mut self.replicas {
+            server.signal(Signal::SIGTERM);
+            eventually("tollgate has ended", async || server.try_wait().is_some()).await;
+        }
+        self.start_replicas(PATIENT).await;
     }
 
     /// A Redis answers later than tollgate waits.
     async fn be_late(&mut self) {
         self.start_replicas(IMPATIENT).await;
         self.reserve_anew().await;
-        let server = self.below(self.stores.count());
+        let server = self.below(self.stores.servers().len());
         let messages = self.latest_ends();
-        self.stores.freeze(server);
-        let calls = self.send(messages, |_| None);
-        let calls = answers(calls).await;
-        self.stores.thaw(server);
+        self.stores.servers()[server].freeze();
+        let calls = answers(self.send(messages, |_| None)).await;
+        self.stores.servers()[server].thaw();
         for call in calls {
             self.judge(call, Unanswered::Unknown);
         }
-        self.await_health().await;
-        self.await_costs().await;
+        self.await_return().await;
         self.check().await;
         self.start_replicas(PATIENT).await;
-        self.note("late");
     }
 
-    /// Waits until costs that were not sent before are sent, at a moment that nothing else shows.
-    async fn await_costs(&mut self) {
+    /// Waits until Redis answers, and costs that waited for it are sent, at a moment that nothing else shows.
+    async fn await_return(&mut self) {
+        self.await_health().await;
         let (mut found, mut since) = (self.stores.look(), Instant::now());
         while since.elapsed() < SENT_WITHIN {
             sleep(SENT_WITHIN / 20).await;
@@ -867,6 +669,43 @@ impl History {
                 (found, since) = (again, Instant::now());
             }
         }
+    }
+
+    /// A Redis is killed, and comes back as it was, or empty. Costs wait for it, and nothing is reserved.
+    async fn lose(&mut self, keeps: bool) {
+        self.reserve_anew().await;
+        let server = self.stores.home(&self.tenant(0));
+        let mut lost: Vec<_> = (0..TENANTS).map(|number| self.tenant(number)).collect();
+        lost.retain(|tenant| self.stores.home(tenant) == server);
+        if !keeps {
+            self.stores.servers()[server].cli(&["FLUSHALL"]);
+            self.model.settle_on(&self.stores.look());
+        }
+        self.stores.kill(server);
+        for client in self.clients() {
+            let mut failures = 0;
+            eventually("the loss is known", async || {
+                let is_lost = look(client, &lost).await.is_err();
+                failures = if is_lost { failures + 1 } else { 0 };
+                failures == 3
+            })
+            .await;
+        }
+        let mut ends = self.latest_ends();
+        ends.retain(|end| self.tenants(end).iter().all(|tenant| lost.contains(tenant)));
+        let cost = 1 + self.random.below(50);
+        let mut costs = Vec::new();
+        let mut reservations = Vec::new();
+        for tenant in lost {
+            costs.push(Message::Unreserved(tenant.clone(), cost));
+            reservations.push(Message::Reserve(vec![(tenant, None)]));
+        }
+        for messages in [ends, costs, reservations] {
+            self.call(messages, |_| None, Unanswered::Lost).await;
+        }
+        self.stores.restart(server);
+        self.await_return().await;
+        self.losses += 1;
     }
 
     /// Reservations, a reset by an operator, more reservations, and then the ends of the first ones.
@@ -890,9 +729,8 @@ impl History {
     }
 
     async fn reserve_for_all(&mut self) {
-        let hits = |number| vec![(self.tenant(number), None)];
-        let messages = (0..TENANTS).map(|number| Message::Reserve { hits: hits(number) });
-        let messages = messages.collect();
+        let hits = (0..TENANTS).map(|number| vec![(self.tenant(number), None)]);
+        let messages = hits.map(Message::Reserve).collect();
         self.call(messages, |_| None, Unanswered::MayCount).await;
         self.check().await;
     }
@@ -911,78 +749,19 @@ impl History {
         ends
     }
 
-    /// A Redis is killed. It comes back as it was, or empty; with sentinels, its replica takes over.
-    async fn lose(&mut self, keeps: bool) {
-        let server = self.below(self.stores.count());
-        if !keeps && self.plan.store == LeaseStore::Sentinel {
-            // Its replica has the counters, and sentinels do not replace a master twice in twelve seconds.
-            return;
-        }
-        self.reserve_anew().await;
-        self.stores.kill(server, keeps);
-        if !keeps {
-            let mut model = std::mem::take(&mut self.model);
-            model.forget(|key| self.home(key) == server);
-            self.model = model;
-        }
-        self.await_loss(server).await;
-        let mut messages = self.latest_ends();
-        messages.retain(|message| self.is_on(message, server));
-        self.call(messages, |_| None, Unanswered::Lost(server))
-            .await;
-        // Costs that come alone wait as well, and nothing is reserved.
-        let (mut costs, mut reservations) = (Vec::new(), Vec::new());
-        for number in 0..TENANTS {
-            let tenant = self.tenant(number);
-            let hits = vec![(tenant.clone(), None)];
-            let cost = 1 + self.random.below(50);
-            costs.push(Message::Unreserved { tenant, cost });
-            reservations.push(Message::Reserve { hits });
-        }
-        for mut messages in [costs, reservations] {
-            messages.retain(|message| self.is_on(message, server));
-            self.call(messages, |_| None, Unanswered::Lost(server))
-                .await;
-        }
-        if self.plan.store == LeaseStore::Sentinel {
-            // The old master is empty at first, and must not be asked.
-            self.stores.await_failover();
-            self.await_health().await;
-        }
-        self.stores.restart(server);
-        self.await_health().await;
-        if self.plan.store == LeaseStore::Cluster {
-            self.await_costs().await;
-        }
-        self.losses += 1;
-        self.note(if keeps { "lost for a while" } else { "emptied" });
-    }
-
-    /// Resets the counters of a tenant, as an operator does.
     async fn reset(&mut self) {
-        let number = self.below(TENANTS);
-        let tenant = self.tenant(number);
+        let tenant = self.any_tenant();
         let replica = self.below(self.replicas.len());
-        let Replica {
-            server, process, ..
-        } = &self.replicas[replica];
-        let asking = Asking {
-            process: *process,
-            now: self.now(),
-            rules: self.rules,
-        };
-        let port = server.debug;
-        let body = json!({ "domain": "llm", "descriptors": [{
-            "entries": [{ "key": "tenant", "value": tenant }],
-        }] });
+        let replica = &self.replicas[replica];
+        let (asking, port) = (self.asking(replica.process), replica.server.debug);
+        let entry = json!({ "key": "tenant", "value": tenant });
+        let body = json!({ "domain": "llm", "descriptors": [{ "entries": [entry] }] });
         let post = move || http::post_json(port, "/counters/reset", &body.to_string());
         let reply = spawn_blocking(post).await.unwrap().unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
         let changes = self.model.reset(&tenant, asking);
-        self.said
-            .push_back(format!("reset {tenant} by {}", asking.process));
+        self.say(format!("reset {tenant} by {}", asking.process));
         self.model.apply(&changes);
-        self.note("reset");
     }
 
     async fn reload(&mut self) {
@@ -995,14 +774,13 @@ impl History {
         for Replica { server, .. } in &self.replicas {
             fs::write(server.rules().join("rules.yaml"), self.rules.text()).unwrap();
         }
-        for Replica { server, .. } in &self.replicas {
-            eventually("the new rules are in force", async || {
-                server.page("/rules").contains(&rate)
-            })
-            .await;
-        }
-        self.said.push_back(format!("{:?}", self.rules));
-        self.note("reload");
+        let servers = self.replicas.iter().map(|replica| &replica.server);
+        let is_new = |server: &Tollgate| server.page("/rules").contains(&rate);
+        eventually("the new rules are in force", async || {
+            servers.clone().all(is_new)
+        })
+        .await;
+        self.say(format!("{:?}", self.rules));
     }
 
     /// Waits until Redis holds as much as the model says, and takes what it holds for known.
@@ -1020,7 +798,6 @@ impl History {
     }
 }
 
-/// The calls after their ends, in their order.
 async fn answers(calls: JoinSet<Call>) -> Vec<Call> {
     let mut calls = calls.join_all().await;
     calls.sort_unstable_by_key(|call| call.number);
@@ -1032,29 +809,7 @@ fn probes() -> impl Iterator<Item = String> {
     (0..16).map(|number| format!("probe-{number}"))
 }
 
-/// Asks without charging hits.
 async fn look(client: &mut Client, tenants: &[String]) -> Result<RateLimitResponse, Status> {
-    let one = |tenant: &String| RateLimitDescriptor {
-        hits_addend: Some(0),
-        ..descriptor(&[("tenant", tenant)])
-    };
+    let one = |tenant: &String| with_hits(&[("tenant", tenant)], 0);
     send(client, request("llm", tenants.iter().map(one).collect())).await
-}
-
-/// The token of a reservation.
-pub fn token(reply: &RateLimitResponse) -> Option<String> {
-    let metadata = reply.dynamic_metadata.as_ref()?;
-    match metadata.fields.get("reservation")?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(text.clone()),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// The time since 1970.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the true time, which no server is given"
-)]
-pub fn true_time() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
