@@ -74,7 +74,13 @@ fn contestants(limit: u64) -> Vec<Contestant> {
             Algorithm::TokenBucket { burst } if burst < limit => "token_bucket, burst 1/10",
             _ => algorithm.name(),
         },
-        tells_rate: !matches!(algorithm, Algorithm::TokenBucket { .. }),
+        tells_rate: matches!(
+            algorithm,
+            Algorithm::FixedWindow
+                | Algorithm::FirstHit
+                | Algorithm::SlidingWindow
+                | Algorithm::SlidingLog
+        ),
         algorithm,
     });
     all.collect()

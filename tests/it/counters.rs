@@ -242,13 +242,13 @@ async fn as_many_hits_pass_as_are_shown() {
     assert_eq!(per_second.keys().len(), HISTORIES.len());
 }
 
-/// How many of 60 requests are within the limits, whether a rule in shadow mode lets the others pass or not.
+/// How many of 20 requests are within the limits, whether a rule in shadow mode lets the others pass or not.
 async fn within(server: &Tollgate, key: &str, value: &str) -> u64 {
     let name = format!("ratelimit.service.rate_limit.d.{key}.over_limit");
     let over = || stat(server, &name).unwrap_or(0);
     let before = over();
-    hit(server, &[(key, value)], 60).await;
-    60 - (over() - before)
+    hit(server, &[(key, value)], 20).await;
+    20 - (over() - before)
 }
 
 const RESET: &[u8] = br#"{"domain":"d","descriptors":[{"entries":[{"key":"log","value":"v"}]}]}"#;

@@ -316,7 +316,7 @@ const LIMITS: [u64; 20] = [
 ];
 
 /// Requests of one hit, and fewer of one to three.
-const WAYS: [(u64, u64); 2] = [(2000, 1), (640, 3)];
+const WAYS: [(u64, u64); 2] = [(1200, 1), (640, 3)];
 
 fn twenty_rules() -> String {
     let mut rules = "domain: d\ndescriptors:\n".to_owned();

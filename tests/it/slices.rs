@@ -417,7 +417,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
 /// They are counted as by a rule without slices: by increments, and not by a script.
 #[tokio::test]
 async fn slow_values_and_a_hot_one_beside_new_ones_take_no_slice() {
-    const CALLS: u64 = 1_000;
+    const CALLS: u64 = 400;
     let redis = Redis::start();
     let server = one_worker(&redis.url(), "1000000/10years, 2000000/year");
     let (server, mut client) = serve(server).await;
