@@ -205,9 +205,7 @@ pub fn slow_bodies(address: SocketAddr, clients: usize) -> Vec<TcpStream> {
     let body = vec![b' '; MESSAGE - 1];
     let send = || {
         let mut stream = TcpStream::connect(address).unwrap();
-        stream
-            .set_write_timeout(Some(Duration::from_secs(3)))
-            .unwrap();
+        stream.set_write_timeout(Some(ENOUGH)).unwrap();
         stream.write_all(head.as_bytes()).unwrap();
         // The server may stop reading once it has refused the request.
         let _ = stream.write_all(&body);
