@@ -39,8 +39,8 @@ unit: ## The unit tests and the layout of src/, without any tool: a minute, once
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: export CARGO_INCREMENTAL ?= 0
-# Tests also wait, for each other program and for ends of windows, so two more than cores run at once.
-test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 2)
+# Tests also wait, for other programs and for ends of windows, so four more than cores run at once.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 # The tools are downloaded while the tests are compiled.
 test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation
