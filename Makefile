@@ -46,7 +46,7 @@ test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation
 	$(CARGO) fmt --check
 	@mkdir -p target
-	@tests/tools/install >target/tools.log 2>&1 & \
+	@(tests/tools/install && tests/tools/try) >target/tools.log 2>&1 & \
 		$(CARGO) test --locked --tests --no-run; compiled=$$?; \
 		wait $$!; installed=$$?; cat target/tools.log; exit $$((compiled | installed))
 	@target/tools/bin/python3 $(PACKAGING)/advisories.py
