@@ -39,14 +39,14 @@ unit: ## The unit tests and the layout of src/, without any tool: a minute, once
 test: export RUSTC_WORKSPACE_WRAPPER := clippy-driver
 test: export CLIPPY_ARGS := -Dwarnings__CLIPPY_HACKERY__
 test: export CARGO_INCREMENTAL ?= 0
-# Tests also wait, for each other program and for ends of windows, so two more than cores run at once.
-test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 2)
+# Tests also wait, for other programs and for ends of windows, so four more than cores run at once.
+test: export RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 test: export RUSTDOC := $(CURDIR)/tests/tools/rustdoc
 # The tools are downloaded while the tests are compiled.
 test: components ## What a change needs, and all that CI checks of it: formatting, clippy, tests, the documentation
 	$(CARGO) fmt --check
 	@mkdir -p target
-	@tests/tools/install >target/tools.log 2>&1 & \
+	@(tests/tools/install && tests/tools/try) >target/tools.log 2>&1 & \
 		$(CARGO) test --locked --tests --no-run; compiled=$$?; \
 		wait $$!; installed=$$?; cat target/tools.log; exit $$((compiled | installed))
 	@target/tools/bin/python3 $(PACKAGING)/advisories.py

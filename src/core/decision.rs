@@ -192,10 +192,8 @@ fn leased(
             others.filter(|(_, (_, other))| identity(other) != identity(reserved[at].1));
         !others.any(|((_, other), _)| part.shares_a_mark(other))
     };
-    if parts.len() > 1 {
-        let mut at = 0..parts.len();
-        leased.reserved.retain(|_| at.next().is_some_and(&is_clear));
-    }
+    let mut at = 0..parts.len();
+    leased.reserved.retain(|_| at.next().is_some_and(&is_clear));
     let is_any = !leased.reserved.is_empty() || !leased.slots.is_empty();
     is_any.then(|| Box::new(leased))
 }

@@ -558,6 +558,7 @@ mod tests {
     #[test]
     fn an_increment_knows_its_descriptor_and_what_its_rule_says() {
         const SLICED: Change = |rule| {
+            rule.number = 7;
             rule.on_store_loss = OnStoreLoss::Deny;
             rule.lease = Some(LeasePolicy::Slices);
         };
@@ -573,17 +574,27 @@ mod tests {
             on_store_loss: OnStoreLoss::Local,
             ..Modes::default()
         };
-        let plan = Plan::new(&matcher, &request, modes, NOW);
+        let mut plan = Plan::new(&matcher, &request, modes, NOW);
         let specs = plan.batch.all_specs();
         let found: Vec<_> = specs
-            .map(|spec| (spec.descriptor, spec.on_loss, spec.is_sliced))
+            .map(|spec| {
+                (
+                    spec.descriptor,
+                    spec.on_loss,
+                    spec.is_sliced,
+                    spec.rule == 7,
+                )
+            })
             .collect();
         let expected = [
-            (0, OnStoreLoss::Error, false),
-            (1, OnStoreLoss::Deny, true),
-            (2, OnStoreLoss::Local, false),
+            (0, OnStoreLoss::Error, false, false),
+            (1, OnStoreLoss::Deny, true, true),
+            (2, OnStoreLoss::Local, false, false),
         ];
         assert_eq!(found, expected);
+        plan.batch.add_first();
+        let adds_first: Vec<_> = plan.batch.all_specs().map(|spec| spec.adds_first).collect();
+        assert_eq!(adds_first, [false, true, false]);
     }
 
     #[test]

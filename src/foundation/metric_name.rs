@@ -96,6 +96,16 @@ mod tests {
     }
 
     #[test]
+    fn the_domain_of_a_rule_is_what_stands_before_the_first_dot() {
+        let found = ["shop.key.value", "shop"].map(domain_and_rule);
+        let expected = [("shop", "key.value"), ("shop", "")];
+        assert_eq!(
+            found,
+            expected.map(|(domain, rule)| [("domain", domain), ("rule", rule)])
+        );
+    }
+
+    #[test]
     fn dots_of_addresses_become_underscores() {
         check("remote_address_10.0.0.1", "remote_address_10_0_0_1");
         check("10.0.0.1:80", "10_0_0_1_80");

@@ -67,6 +67,12 @@ mod tests {
     }
 
     #[test]
+    fn two_lives_of_counters_have_two_numbers_and_none_is_0() {
+        let epochs = [epoch(), epoch()];
+        assert!(epochs[0] != epochs[1] && !epochs.contains(&0), "{epochs:?}");
+    }
+
+    #[test]
     fn certain_things_happen_always_and_impossible_ones_never() {
         for _ in 0..100 {
             assert!(happens(1.0));

@@ -157,7 +157,7 @@ mod tests {
         };
         let mut writer = SampleWriter::new(&mut take);
         assert_eq!(format!("{writer:?}"), "SampleWriter { .. }");
-        writer.counter("total", &[], 3);
+        writer.total("total", &AtomicU64::new(3));
         writer.gauge("present", &[("of", "a.b"), ("and", "")], 4);
         writer.sample(&Sample {
             statsd: Some("time.of.a"),

@@ -116,8 +116,12 @@ fn start(cases: &[Case]) -> (Tollgate, Envoy) {
 fn dump_of(dump: &Value, name: &str) -> String {
     let mut dump = dump.clone();
     for part in dump["configs"].as_array_mut().unwrap() {
-        if let Some(Value::Array(listeners)) = part.get_mut("static_listeners") {
-            listeners.retain(|listener| listener["listener"]["name"] == name);
+        for path in ["/static_listeners", "/bootstrap/static_resources/listeners"] {
+            if let Some(Value::Array(listeners)) = part.pointer_mut(path) {
+                listeners.retain(|listener| {
+                    [&listener["name"], &listener["listener"]["name"]].contains(&&json!(name))
+                });
+            }
         }
     }
     dump.to_string()

@@ -122,6 +122,8 @@ impl Hammer {
                     };
                     seen.decided.fetch_add(1, SeqCst);
                     if !is_ok(&Ok(reply)) {
+                        // It leaves the processor to callers that can pass.
+                        sleep(Duration::from_millis(2)).await;
                         continue;
                     }
                     seen.admitted.fetch_add(1, SeqCst);
@@ -187,18 +189,18 @@ async fn hammered(redis: &Redis, passes: u64) -> (Tollgate, Hammer) {
 /// Two processes, while one is told to end and another is killed.
 #[tokio::test]
 async fn a_limit_is_used_up_exactly_and_what_is_charged_is_used_returned_or_lost_with_a_process() {
-    const LIMIT: u64 = 10_000;
+    const LIMIT: u64 = 6_000;
     let redis = Redis::start();
     let start = || {
-        tollgate::with_rules(&rules("10000/year"))
+        tollgate::with_rules(&rules("6000/year"))
             .redis(&redis)
             .start()
     };
     let (first, mut second, third) = (start(), start(), start());
     let hammer = Hammer::start(&[&first, &second, &third], 9);
-    eventually("many pass", async || hammer.admitted() > 2_000).await;
+    eventually("many pass", async || hammer.admitted() > 1_500).await;
     second.signal(Signal::SIGTERM);
-    eventually("many more pass", async || hammer.admitted() > 3_000).await;
+    eventually("many more pass", async || hammer.admitted() > 2_500).await;
     assert!(second.wait().success());
     let lost = metric(&third, "slice_hits_total.taken");
     drop(third);
@@ -336,7 +338,7 @@ async fn drained(is_called: bool) -> (u64, u64) {
     let proxy = Proxy::to(redis.address());
     let mut server = one_worker(&proxy.url(), "1000000/year").start();
     let mut hammer = Hammer::start(&[&server], 4);
-    slices_pass(&server, 2_000).await;
+    slices_pass(&server, 500).await;
     proxy.set(Fault {
         latency: Duration::from_millis(100),
         ..Fault::default()
@@ -390,9 +392,9 @@ async fn hits_that_are_refused_take_no_slice() {
 /// A slice is charged under one limit, and no call under another one uses it.
 #[tokio::test]
 async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
-    const LIMIT: u64 = 20_000;
+    const LIMIT: u64 = 5_000;
     let redis = Redis::start();
-    let (server, mut client) = serve(one_worker(&redis.url(), "20000/year")).await;
+    let (server, mut client) = serve(one_worker(&redis.url(), "5000/year")).await;
     let hammer = Hammer::start(&[&server], 4);
     slices_pass(&server, 1_000).await;
     let mut admitted = hammer.stop().await;
@@ -404,7 +406,7 @@ async fn a_lower_limit_uses_up_nothing_of_the_one_before() {
     assert_eq!(metric(&server, "slice_passes_total"), passed);
     let is_all = async || count(&redis) == admitted;
     eventually("nothing more is charged", is_all).await;
-    reload(&server, 20_000).await;
+    reload(&server, 5_000).await;
     let hammer = Hammer::start(&[&server], 4);
     eventually("calls are refused, and the counter is full", async || {
         hammer.refused() > 4 && count(&redis) == LIMIT && metric(&server, "slice_free_hits") == 0

@@ -119,22 +119,31 @@ impl Drop for Process {
 /// The service counts in whole milliseconds, so two calls can be this much closer for it than they look.
 pub const GRAIN_MILLIS: u64 = 1;
 
+/// Pauses between two looks double: a condition that becomes true soon is seen soon, and one that takes seconds costs
+/// other tests little processor time.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(32);
+
 /// Waits until `is_so` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
+    let mut pause = FIRST_PAUSE;
     while !is_so() {
         assert!(Instant::now() < deadline, "not so in time: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(pause);
+        pause = LONGEST_PAUSE.min(2 * pause);
     }
 }
 
 /// Waits until `is_so` returns true, without blocking other tasks.
 pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
+    let mut pause = FIRST_PAUSE;
     while !is_so().await {
         assert!(Instant::now() < deadline, "not so in time: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(pause).await;
+        pause = LONGEST_PAUSE.min(2 * pause);
     }
 }
 

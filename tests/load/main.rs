@@ -50,7 +50,6 @@ mod stores;
 use it::support::{
     chaos::{self, Outcome},
     steps::{self, ClockPlan, Clocks, Rate},
-    storm::PERIOD,
     unwritable_log::{LogFault, LogForm, UnwritableLog},
 };
 use stores::Place;
@@ -268,7 +267,7 @@ fn break_redis(options: &Options) -> Report {
     let plan = chaos::Plan {
         deadline: Duration::from_millis(50),
         lasts: Duration::from_secs(5),
-        period: PERIOD,
+        period: Duration::from_millis(10),
         args: Vec::new(),
     };
     for name in chaos::SCENARIOS {

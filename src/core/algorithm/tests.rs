@@ -715,6 +715,53 @@ fn tokens_that_are_missing_flow_at_a_new_rate() {
 }
 
 #[test]
+fn tokens_that_are_reserved_flow_at_a_new_rate() {
+    let mut state = AlgorithmState::new(BUCKET).unwrap();
+    let reserving = IncrementSpec {
+        reservation: Reservation::Begins,
+        ..spec(BUCKET, 5, Hits::add(5))
+    };
+    state.charge(&reserving, START);
+    let faster = CounterKind::TokenBucket {
+        rate: Halves::new(50),
+    };
+    let look = spec(faster, 5, Hits::add(0));
+    let held = [0, 199, 200].map(|millis| state.held(&look, START + millis));
+    assert_eq!(held, [5, 5, 4]);
+}
+
+/// The end of a reservation of so many parts that began when so many had drained: how many of it drained, and the
+/// range that is remembered then. 100 have drained, and those from 50 to 60 were taken.
+#[test]
+fn the_range_of_drained_parts_that_were_taken_gives_way_to_a_longer_one_below_or_if_it_is_left_behind()
+ {
+    const ERA: u64 = 7;
+    for (parts, began, drained, taken) in [
+        // Behind it, within its own length and beyond that.
+        (5, 65, 5, (50, 60)),
+        (11, 65, 11, (50, 60)),
+        (5, 66, 5, (66, 71)),
+        // Below it, as long as it and longer.
+        (10, 30, 10, (50, 60)),
+        (11, 30, 11, (30, 41)),
+        // At its begin, within it and at its end: the next ones.
+        (5, 50, 5, (50, 65)),
+        (5, 55, 5, (50, 65)),
+        (50, 60, 40, (50, 100)),
+    ] {
+        let place = |drained| BucketPlace { era: ERA, drained };
+        let mut reserved = ReservedParts {
+            parts: 1_000,
+            place: place(100),
+            taken: (50, 60),
+        };
+        let found = (reserved.end(parts, place(began)), reserved.taken);
+        assert_eq!(found, (drained, taken), "{parts} from {began}");
+        assert_eq!(reserved.parts, 1_000 - (parts - drained));
+    }
+}
+
+#[test]
 fn two_clocks_a_millisecond_apart_share_what_flows_in() {
     // Two tokens a millisecond, and a burst of 200.
     let rate = 2 * PERIOD;

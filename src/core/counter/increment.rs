@@ -326,3 +326,87 @@ impl CounterState {
 
 /// The counts after a batch's increments, in their order.
 pub type CounterStates = SmallVec<[CounterState; 2]>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::kind::Halves;
+
+    const ADD: Operation = Operation::Add(Charge::Always);
+
+    const PLACE: BucketPlace = BucketPlace { era: 7, drained: 3 };
+
+    const ENDS: Reservation = Reservation::Ends {
+        hits: 2,
+        place: PLACE,
+    };
+
+    fn spec(operation: Operation, hits: u64, method: CounterKind) -> IncrementSpec {
+        IncrementSpec {
+            operation,
+            hits,
+            method,
+            ..IncrementSpec::from(Hits::ONE)
+        }
+    }
+
+    fn bucket() -> CounterKind {
+        let rate = Halves::new(1);
+        CounterKind::TokenBucket { rate }
+    }
+
+    #[test]
+    fn hits_that_are_added_can_be_given_back_but_no_slots() {
+        let lease = Halves::new(1);
+        for (operation, hits, method, reserves) in [
+            (ADD, 1, CounterKind::Window, true),
+            (ADD, 0, CounterKind::Window, false),
+            (ADD, 1, CounterKind::Slots { lease }, false),
+            (Operation::Look, 1, CounterKind::Window, false),
+            (Operation::GiveBack, 1, CounterKind::Window, false),
+        ] {
+            let spec = spec(operation, hits, method);
+            assert_eq!(spec.reserves(), reserves, "{spec:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_undone_is_given_back_and_ends_what_it_reserved_of_a_bucket() {
+        for (method, reservation, expected) in [
+            (bucket(), Reservation::Begins, ENDS),
+            (bucket(), Reservation::None, Reservation::None),
+            (CounterKind::Window, Reservation::Begins, Reservation::None),
+        ] {
+            let spec = IncrementSpec {
+                adds_first: true,
+                reservation,
+                ..spec(ADD, 2, method)
+            };
+            let undone = IncrementSpec {
+                operation: Operation::GiveBack,
+                adds_first: false,
+                reservation: expected,
+                ..spec
+            };
+            assert_eq!(spec.undone(PLACE), undone);
+            assert!(!spec.ends_reservation());
+            assert_eq!(undone.ends_reservation(), expected == ENDS);
+        }
+    }
+
+    #[test]
+    fn what_stands_alone_or_is_judged_later_needs_no_look() {
+        for (adds_first, charge, needs_none) in [
+            (false, Charge::Always, true),
+            (false, Charge::Admitted, false),
+            (true, Charge::Admitted, true),
+        ] {
+            let spec = IncrementSpec {
+                adds_first,
+                ..spec(Operation::Add(charge), 1, CounterKind::Window)
+            };
+            assert_eq!(spec.needs_no_look(), needs_none, "{spec:?}");
+            assert!(!spec.look().adds_first);
+        }
+    }
+}

@@ -59,3 +59,23 @@ impl Fnv {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::window::Unit;
+
+    /// Tokens that are on their way have these numbers: the first is FNV's own example.
+    #[test]
+    fn marks_are_those_of_tokens_that_earlier_releases_made() {
+        let limit = Limit::fixed(1, Unit::Hour);
+        assert_eq!(of_descriptor(b"foobar"), 0xbf9c_f968);
+        assert_eq!(of_version_1(b"foobar", &[]), 0xbf9c_f968);
+        assert_eq!(
+            of_version_1(b"a", std::slice::from_ref(&limit)),
+            1_967_741_099
+        );
+        let marks = [b"a", b"b"].map(|identity| of_counter(identity, &limit));
+        assert_eq!(marks, [774_511_498, 149_582_377]);
+    }
+}

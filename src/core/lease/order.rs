@@ -310,9 +310,8 @@ impl DescriptorLease {
             match charge {
                 LeaseCharge::Replaced => continue,
                 LeaseCharge::Window => {}
-                // A descriptor that stands twice reserves in one step.
-                LeaseCharge::Bucket(place) if sum.hits == 0 => sum.place = place,
-                LeaseCharge::Bucket(_) => {}
+                // A descriptor that stands twice reserves at one place.
+                LeaseCharge::Bucket(place) => sum.place = place,
             }
             sum.hits = sum.hits.saturating_add(part.hits).min(MOST_COST);
         }

@@ -131,7 +131,15 @@ mod tests {
 
     #[test]
     fn hits_can_be_settled_for_a_period_and_from_a_second_before() {
-        for (limit, period) in [(hour(), 3_600_000), (bucket(), 86_400_000)] {
+        let of_week = Limit {
+            algorithm: Algorithm::TokenBucket { burst: 1000 },
+            ..Limit::fixed(60, Unit::Week)
+        };
+        for (limit, period) in [
+            (hour(), 3_600_000),
+            (bucket(), 86_400_000),
+            (of_week, 7 * 86_400_000),
+        ] {
             for (millis, is_settled) in [
                 (-1_001, false),
                 (-1_000, true),

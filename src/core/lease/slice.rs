@@ -475,6 +475,46 @@ mod tests {
     }
 
     #[test]
+    fn a_descriptor_is_hot_while_it_has_a_slice_or_from_20_calls_in_a_horizon_on() {
+        let now = SteadyTime::from(Instant::now());
+        for (free, is_asked, calls, is_hot) in [
+            (0, false, 20, true),
+            (0, false, 19, false),
+            (0, false, 0, false),
+            (1, false, 0, true),
+            (0, true, 0, true),
+        ] {
+            let mut slice = Slice {
+                free,
+                is_asked,
+                ..Slice::new(now)
+            };
+            for _ in 0..calls {
+                slice.call(true, &POLICY, now);
+                slice.call(false, &POLICY, now);
+            }
+            assert_eq!(slice.is_hot(&POLICY), is_hot, "{slice:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_the_demand_decays_and_without_demand_nothing_is_asked_for() {
+        let (mut slice, now) = busy(1_000, 1_000_000);
+        let before = [slice.calls, slice.served, slice.recent];
+        slice.call(false, &POLICY, now.plus(POLICY.horizon));
+        let after = [slice.calls, slice.served, slice.recent];
+        for (before, after) in before.into_iter().zip(after) {
+            assert!(
+                (before / after - 1_f64.exp()).abs() < 0.001,
+                "{before} {after}"
+            );
+        }
+        let mut slice = Slice::new(now);
+        slice.see(1, 1, 1_000);
+        assert_eq!(slice.ask(&POLICY), None);
+    }
+
+    #[test]
     fn after_a_slice_that_was_hardly_used_the_next_one_has_to_serve_more() {
         for (used, asks) in [(60, true), (40, false)] {
             let (mut slice, now) = busy(100, 1_000_000);

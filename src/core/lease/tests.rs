@@ -9,7 +9,7 @@ use super::{
 };
 use crate::core::{
     algorithm::AlgorithmState,
-    counter::{Batch, CounterState, Enforcement, KeyFormat},
+    counter::{Batch, CounterState, Enforcement, KeyFormat, Operation},
     decision::{Decision, decide},
     kind::{Algorithm, CounterKind},
     limit::{Allows, LeasePolicy, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
@@ -98,11 +98,15 @@ fn bucket(burst: u64, rate: u64) -> Limit {
     }
 }
 
+/// The number of each rule.
+const RULE: u32 = 5;
+
 /// A rule that reserves, for each key.
 fn matcher(rules: &[(&str, Reserve, &[Limit])]) -> Matcher {
     let mut matcher = Matcher::default();
     for (key, reserve, limits) in rules {
         let change = |rule: &mut Rule| {
+            rule.number = RULE;
             rule.lease = Some(LeasePolicy::Reserve(*reserve));
             rule.counts = crate::core::limit::CountPolicy::Admitted;
         };
@@ -123,6 +127,8 @@ struct World {
 struct Memory {
     settled: Vec<(LeaseId, u32)>,
     resets: HashMap<Vec<u8>, Timestamp>,
+    /// When all counters were reset.
+    all_reset: Option<Timestamp>,
 }
 
 impl LeaseMemory for Memory {
@@ -137,7 +143,8 @@ impl LeaseMemory for Memory {
     }
 
     fn was_reset(&self, key: &[u8], since: Timestamp) -> bool {
-        self.resets.get(key).is_some_and(|at| *at >= since)
+        let at = self.resets.get(key).copied().or(self.all_reset);
+        at.is_some_and(|at| at >= since)
     }
 }
 
@@ -408,6 +415,45 @@ fn a_reset_counter_gets_nothing_back_of_what_was_reserved_before() {
 }
 
 #[test]
+fn a_stream_of_an_unknown_token_that_ends_without_a_cost_charges_nothing() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let order = [("tenant", "a"), ("tollgate.release", "x")];
+    assert_eq!(world.order(&[(&order, None)], NOW), (Vec::new(), 0));
+}
+
+/// The clock that settles is half a second behind the one that reserved, in the hour before.
+#[test]
+fn a_cost_from_a_clock_that_is_behind_is_settled_in_the_window_of_the_reservation() {
+    let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
+    let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+    let behind = Timestamp::from_millis(NOW.millis() - 500);
+    world.order(&[(&settling(&token), Some(50))], behind);
+    assert_eq!(world.held(TENANT, NOW), [50]);
+}
+
+#[test]
+fn a_cost_that_was_estimated_exactly_changes_no_window_and_ends_the_reservation_of_a_bucket() {
+    for (limit, changes) in [(hour(1000), 0), (bucket(1000, 60), 1)] {
+        let mut world = World::new(&[("tenant", RESERVE, &[limit])]);
+        let token = world.send(&[(TENANT, None)], NOW).1.unwrap();
+        let later = Timestamp::from_millis(NOW.millis() + 1);
+        let order = settling(&token);
+        let request = request(&[(&order, Some(200))]);
+        let plan = Plan::new(&world.matcher, &request, Modes::default(), later);
+        let orders = &plan.leases.as_ref().unwrap().orders;
+        let hits = ordered_hits(orders, &mut world.memory, later);
+        assert!(hits.adds.is_empty());
+        let specs: Vec<_> = hits.gives_back.all_specs().collect();
+        assert_eq!(specs.len(), changes);
+        for spec in specs {
+            assert_eq!(spec.operation, Operation::GiveBack);
+            assert_eq!((spec.hits, spec.ends_reservation()), (0, true));
+            assert_eq!(spec.rule, RULE);
+        }
+    }
+}
+
+#[test]
 fn orders_that_name_no_reserving_rule_do_nothing() {
     let mut world = World::new(&[("tenant", RESERVE, &[hour(1000)])]);
     add_rule(
@@ -500,6 +546,27 @@ fn a_message_frees_the_slots_of_each_token_once() {
             let found = freed(orders, &mut memory, now);
             assert_eq!(found, (ids.to_vec(), outcomes, strays), "{orders:?}");
         }
+    }
+}
+
+#[test]
+fn slots_that_a_reset_has_freed_are_not_freed_for_the_first_time() {
+    let token = LeaseToken::new(NOW, LeaseId(5), 99, [])
+        .unwrap()
+        .to_string();
+    let later = Timestamp::from_millis(NOW.millis() + 1_000);
+    for (reset_at, is_first) in [
+        (later, false),
+        (NOW, false),
+        (Timestamp::from_secs(1), true),
+    ] {
+        let mut memory = Memory {
+            all_reset: Some(reset_at),
+            ..Memory::default()
+        };
+        let outcomes = freed(&[("release", &token)], &mut memory, later).1;
+        let age = std::time::Duration::from_secs(1);
+        assert_eq!(outcomes, [OrderOutcome::Freed { is_first, age }]);
     }
 }
 
@@ -656,6 +723,26 @@ fn a_descriptor_that_stands_twice_is_one_lease_and_two_descriptors_are_two() {
     assert_eq!(outcomes, [settled(400, 100), settled(200, 60)]);
     assert_eq!(world.held(TENANT, NOW), [100]);
     assert_eq!(world.held(model, NOW), [60]);
+}
+
+#[test]
+fn slots_of_a_descriptor_that_stands_twice_are_one_lease_and_of_two_descriptors_two() {
+    let slots = Limit {
+        algorithm: Algorithm::Concurrency,
+        ..Limit::fixed(9, Unit::Minute)
+    };
+    let mut matcher = Matcher::default();
+    for key in ["tenant", "model"] {
+        let limits = Allows::Within([slots.clone()].into());
+        let change = |rule: &mut Rule| rule.lease = Some(LeasePolicy::Slots);
+        add_rule(&mut matcher, key, limits, change);
+    }
+    let model: &[(&str, &str)] = &[("model", "m")];
+    let request = request(&[(TENANT, None), (model, None), (TENANT, None)]);
+    let plan = Plan::new(&matcher, &request, Modes::default(), NOW);
+    let counts = vec![CounterState::from(1); plan.batch.len()];
+    let decision = decide(&plan, &counts, Modes::default(), NOW);
+    assert_eq!(decision.leased.expect("it holds slots").slots, [0, 1]);
 }
 
 #[test]

@@ -274,6 +274,23 @@ fn all_values_of_a_wildcard_share_its_own_text_included() {
 }
 
 #[test]
+fn wildcards_count_their_bytes_and_no_pattern_or_piece_less_than_16() {
+    for (mut matcher, sums) in [
+        (Matcher::default(), [0, 16, 40, 60]),
+        (Matcher::strict(), [0, 16, 39, 58]),
+    ] {
+        let root = matcher.insert_domain(b"d");
+        for (text, bytes) in ["a=b", "k=v*", "k=a_value_of_22_letters*", "k=*four*"]
+            .into_iter()
+            .zip(sums)
+        {
+            insert(&mut matcher, root, text);
+            assert_eq!(matcher.wildcard_bytes(root), bytes, "{text}");
+        }
+    }
+}
+
+#[test]
 fn pieces_of_a_pattern_do_not_overlap() {
     let matches = |pattern: &str, text: &str| {
         Pattern::new(pattern.as_bytes())

@@ -410,12 +410,13 @@ fn key(value: &str) -> String {
     format!("{{1:d1:k1:{value}}}{period}@{number}")
 }
 
-fn sum(count: impl Fn(&str) -> i64) -> i64 {
-    VALUES.iter().map(|value| count(&key(value))).sum()
-}
-
 fn counted_in(redis: &Redis) -> i64 {
-    sum(|key| redis.cli(&["GET", key]).trim().parse().unwrap_or(0))
+    let keys = VALUES.map(key);
+    let all = ["MGET"].into_iter().chain(keys.iter().map(String::as_str));
+    let said = redis.cli(&all.collect::<Vec<_>>());
+    said.lines()
+        .filter_map(|line| line.parse::<i64>().ok())
+        .sum()
 }
 
 struct Course {
@@ -527,7 +528,7 @@ async fn sentinel_failover(case: Case) -> Outcome {
 }
 
 fn counted_in_cluster(cluster: &Cluster) -> i64 {
-    sum(|key| cluster.value(key))
+    VALUES.iter().map(|value| cluster.value(&key(value))).sum()
 }
 
 async fn cluster_master_killed(case: Case) -> Outcome {

@@ -94,9 +94,9 @@ static_resources:
     /// The counter or gauge with this name; 0 if it never changed.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
-        let page = get(self.admin, "/stats").body;
-        let mut lines = page.lines();
-        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        // All of them together are a page of a megabyte.
+        let page = get(self.admin, &format!("/stats?filter=^{name}$")).body;
+        let value = page.trim().strip_prefix(&format!("{name}: "));
         value.map_or(0, |value| value.parse().expect("a number"))
     }
 }
@@ -119,6 +119,8 @@ const UPSTREAM_LISTENER: &str = r#"    - name: service
               typed_config:
                 "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
                 stat_prefix: service
+                # A client that reads to the end would wait for it.
+                delayed_close_timeout: 0s
                 route_config:
                   virtual_hosts:
                     - name: service

@@ -47,7 +47,7 @@ const CONNECTIONS: usize = 4;
 
 /// Time between two requests of a caller: the storm measures how long answers take, and not how many a busy machine
 /// can give.
-pub const PERIOD: Duration = Duration::from_millis(10);
+pub const PERIOD: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug)]
 pub struct Seen {
