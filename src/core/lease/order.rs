@@ -310,8 +310,9 @@ impl DescriptorLease {
             match charge {
                 LeaseCharge::Replaced => continue,
                 LeaseCharge::Window => {}
-                // A descriptor that stands twice reserves at one place.
-                LeaseCharge::Bucket(place) => sum.place = place,
+                // A descriptor that stands twice reserves in one step.
+                LeaseCharge::Bucket(place) if sum.hits == 0 => sum.place = place,
+                LeaseCharge::Bucket(_) => {}
             }
             sum.hits = sum.hits.saturating_add(part.hits).min(MOST_COST);
         }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::core::{
     algorithm::AlgorithmState,
-    counter::{Batch, CounterState, Enforcement, KeyFormat, Operation},
+    counter::{Batch, CounterState, Enforcement, KeyFormat, Operation, Reservation},
     decision::{Decision, decide},
     kind::{Algorithm, CounterKind},
     limit::{Allows, LeasePolicy, Limit, MissingCost, Modes, OnStoreLoss, Reserve, Rule},
@@ -451,6 +451,36 @@ fn a_cost_that_was_estimated_exactly_changes_no_window_and_ends_the_reservation_
             assert_eq!(spec.rule, RULE);
         }
     }
+}
+
+/// Both reserve from one bucket: what flowed in between them is no part of what has drained.
+#[test]
+fn a_descriptor_that_stands_twice_is_settled_from_the_place_of_its_first_reservation() {
+    let mut world = World::new(&[("tenant", RESERVE, &[bucket(1000, 60)])]);
+    let parts = [0, 5_000].map(|millis| {
+        let at = Timestamp::from_millis(NOW.millis() + millis);
+        let (decision, _) = world.send(&[(TENANT, None)], at);
+        reserved(&decision)[0].1.clone()
+    });
+    let mut place = |parts: &[&LeasePart]| {
+        let parts = parts.iter().map(|part| (*part).clone());
+        let token = LeaseToken::new(NOW, LeaseId(world.leases), 7, parts).unwrap();
+        world.leases += 1;
+        let order = token.to_string();
+        let order = settling(&order);
+        let request = request(&[(&order, Some(10))]);
+        let plan = Plan::new(&world.matcher, &request, Modes::default(), NOW);
+        let orders = &plan.leases.as_ref().unwrap().orders;
+        let hits = ordered_hits(orders, &mut world.memory, NOW);
+        match hits.gives_back.increment(0).reservation {
+            Reservation::Ends { place, .. } => place,
+            other => panic!("{other:?}"),
+        }
+    };
+    let [first, second] = &parts;
+    let (one, other) = (place(&[first]), place(&[second]));
+    assert_ne!(one, other);
+    assert_eq!(place(&[first, second]), one);
 }
 
 #[test]
